@@ -28,12 +28,14 @@ struct zernel_hint {
 };
 ZERNEL_IN_BTF(struct, zernel_hint);
 
+/* A program that reuses a pinned map gives it the name by which the kernel knows it: the first 15
+ * characters. scx_layered refuses to start if that is not the name of its own map. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct zernel_hint);
-} zernel_hints SEC(".maps");
+} scx_layered_task_hint_map SEC(".maps");
 
 static __always_inline __u64 zernel_hint_of(const struct zernel_task_state *state)
 {
@@ -55,8 +57,8 @@ static __always_inline void zernel_write_hint(struct task_struct *task,
 	if (!zernel_writes_hints || !state)
 		return;
 	value = zernel_hint_of(state);
-	hint = create ? zernel_task_storage(&zernel_hints, task, true) :
-			bpf_task_storage_get(&zernel_hints, task, 0, 0);
+	hint = create ? zernel_task_storage(&scx_layered_task_hint_map, task, true) :
+			bpf_task_storage_get(&scx_layered_task_hint_map, task, 0, 0);
 	if (hint && hint->hint != value)
 		*(volatile __u64 *)&hint->hint = value;
 }
@@ -68,7 +70,7 @@ static __always_inline void zernel_clear_hint(struct task_struct *task)
 
 	if (!zernel_writes_hints)
 		return;
-	hint = zernel_task_storage(&zernel_hints, task, false);
+	hint = zernel_task_storage(&scx_layered_task_hint_map, task, false);
 	if (hint && hint->hint >= ZERNEL_HINT_BASE &&
 	    hint->hint < ZERNEL_HINT_BASE + ZERNEL_CLASSES)
 		*(volatile __u64 *)&hint->hint = ZERNEL_HINT_NONE;

@@ -30,6 +30,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zernel_identity::Tenant;
 
+use crate::probe_link::ProbeLink;
+
 /// Memory that a child may allocate.
 const MAX_MEMORY: u64 = 64 << 20;
 /// Largest result.
@@ -78,6 +80,11 @@ pub(crate) fn end_waits_on(stop: Arc<AtomicBool>) {
     STOP.with_borrow_mut(|own| *own = Some(stop));
 }
 
+/// What tells this thread to stop, if it can be told.
+pub(crate) fn stop_flag() -> Option<Arc<AtomicBool>> {
+    STOP.with_borrow(Clone::clone)
+}
+
 /// Whether this thread is asked to stop.
 pub(crate) fn is_asked_to_stop() -> bool {
     STOP.with_borrow(|stop| {
@@ -103,11 +110,11 @@ pub(crate) enum TaskError {
     NotStarted,
 }
 
-/// What a task returns: a value, and the descriptors that the child handed over.
+/// What a task returns: a value, and the links that the child handed over.
 #[derive(Debug)]
 pub(crate) struct Outcome<T> {
     pub(crate) value: T,
-    pub(crate) descriptors: Vec<OwnedFd>,
+    pub(crate) links: Vec<ProbeLink>,
 }
 
 /// Work that runs in a child process.
@@ -116,7 +123,7 @@ pub(crate) struct ChildTask<T> {
     child: Option<Child>,
     socket: OwnedFd,
     received: Vec<u8>,
-    descriptors: Vec<OwnedFd>,
+    links: Vec<ProbeLink>,
     started: Instant,
     limit: Duration,
     result: PhantomData<fn() -> T>,
@@ -170,7 +177,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
             child: Some(child),
             socket,
             received: Vec::new(),
-            descriptors: Vec::new(),
+            links: Vec::new(),
             started,
             limit,
             result: PhantomData,
@@ -200,6 +207,18 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         }
     }
 
+    fn outcome(&mut self) -> Option<Outcome<T>> {
+        // The bytes that carried descriptors come first, one for each.
+        let start = self.received.iter().position(|byte| *byte != 0)?;
+        let value = serde_json::from_slice(&self.received[start..]).ok()?;
+        Some(Outcome {
+            value,
+            links: std::mem::take(&mut self.links),
+        })
+    }
+}
+
+impl<T> ChildTask<T> {
     /// Reads what the child has sent; true if that was all.
     fn receive(&mut self) -> io::Result<bool> {
         let mut bytes = vec![0; 64 * 1024];
@@ -220,7 +239,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
             };
             for message in ancillary.drain() {
                 if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                    self.descriptors.extend(descriptors);
+                    self.links.extend(descriptors.map(ProbeLink::new));
                 }
             }
             self.received.extend_from_slice(&bytes[..length]);
@@ -232,22 +251,14 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
             }
         }
     }
-
-    fn outcome(&mut self) -> Option<Outcome<T>> {
-        // The bytes that carried descriptors come first, one for each.
-        let start = self.received.iter().position(|byte| *byte != 0)?;
-        let value = serde_json::from_slice(&self.received[start..]).ok()?;
-        Some(Outcome {
-            value,
-            descriptors: std::mem::take(&mut self.descriptors),
-        })
-    }
 }
 
 impl<T> Drop for ChildTask<T> {
     fn drop(&mut self) {
         if let Some(child) = self.child.take() {
             child.kill();
+            // Links in the socket would be detached, one after the other, when it is closed.
+            let _ = self.receive();
             children().ending.push(child);
         }
     }
@@ -486,10 +497,12 @@ mod tests {
         });
         let outcome = outcome.unwrap();
         assert_eq!(outcome.value.len(), 300_000);
-        assert_eq!(outcome.descriptors.len(), 300);
+        assert_eq!(outcome.links.len(), 300);
         let mut text = String::new();
-        let last = outcome.descriptors.into_iter().next_back().unwrap();
-        File::from(last).read_to_string(&mut text).unwrap();
+        let last = outcome.links.into_iter().next_back().unwrap();
+        File::from(last.into_descriptor().unwrap())
+            .read_to_string(&mut text)
+            .unwrap();
         assert!(!text.is_empty());
     }
 
@@ -522,9 +535,9 @@ mod tests {
         .unwrap();
         drop(writer);
         assert!(task.wait(LONG).unwrap().is_err());
-        assert_eq!(task.descriptors.len(), 1);
+        assert_eq!(task.links.len(), 1);
         // The child closed its own descriptor, so the pipe ends although the child may still run.
-        task.descriptors.clear();
+        task.links.clear();
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     }
 

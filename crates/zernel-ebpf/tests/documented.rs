@@ -22,7 +22,9 @@ out of date.
 container. After pid reuse or exec, only the newest process is exported. A process that exited is exported for
 another minute; families without a `pid` keep its counts. On the unix socket, users other than root get only their
 own processes, and no metrics of the machine. With `--expose aggregate`, a client without the token gets the
-families without `pid`, summed over all processes, and those of the machine and of the observer.
+families without `pid`, summed over all processes, and those of the machine, of the observer and of the scheduler.
+
+The families `zernel_sched_` are those of a running `zernel sched`, which the daemon passes on ([scheduler.md](scheduler.md)).
 
 Memory from CUDA's memory pools is exported while the pool functions are not sampled. If a program allocates from a
 pool for every tensor, these functions are sampled, and the memory counts in `zernel_gpu_memory_unexplained_bytes`.

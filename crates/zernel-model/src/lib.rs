@@ -9,10 +9,12 @@
 //! | [`gpu`] | the GPUs of a machine, as their driver describes them |
 //! | [`h2`] | the buckets of all histograms |
 //! | [`identity`] | the user, job, rank, pod and container of a process |
+//! | [`scheduler`] | what the scheduler has decided |
 //! | [`snapshot`] | the state of all observed processes at one moment |
 
 pub mod aggregation;
 pub mod gpu;
 pub mod h2;
 pub mod identity;
+pub mod scheduler;
 pub mod snapshot;

@@ -13,7 +13,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::shared::{RawTaskState, RawTracker, TASK_IS_LOADER, TASK_IS_ML};
@@ -23,7 +23,9 @@ use crate::task_state::WorkloadPhase;
 macro_rules! numbered {
     ($(#[$attribute:meta])* $name:ident { $($(#[$doc:meta])* $value:ident = $text:literal,)* }) => {
         $(#[$attribute])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize)]
+        #[derive(
+            Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+        )]
         #[serde(rename_all = "snake_case")]
         #[repr(u8)]
         pub enum $name { $($(#[$doc])* $value,)* }

@@ -5,6 +5,7 @@
 //! [`tracker`], are re-exported from `zernel-phase`.
 
 mod cgroup_limits;
+mod loaded_scheduler;
 mod reader_heart;
 pub mod sched_ext;
 pub mod scheduler;

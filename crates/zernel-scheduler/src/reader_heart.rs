@@ -1,9 +1,10 @@
 //! The heartbeat of the scheduler as a reader of task states.
 
 use libbpf_rs::{MapCore, MapFlags, MapMut};
-use rustix::time::{ClockId, clock_gettime};
 use zernel_phase::shared::{HEART_READER, Heartbeat, layout_hash};
 use zerocopy::IntoBytes;
+
+use crate::loaded_scheduler::monotonic_ns;
 
 /// While it beats, an observer that stops leaves the pinned maps in place. The next observer then writes the maps that
 /// this scheduler reads, because a loaded scheduler cannot change to others.
@@ -47,9 +48,4 @@ impl Drop for ReaderHeart<'_> {
     fn drop(&mut self) {
         self.write(0);
     }
-}
-
-fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }

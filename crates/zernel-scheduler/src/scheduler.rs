@@ -2,18 +2,20 @@
 
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
+use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use libbpf_rs::ProgramInput;
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::Struct;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Link, ProgramInput};
 use thiserror::Error;
+pub use zernel_model::scheduler::SchedCounters;
 
 use crate::cgroup_limits::{CGROUPS, CpuLimit, CpuLimits, read_limits};
+pub use crate::loaded_scheduler::LoadedScheduler;
 use crate::reader_heart::ReaderHeart;
 use crate::sched_ext::SchedExt;
 use crate::task_state_pins::TaskStatePins;
@@ -38,8 +40,6 @@ use skeleton::{MainSkel, MainSkelBuilder, OpenMainSkel, types};
 const POLL: Duration = Duration::from_millis(50);
 /// Time between two readings of `cpu.max`, on kernels that do not report changes.
 const LIMITS_EVERY: Duration = Duration::from_secs(1);
-/// `SCX_EXIT_UNREG`: the loader unloaded the scheduler. The kernel's reasons have larger numbers.
-const UNLOADED_BY_USER: u32 = 64;
 /// The callback that reports changes of `cpu.max`.
 const REPORTS_LIMITS: &str = "cgroup_set_bandwidth";
 
@@ -52,6 +52,20 @@ pub enum Privilege {
     All,
     /// Those of a cgroup and its descendants, by its id: the inode number of its folder.
     Cgroup(u64),
+    /// Those of the process that loads the scheduler, and its descendants.
+    OwnTree,
+}
+
+impl Privilege {
+    /// The kind of privilege, and the id of its cgroup.
+    pub(crate) fn raw(self) -> (types::privilege, u64) {
+        match self {
+            Self::Nobody => (types::privilege::PRIVILEGE_NOBODY, 0),
+            Self::All => (types::privilege::PRIVILEGE_ALL, 0),
+            Self::Cgroup(id) => (types::privilege::PRIVILEGE_CGROUP, id),
+            Self::OwnTree => (types::privilege::PRIVILEGE_TREE, 0),
+        }
+    }
 }
 
 /// Numbers that the scheduler works with.
@@ -63,6 +77,10 @@ pub struct SchedSettings {
     pub privilege: Privilege,
     /// The percentage of their fair share that others keep.
     pub guarantee_percent: u32,
+    /// Whether somebody may become privileged later, by [`LoadedScheduler::set_policy`].
+    pub may_privilege: bool,
+    /// The kernel ejects the scheduler if a task waits for this long. At most [`Self::WATCHDOG`].
+    pub watchdog: Duration,
 }
 
 impl SchedSettings {
@@ -70,6 +88,12 @@ impl SchedSettings {
     pub const SLICE: Duration = Duration::from_millis(3);
     /// Half of the fair share.
     pub const GUARANTEE_PERCENT: u32 = 50;
+    /// The longest wait of a task that runs out of luck.
+    pub const WATCHDOG: Duration = Duration::from_secs(5);
+
+    pub(crate) fn slice_ns(&self) -> u64 {
+        u64::try_from(self.slice.as_nanos()).unwrap_or(u64::MAX)
+    }
 }
 
 impl Default for SchedSettings {
@@ -78,6 +102,8 @@ impl Default for SchedSettings {
             slice: Self::SLICE,
             privilege: Privilege::Nobody,
             guarantee_percent: Self::GUARANTEE_PERCENT,
+            may_privilege: false,
+            watchdog: Self::WATCHDOG,
         }
     }
 }
@@ -100,16 +126,30 @@ pub enum SchedError {
     #[error("this machine has {0} CPUs, and the scheduler has room for {max}", max = MAX_CPUS)]
     TooManyCpus(usize),
     /// The kernel refused the BPF object.
-    #[error("cannot load the scheduler: {0}; it needs root")]
+    #[error("cannot load the scheduler: {0}{hint}", hint = root_hint())]
     Load(#[from] libbpf_rs::Error),
-    /// The kernel ejected the scheduler.
+    /// The kernel ejected the scheduler, because of an error.
     #[error("the kernel ejected the scheduler: {0}")]
     Ejected(String),
+    /// Somebody else unloaded the scheduler, such as with SysRq-S.
+    #[error("somebody unloaded the scheduler: {0}")]
+    Unloaded(String),
 }
 
+fn root_hint() -> &'static str {
+    match rustix::process::geteuid().is_root() {
+        true => "",
+        false => "; it needs root",
+    }
+}
+
+const MAX_CPUS: usize = array_length(|settings| &settings.llc_of_cpu);
 /// As in `intf.h`.
-const MAX_CPUS: usize = 1024;
 const MAX_LLCS: usize = 64;
+
+const fn array_length<const N: usize>(_field: fn(&types::settings) -> &[u8; N]) -> usize {
+    N
+}
 
 /// Checks that a scheduler can be loaded now.
 ///
@@ -123,15 +163,14 @@ pub fn check() -> Result<(), SchedError> {
     }
 }
 
-/// Loads the scheduler and keeps it loaded until `stop` is set. `loaded` is called once it runs. When the process
-/// ends in any way, the kernel returns to its own scheduler.
+/// Loads the scheduler and keeps it loaded until `poll` breaks. `poll` is called as soon as it is loaded, and every
+/// 50 ms. When the process ends in any way, the kernel returns to its own scheduler.
 ///
 /// # Errors
 /// See [`SchedError`].
 pub fn run(
     settings: &SchedSettings,
-    stop: &AtomicBool,
-    loaded: impl FnOnce(),
+    poll: impl FnMut(&LoadedScheduler<'_>) -> ControlFlow<()>,
 ) -> Result<SchedCounters, SchedError> {
     check()?;
     let mut storage = MaybeUninit::uninit();
@@ -142,19 +181,27 @@ pub fn run(
         open.struct_ops.zernel_ops_mut().cgroup_set_bandwidth = std::ptr::null_mut();
         open.progs.zernel_cgroup_set_bandwidth.set_autoload(false);
     }
-    let pins = (settings.privilege != Privilege::Nobody).then(|| TaskStatePins::claim(&mut open));
+    let pins = TaskStatePins::claim(&mut open);
     let mut skel = open.load()?;
-    if let Some(pins) = pins {
-        pins.share(&mut skel)?;
+    let shared = pins.share(&mut skel);
+    // Without a bpffs there are no classes. That matters only to the privileged.
+    if settings.privilege != Privilege::Nobody {
+        shared?;
+    }
+    if settings.privilege == Privilege::OwnTree {
+        skel.progs
+            .privilege_caller
+            .test_run(ProgramInput::default())?;
     }
     let link = skel.maps.zernel_ops.attach_struct_ops()?;
-    loaded();
     let limits = polls_limits.then(LimitReader::default);
-    let reads_states = settings.privilege != Privilege::Nobody;
-    let heart = reads_states.then(|| ReaderHeart::start(&skel.maps.zernel_heartbeats));
-    wait(&skel, stop, limits, heart.as_ref());
+    let heart = ReaderHeart::start(&skel.maps.zernel_heartbeats);
+    let loaded = LoadedScheduler::new(&skel);
+    wait(&loaded, limits, &heart, poll);
     drop(heart);
-    end(&skel, link)
+    drop(link);
+    pins.remove(&skel.maps.zernel_heartbeats);
+    loaded.result()
 }
 
 fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<(), SchedError> {
@@ -162,19 +209,15 @@ fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<()
     if topology.cpus > MAX_CPUS {
         return Err(SchedError::TooManyCpus(topology.cpus));
     }
-    let rodata = open
-        .maps
-        .rodata_data
-        .as_deref_mut()
-        .expect("the object has constants");
-    let target = &mut rodata.settings;
-    target.slice_ns = u64::try_from(settings.slice.as_nanos()).unwrap_or(u64::MAX);
+    let timeout_ms = settings.watchdog.min(SchedSettings::WATCHDOG).as_millis();
+    open.struct_ops.zernel_ops_mut().timeout_ms = timeout_ms as u32;
+    let data = open.maps.bss_data.as_deref_mut();
+    let target = &mut data.expect("the object has data").settings;
+    target.slice_ns = settings.slice_ns();
     target.guarantee_percent = settings.guarantee_percent;
-    (target.privilege, target.privileged_cgroup) = match settings.privilege {
-        Privilege::Nobody => (0, 0),
-        Privilege::All => (1, 0),
-        Privilege::Cgroup(id) => (2, id),
-    };
+    (target.privilege, target.privileged_cgroup) = settings.privilege.raw();
+    let may_privilege = settings.may_privilege || settings.privilege != Privilege::Nobody;
+    target.may_privilege = u32::from(may_privilege);
     target.cpus = topology.cpus as u32;
     target.llcs = topology.llcs.min(MAX_LLCS) as u32;
     for (target, llc) in target.llc_of_cpu.iter_mut().zip(&topology.llc_of_cpu) {
@@ -196,93 +239,17 @@ fn kernel_reports_limits() -> bool {
 }
 
 fn wait(
-    skel: &MainSkel<'_>,
-    stop: &AtomicBool,
+    loaded: &LoadedScheduler<'_>,
     mut limits: Option<LimitReader>,
-    heart: Option<&ReaderHeart<'_>>,
+    heart: &ReaderHeart<'_>,
+    mut poll: impl FnMut(&LoadedScheduler<'_>) -> ControlFlow<()>,
 ) {
-    while !stop.load(Ordering::Relaxed) && ending(skel).kind == 0 {
-        if let Some(heart) = heart {
-            heart.beat();
-        }
+    while !loaded.has_ended() && poll(loaded).is_continue() {
+        heart.beat();
         if let Some(limits) = &mut limits {
-            limits.read_if_due(skel);
+            limits.read_if_due(loaded.skel);
         }
         thread::sleep(POLL);
-    }
-}
-
-fn end(skel: &MainSkel<'_>, link: Link) -> Result<SchedCounters, SchedError> {
-    drop(link);
-    let ending = ending(skel);
-    match ending.kind {
-        0 | UNLOADED_BY_USER => Ok(counters(skel)),
-        _ => Err(SchedError::Ejected(describe(&ending))),
-    }
-}
-
-fn bss<'a>(skel: &'a MainSkel<'_>) -> &'a types::bss {
-    skel.maps.bss_data.as_deref().expect("the object has data")
-}
-
-fn ending(skel: &MainSkel<'_>) -> types::ending {
-    // The kernel writes it meanwhile.
-    // SAFETY: the pointer is valid for a read of this plain type as long as the skeleton lives.
-    unsafe { std::ptr::read_volatile(&raw const bss(skel).ending) }
-}
-
-fn describe(ending: &types::ending) -> String {
-    let reason = text(&ending.reason);
-    match text(&ending.message) {
-        message if message.is_empty() => reason,
-        message => format!("{reason}: {message}"),
-    }
-}
-
-fn text(bytes: &[i8]) -> String {
-    let bytes = bytes.iter().map(|byte| byte.cast_unsigned());
-    let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// How often the scheduler decided what.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SchedCounters {
-    /// Wake-ups that found an idle CPU.
-    pub idle_wakeups: u64,
-    /// Wake-ups that preempted another task.
-    pub preempting_wakeups: u64,
-    /// Times that a task waited in a queue.
-    pub queued: u64,
-    /// Times that a task ran on after its slice, because it was still first.
-    pub kept: u64,
-    /// Times that a CPU took a task from another cache's queue.
-    pub stolen: u64,
-    /// Times that a task waited because of a `cpu.max`.
-    pub throttled: u64,
-    /// Wake-ups of critical threads that preempted another task.
-    pub critical_wakeups: u64,
-    /// Times that a critical thread was kept on its CPU.
-    pub critical_kept: u64,
-    /// Times that a critical thread waited because others had lost enough.
-    pub guarantee_hits: u64,
-    /// Cgroups that the scheduler had no room for. Their tasks count as tasks of the root.
-    pub uncounted_cgroups: u64,
-}
-
-fn counters(skel: &MainSkel<'_>) -> SchedCounters {
-    let counters = bss(skel).counters;
-    SchedCounters {
-        idle_wakeups: counters.idle_wakeups,
-        preempting_wakeups: counters.preempting_wakeups,
-        queued: counters.queued,
-        kept: counters.kept,
-        stolen: counters.stolen,
-        throttled: counters.throttled,
-        critical_wakeups: counters.critical_wakeups,
-        critical_kept: counters.critical_kept,
-        guarantee_hits: counters.guarantee_hits,
-        uncounted_cgroups: counters.uncounted_cgroups,
     }
 }
 
@@ -325,4 +292,26 @@ fn set_limit(skel: &MainSkel<'_>, cgroup_id: u64, limit: Option<CpuLimit>) {
         ..ProgramInput::default()
     };
     let _ = skel.progs.set_limit.test_run(input);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The value of an enumerator in `intf.h`.
+    fn number(name: &str) -> usize {
+        let (_, rest) = include_str!("bpf/intf.h")
+            .split_once(&format!("{name} = "))
+            .unwrap();
+        let (number, _) = rest.split_once(',').unwrap();
+        number.parse().unwrap()
+    }
+
+    #[test]
+    fn numbers_are_those_of_the_bpf_half() {
+        assert_eq!(MAX_CPUS, number("MAX_CPUS"));
+        assert_eq!(MAX_LLCS, number("MAX_LLCS"));
+        let first = 1 << number("FIRST_WAIT_POWER");
+        assert_eq!(zernel_model::scheduler::FIRST_BUCKET_ENDS_NS, first);
+    }
 }

@@ -3,8 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use zernel_phase::shared::{HEARTBEAT_PIN, PIN_DIRECTORY, TASKS_PIN, layout_hash};
+use libbpf_rs::{MapCore, MapFlags};
+use zernel_phase::shared::{
+    HEART_OBSERVER, HEARTBEAT_PIN, Heartbeat, PIN_DIRECTORY, TASKS_PIN, layout_hash,
+};
+use zerocopy::FromBytes;
 
+use crate::loaded_scheduler::monotonic_ns;
 use crate::scheduler::skeleton::{MainSkel, OpenMainSkel};
 
 /// The scheduler reuses the maps of an observer. If there are none, it pins its own, and an observer that starts later
@@ -36,15 +41,34 @@ impl TaskStatePins {
     }
 
     /// Pins the maps that were not pinned.
-    pub(crate) fn share(self, skel: &mut MainSkel<'_>) -> Result<(), libbpf_rs::Error> {
+    pub(crate) fn share(&self, skel: &mut MainSkel<'_>) -> Result<(), libbpf_rs::Error> {
         // It exists if an observer has run.
         let _ = fs::create_dir(PIN_DIRECTORY);
-        if let Some(path) = self.tasks {
+        if let Some(path) = &self.tasks {
             skel.maps.zernel_tasks.pin(path)?;
         }
-        if let Some(path) = self.heartbeats {
+        if let Some(path) = &self.heartbeats {
             skel.maps.zernel_heartbeats.pin(path)?;
         }
         Ok(())
     }
+
+    /// Removes the pins of this scheduler, unless an observer uses them: it removes them when it ends.
+    pub(crate) fn remove(&self, hearts: &impl MapCore) {
+        if is_observed(hearts) {
+            return;
+        }
+        for path in self.tasks.iter().chain(&self.heartbeats) {
+            let _ = fs::remove_file(path);
+        }
+        // It stays if it is not empty.
+        let _ = fs::remove_dir(PIN_DIRECTORY);
+    }
+}
+
+fn is_observed(hearts: &impl MapCore) -> bool {
+    let value = hearts.lookup(&HEART_OBSERVER.to_ne_bytes(), MapFlags::ANY);
+    let heart = value.ok().flatten();
+    let heart = heart.and_then(|value| Some(Heartbeat::read_from_prefix(&value).ok()?.0));
+    heart.is_some_and(|heart| heart.is_alive(monotonic_ns()))
 }

@@ -229,6 +229,12 @@ impl KernelObjects {
         objects
     }
 
+    /// Number of links.
+    #[must_use]
+    pub fn links(&self) -> usize {
+        self.links.len()
+    }
+
     /// Waits until the kernel has freed all links, so that nothing is attached.
     pub fn wait_until_detached(&self) {
         eventually("the daemon's links are freed", || {

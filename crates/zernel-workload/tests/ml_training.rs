@@ -317,7 +317,13 @@ fn backward_thread() {
         trainer.work_units,
         backward.work_units
     );
-    assert!(backward.cpu_ns >= 500_000 * trainer.work_units);
+    // The stop may have cut the last pass short.
+    assert!(
+        backward.cpu_ns >= 500_000 * (trainer.work_units - 1),
+        "{} ns for {} backward passes",
+        backward.cpu_ns,
+        trainer.work_units
+    );
     assert_eq!(trainer.pid, backward.pid);
 }
 
@@ -339,7 +345,8 @@ fn inference_requests() {
     for pair in intervals.windows(2) {
         assert_eq!(pair[1].start_ns - pair[0].start_ns, 3_000_000);
     }
-    for interval in intervals {
+    // The stop may have cut the last one short.
+    for interval in &intervals[..intervals.len() - 1] {
         let duration_ns = interval.end_ns - interval.start_ns;
         assert!(duration_ns >= 1_000_000, "{interval:?}");
     }

@@ -100,6 +100,8 @@ pub(crate) const RUN: &str = "\
 Examples:
   sudo zernel run -- python train.py
   sudo zernel run -- torchrun --nproc-per-node=2 train.py
+  sudo zernel run --sched -- python train.py
+                                     and let its critical threads go first
   sudo zernel run --html report.html -- ./train.sh --epochs 1
 
 Everything after `--` is the command with its options.";
@@ -109,6 +111,9 @@ Examples:
   sudo zernel sched                  schedule all tasks until Ctrl-C
   zernel lab scenario scenarios/wake.toml --sched zernel
                                      measure it in a virtual machine first
+  sudo zernel sched --config /etc/zernel/sched.toml --restart 3
+                                     as the service zernel-sched does
+  zernel sched --monitor 1           what it does, from another terminal
   sudo zernel sched --dry-run        schedule nothing, count decisions
   sudo zernel sched --dry-run --for 60s --json
                                      for a minute, as JSON

@@ -11,9 +11,18 @@ pub(crate) const EXIT_CODE: u8 = 130;
 
 /// A flag that SIGINT, SIGTERM and SIGHUP set from now on. The command can then clean up before it exits.
 pub(crate) fn flag() -> io::Result<Arc<AtomicBool>> {
+    flag_of(&[SIGINT, SIGTERM, SIGHUP])
+}
+
+/// A flag that SIGINT and SIGTERM set, and one that SIGHUP sets: it asks a daemon to read its configuration again.
+pub(crate) fn flag_and_reload() -> io::Result<(Arc<AtomicBool>, Arc<AtomicBool>)> {
+    Ok((flag_of(&[SIGINT, SIGTERM])?, flag_of(&[SIGHUP])?))
+}
+
+fn flag_of(signals: &[i32]) -> io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&flag))?;
+    for signal in signals {
+        signal_hook::flag::register(*signal, Arc::clone(&flag))?;
     }
     Ok(flag)
 }

@@ -20,6 +20,7 @@ use zernel_model::snapshot::{Snapshot, is_late, lateness};
 use zernel_serve::{Expose, Health, Scope, Secret, Server, Source, TextFormat};
 
 use crate::run::attach::parse_time;
+use crate::sched::published;
 use crate::service::ServiceManager;
 use crate::{interrupt, print};
 
@@ -156,8 +157,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let served = server.run_on_this_thread(async {
         until_stopped(&stop, &published, end, manager).await;
         pausing.close();
-        // Probes are detached while clients get their last answers.
-        stopping = Some(thread::spawn(|| observer.stop().map(drop)));
+        // The observer ends while clients get their last answers.
+        stopping = Some(thread::spawn(|| observer.stop_before_exit()));
     });
     match stopping.map(JoinHandle::join) {
         Some(Ok(stopped)) => stopped?,
@@ -285,7 +286,9 @@ impl Source for Daemon {
     }
 
     fn metrics(&self, scope: Scope, format: TextFormat) -> String {
-        metrics::text(&self.published.snapshot(), scope, format)
+        let scheduler = published::read(Path::new(published::DIRECTORY)).ok();
+        let snapshot = self.published.snapshot();
+        metrics::text_with_scheduler(&snapshot, scheduler.as_ref(), scope, format)
     }
 
     fn snapshot(&self, scope: Scope) -> String {

@@ -1,13 +1,19 @@
 //! `zernel sched`: scheduling by what the probes see.
 
+mod config_file;
 mod dry_run;
 mod explain;
-mod load;
+mod interval_table;
+pub(crate) mod load;
+mod monitor;
+mod policy;
+pub(crate) mod published;
+pub(crate) mod session;
 
 use std::error::Error;
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, value_parser};
 
 /// Schedule all tasks of this machine with sched_ext
 ///
@@ -25,6 +31,10 @@ pub(crate) struct Options {
     command: Option<SchedCommand>,
     #[command(flatten)]
     load_options: load::LoadOptions,
+    /// Print what the loaded scheduler does, a line every SECONDS. Needs no root
+    #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..=3600))]
+    #[arg(conflicts_with_all = ["stats", "dry_run"])]
+    monitor: Option<u64>,
     /// Schedule nothing; count what would have been decided, until Ctrl-C
     #[arg(long)]
     dry_run: bool,
@@ -39,6 +49,9 @@ enum SchedCommand {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
+    if let Some(seconds) = options.monitor {
+        return monitor::run(seconds);
+    }
     match &options.command {
         Some(SchedCommand::Explain(explain)) => explain::run(explain),
         None if options.dry_run => dry_run::run(&options.dry_run_options),

@@ -3,6 +3,9 @@
 //!
 //! In a virtual machine this program runs the trial `the_scheduler_starts_and_ends`.
 
+#[path = "sched/guest.rs"]
+mod guest;
+
 use std::fs;
 use std::io::Read;
 use std::path::Path;
@@ -91,6 +94,11 @@ fn starts_and_ends() {
         wait_for("disabled", ENDS_WITHIN);
     }
     pins_outlive_the_observer();
+    guest::statistics_are_printed();
+    guest::a_changed_configuration_is_applied();
+    guest::ejections_end_in_a_lock_out();
+    guest::sysrq_unloads_for_good();
+    guest::a_command_has_its_scheduler();
 }
 
 /// While a scheduler reads the task states, an observer that ends leaves the maps to the next one.
@@ -106,6 +114,7 @@ fn pins_outlive_the_observer() {
         let output = Command::new(ZERNEL).arg("ps").output().unwrap();
         output.status.success()
     });
+    guest::metrics_show_the_scheduler();
     stop(&mut observer);
     assert!(pin.exists(), "the observer removed {}", pin.display());
     stop(&mut scheduler);
@@ -135,6 +144,7 @@ fn start(arguments: &[&str]) -> Child {
     let mut child = Command::new(ZERNEL)
         .arg("sched")
         .args(arguments)
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();

@@ -1,7 +1,7 @@
 //! Dynamic loaders. A probe on a loader reports when a process loads a library.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use super::trace::Trace;
 use crate::capability::reason;
 use crate::child_task::{ChildTask, Handover, Outcome};
 use crate::foreign_file::ForeignFile;
+use crate::probe_link::ProbeLink;
 use crate::quarantine::{self, InHand};
 use crate::shares::Shares;
 
@@ -42,7 +43,7 @@ pub struct Loader {
     pub refusal: Option<String>,
     tenant: Tenant,
     /// The probe; dropping it detaches.
-    _link: Option<OwnedFd>,
+    _link: Option<ProbeLink>,
 }
 
 /// Device and inode of a file.
@@ -122,8 +123,8 @@ impl Loaders {
                 None => {
                     self.pending.insert(key, pending);
                 }
-                Some(Ok(Outcome { value, descriptors })) => {
-                    let link = value.map(|()| descriptors.into_iter().next());
+                Some(Ok(Outcome { value, links })) => {
+                    let link = value.map(|()| links.into_iter().next());
                     attached |= link.is_ok();
                     self.add(key, pending.file, pending.tenant, link);
                 }
@@ -139,7 +140,7 @@ impl Loaders {
         (device, inode): FileKey,
         file: ForeignFile,
         tenant: Tenant,
-        link: Result<Option<OwnedFd>, String>,
+        link: Result<Option<ProbeLink>, String>,
     ) {
         let (link, refusal) = match link {
             Ok(link) => (link, None),

@@ -1,17 +1,20 @@
 //! A snapshot as metrics text.
 //!
 //! The families of [`AggregatedMetrics`](zernel_model::aggregation::AggregatedMetrics) come first. The families of a
-//! probe are declared and written in the probe's folder; those of processes, GPUs and the observer itself here.
+//! probe are declared and written in the probe's folder; those of processes, GPUs, the observer itself and the scheduler
+//! here.
 
 mod gpus;
 mod observer;
 mod process;
+mod scheduler;
 
 use std::fmt::Display;
 use std::sync::LazyLock;
 
 pub use zernel_model::aggregation::exposition::TextFormat;
 use zernel_model::aggregation::exposition::{Exposition, Kind, label_text};
+use zernel_model::scheduler::SchedulerStatistics;
 use zernel_model::snapshot::{ProcessSnapshot, Scope, Snapshot};
 
 use crate::probes;
@@ -37,6 +40,7 @@ pub static FAMILIES: LazyLock<Vec<MetricFamily>> = LazyLock::new(|| {
         process::FAMILIES,
         gpus::FAMILIES,
         observer::FAMILIES,
+        scheduler::FAMILIES,
     ]
     .concat()
 });
@@ -70,6 +74,17 @@ pub(crate) type Labels<'a> = [(&'a str, &'a dyn Display)];
 /// The metrics of the processes within a scope.
 #[must_use]
 pub fn text(snapshot: &Snapshot, scope: Scope, format: TextFormat) -> String {
+    text_with_scheduler(snapshot, None, scope, format)
+}
+
+/// The same, with those of the loaded scheduler.
+#[must_use]
+pub fn text_with_scheduler(
+    snapshot: &Snapshot,
+    scheduler: Option<&SchedulerStatistics>,
+    scope: Scope,
+    format: TextFormat,
+) -> String {
     let aggregated = snapshot.aggregated(scope);
     let mut out = match format {
         TextFormat::Prometheus => Exposition::default(),
@@ -88,6 +103,7 @@ pub fn text(snapshot: &Snapshot, scope: Scope, format: TextFormat) -> String {
     if scope.has_machine() {
         gpus::expose(&mut out, snapshot);
         observer::expose(&mut out, snapshot);
+        scheduler::expose(&mut out, scheduler);
     }
     let mut text = out.finish();
     if format == TextFormat::OpenMetrics {

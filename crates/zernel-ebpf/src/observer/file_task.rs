@@ -1,7 +1,7 @@
 //! A library file that a child process reads and attaches to.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use super::functions::{
 use super::kernel::{Kernel, Target};
 use crate::child_task::{ChildTask, Handover, Outcome, TaskError};
 use crate::foreign_file::ForeignFile;
+use crate::probe_link::ProbeLink;
 use crate::quarantine::InHand;
 
 /// How long a file system may take to deliver what is read of a library: a slow one, not a dead one.
@@ -61,8 +62,8 @@ impl From<TaskError> for Refusal {
     }
 }
 
-/// What a child process found in a file and did with it. The links come as descriptors: those of each frequent function first,
-/// then those of the infrequent ones.
+/// What a child process found in a file and did with it. The links come beside it: those of each frequent function first, then
+/// those of the infrequent ones.
 #[derive(Debug, Serialize, Deserialize)]
 struct ProbedFile {
     functions: Vec<Function>,
@@ -74,12 +75,12 @@ struct ProbedFile {
 }
 
 impl ProbedFile {
-    /// Its links, from the descriptors that the child process handed over. A function without probes keeps the reason.
-    fn take_links(&mut self, descriptors: Vec<OwnedFd>) -> Links {
-        let mut descriptors = descriptors.into_iter();
+    /// Its links, from those that the child process handed over. A function without probes keeps the reason.
+    fn take_links(&mut self, handed_over: Vec<ProbeLink>) -> Links {
+        let mut handed_over = handed_over.into_iter();
         let mut links = Links::default();
         for (symbol, set) in std::mem::take(&mut self.frequent_links) {
-            match set.take(&mut descriptors) {
+            match set.take(&mut handed_over) {
                 Ok(taken) => {
                     links.frequent.insert(symbol, taken);
                 }
@@ -90,7 +91,7 @@ impl ProbedFile {
             }
         }
         let infrequent = self.infrequent_links.take();
-        match infrequent.map(|set| set.take(&mut descriptors)) {
+        match infrequent.map(|set| set.take(&mut handed_over)) {
             Some(Ok(taken)) => links.infrequent = taken,
             Some(Err(problem)) => refuse_infrequent(&mut self.functions, &problem),
             None => {}
@@ -156,18 +157,18 @@ impl FileTask {
         let Self {
             kind, file, tenant, ..
         } = self;
-        let (mut probed, descriptors) = match result {
+        let (mut probed, links) = match result {
             Ok(Outcome {
                 value: Ok(probed),
-                descriptors,
-            }) => (probed, descriptors),
+                links,
+            }) => (probed, links),
             Ok(Outcome {
                 value: Err(refusal),
                 ..
             }) => return Ok(Err((file, refusal))),
             Err(error) => return Ok(Err((file, error.into()))),
         };
-        let links = probed.take_links(descriptors);
+        let links = probed.take_links(links);
         Ok(Ok(AttachedFile {
             number,
             kind,

@@ -5,12 +5,11 @@
 //! governor can detach it or attach it for a sampling window.
 //!
 //! Library files belong to other users. Reading them and attaching to them happens in child processes ([`ChildTask`]),
-//! which pass the links back as descriptors.
+//! which hand the links over.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +24,7 @@ use super::kernel::{Kernel, Target};
 use crate::capability::reason;
 use crate::child_task::{ChildTask, Handover, Outcome, TaskError};
 use crate::foreign_file::ForeignFile;
+use crate::probe_link::{ProbeLink, detach, release};
 use zernel_elf::LibraryKind;
 use zernel_identity::Tenant;
 
@@ -34,17 +34,12 @@ pub(crate) const WRITTEN_TO: &str = "the file was written to after probes were a
 const LINK_LIMIT: Duration = Duration::from_millis(500);
 /// How long probes stay on a file that no process maps.
 const UNUSED_LIMIT: Duration = Duration::from_secs(600);
-/// Threads that detach links at once. 400 files of one user then take less than a second.
-const DETACHERS: usize = 64;
 /// Files that probes are attached to at once.
 const LINKED_AT_ONCE: usize = 6;
 /// Stands for the tenant of a file that several tenants map. No user has this uid.
 pub(super) const SHARED: Tenant = Tenant::User(u32::MAX);
 
-/// A link to attached probes. Dropping it detaches them, which takes a while.
-pub(crate) type ProbeLink = OwnedFd;
-
-/// What a child process attached of a set of functions. The links are the next descriptors that it handed over.
+/// What a child process attached of a set of functions. The links are the next ones that it handed over.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LinkSet {
     links: usize,
@@ -69,12 +64,12 @@ impl LinkSet {
         }
     }
 
-    /// Its links, from the descriptors that the child process handed over.
+    /// Its links, from those that the child process handed over.
     pub(super) fn take(
         self,
-        descriptors: &mut impl Iterator<Item = ProbeLink>,
+        handed_over: &mut impl Iterator<Item = ProbeLink>,
     ) -> Result<Vec<ProbeLink>, String> {
-        let links = descriptors.take(self.links).collect();
+        let links = handed_over.take(self.links).collect();
         match self.problem {
             None => Ok(links),
             Some(problem) => Err(problem),
@@ -209,7 +204,7 @@ impl AttachedFile {
     /// Detaches its probes for a while, for this reason.
     pub(crate) fn rest(&mut self, reason: &str) {
         self.rest = Some(reason.into());
-        self.pause();
+        release(self.take_links());
     }
 
     /// Attaches its probes again after a rest.
@@ -293,7 +288,7 @@ impl AttachedFile {
 
     /// Detaches all probes for good, for this reason.
     pub(crate) fn detach(&mut self, reason: &str) {
-        self.pause();
+        release(self.take_links());
         self.change_watches.clear();
         for function in &mut self.functions {
             if function.site.is_some() {
@@ -313,9 +308,9 @@ pub(crate) fn pause_all<'a>(files: impl Iterator<Item = &'a mut AttachedFile>) {
     detach(files.flat_map(AttachedFile::take_links).collect());
 }
 
-/// Detaches from files, from all at once.
+/// Detaches from files for good.
 pub(crate) fn drop_files(files: impl Iterator<Item = AttachedFile>) {
-    detach(files.flat_map(|mut file| file.take_links()).collect());
+    release(files.flat_map(|mut file| file.take_links()).collect());
 }
 
 /// Waits for links, and returns one result per set.
@@ -324,8 +319,8 @@ fn finish_linking(
 ) -> Result<Vec<Result<Vec<ProbeLink>, String>>, TaskError> {
     let late = TaskError::TimedOut(LINK_LIMIT);
     let outcome = task.and_then(|mut task| task.wait(LINK_LIMIT).unwrap_or(Err(late)));
-    outcome.map(|Outcome { value, descriptors }| {
-        let mut links = descriptors.into_iter();
+    outcome.map(|Outcome { value, links }| {
+        let mut links = links.into_iter();
         let sets = value.into_iter();
         sets.map(|set| set.take(&mut links)).collect()
     })
@@ -384,21 +379,4 @@ pub(crate) fn open_windows<'a>(kernel: &Kernel, files: impl Iterator<Item = &'a 
             }
         }
     }
-}
-
-/// Detaches links, many at once: each waits for an RCU grace period, and they can share it.
-pub(crate) fn detach(links: Vec<ProbeLink>) {
-    let each = links.len().div_ceil(DETACHERS).max(1);
-    let mut links = links.into_iter();
-    thread::scope(|scope| {
-        loop {
-            let some: Vec<ProbeLink> = links.by_ref().take(each).collect();
-            if some.is_empty() {
-                break;
-            }
-            let spawned = thread::Builder::new().spawn_scoped(scope, || drop(some));
-            // Without another thread they are detached one after the other: dropping the closure drops them.
-            drop(spawned);
-        }
-    });
 }

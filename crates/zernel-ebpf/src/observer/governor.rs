@@ -23,10 +23,11 @@ use self::choice::{
 use self::windows::WindowSchedule;
 pub(super) use self::windows::{LONGEST_WINDOW, LaunchSpans};
 use super::attachment::Attachment;
-use super::files::{self, ProbeLink, detach};
+use super::files;
 use super::kernel::Kernel;
 use super::process_table::{ProcessTable, ReadContext};
 use super::{ObservedProcess, monotonic_ns};
+use crate::probe_link::{ProbeLink, detach};
 use crate::probes::{CallKind, SYMBOLS, layout};
 
 /// Budget and ceiling of the overhead.

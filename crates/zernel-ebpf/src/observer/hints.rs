@@ -12,7 +12,7 @@ use crate::capability::reason;
 
 /// The section with the switch of the hints.
 const SWITCH: &str = ".rodata.hints";
-pub(super) const MAP: &str = "zernel_hints";
+pub(super) const MAP: &str = "scx_layered_task_hint_map";
 /// The program that clears the hints of all tasks.
 pub(super) const CLEAR: &str = "clear_hints";
 /// What is left out if no hints are written.

@@ -60,7 +60,6 @@ use std::time::{Duration, Instant};
 use attachment::{AttachContext, Attachment};
 pub use decisions::{ClassDecisions, ProcessDecisions};
 pub use estimate::Interval;
-use files::ProbeLink;
 pub use functions::AttachMode;
 pub use governor::{Cost, GovernorOptions};
 use governor::{Governed, Governor};
@@ -80,6 +79,7 @@ use zernel_phase::tracker::TrackerConfig;
 
 use crate::capability::reason;
 use crate::discovery::{Discovery, DiscoveryError};
+use crate::probe_link::{ProbeLink, pin_links};
 use crate::probes::{ExitedRank, SYMBOLS};
 use zernel_elf::LibraryKind;
 use zernel_identity::gpu::{GpuFacts, Gpus};
@@ -264,6 +264,7 @@ pub struct Observer {
 impl Observer {
     /// Loads the probes, measures the cost of a probed call, and attaches to installed and mapped libraries.
     pub fn start(options: &ObserverOptions) -> Result<Self, ObserveError> {
+        pin_links(&options.pins);
         // First, because its error names the privilege that is missing.
         let discovery = Discovery::start()?;
         raise_descriptor_limit();

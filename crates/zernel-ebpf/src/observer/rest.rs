@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use zernel_identity::Tenant;
 
 use super::{Observer, files, monotonic_ns};
+use crate::probe_link::detach;
 
 /// Longest rest before a process is tried again.
 const LONGEST_REST: Duration = Duration::from_secs(600);
@@ -131,7 +132,7 @@ impl Observer {
         });
         let mut processes: BTreeSet<u32> = sharing.map(|(handle, _)| *handle).collect();
         processes.insert(handle);
-        files::detach(self.close_window());
+        detach(self.close_window());
         // Marks from before the rest. The next `read` reports the error if they cannot be read.
         let _ = self.read_step_marks();
         for handle in &processes {

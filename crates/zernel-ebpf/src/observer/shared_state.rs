@@ -20,6 +20,7 @@ use super::heart::Heart;
 use super::mapped::MappedArray;
 use super::{monotonic_ns, pinned_map};
 use crate::capability::reason;
+use crate::probe_link::PIN_PREFIX;
 
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
@@ -102,7 +103,7 @@ impl PinDirectory {
         self.directory.join(HEARTBEAT_PIN)
     }
 
-    /// Removes maps of task states with another layout, which an observer of another version left behind.
+    /// Removes what dead observers left behind: maps of task states with another layout, and links.
     fn remove_other_layouts(&self) {
         let own = self.tasks();
         for entry in fs::read_dir(&self.directory)
@@ -111,8 +112,11 @@ impl PinDirectory {
             .flatten()
         {
             let name = entry.file_name();
-            let is_of_tasks = name.to_string_lossy().starts_with(TASKS_PIN);
-            if is_of_tasks && entry.path() != own {
+            let name = name.to_string_lossy();
+            let is_of_tasks = name.starts_with(TASKS_PIN);
+            // An observer that was killed while it dropped a link.
+            let is_link = name.starts_with(PIN_PREFIX);
+            if (is_of_tasks && entry.path() != own) || is_link {
                 let _ = fs::remove_file(entry.path());
             }
         }

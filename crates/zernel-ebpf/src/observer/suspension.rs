@@ -2,6 +2,7 @@
 
 use super::trace::CoverageChange;
 use super::{Observer, files, monotonic_ns};
+use crate::probe_link::detach;
 
 /// Why all probes are detached: the sentence for users.
 pub(super) const REQUESTED: &str =
@@ -10,7 +11,7 @@ pub(super) const REQUESTED: &str =
 impl Observer {
     /// Detaches all probes until [`Self::resume`]. Nothing is counted meanwhile.
     pub fn pause(&mut self) {
-        files::detach(self.close_window());
+        detach(self.close_window());
         // Marks from before the suspension. The next `read` reports the error if they cannot be read.
         let _ = self.read_step_marks();
         let now_ns = monotonic_ns();

@@ -15,9 +15,9 @@ use arc_swap::ArcSwap;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use zernel_model::snapshot::Snapshot;
 
-use super::files::detach;
 use super::{ObserveError, Observer, monotonic_ns};
 use crate::child_task;
+use crate::probe_link::{detach, leave_links_to_exit};
 
 /// How often costs are checked.
 const GOVERN: Duration = Duration::from_millis(500);
@@ -147,6 +147,12 @@ impl ObserverThread {
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
         }
+    }
+
+    /// Stops the thread in a process that is about to end. The kernel detaches the probes when it ends.
+    pub fn stop_before_exit(self) -> Result<(), ObserveError> {
+        leave_links_to_exit();
+        self.stop().map(drop)
     }
 
     /// Asks the thread to stop, without waiting for it.

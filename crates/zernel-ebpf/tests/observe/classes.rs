@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use libbpf_rs::MapHandle;
+use libbpf_rs::{MapCore as _, MapHandle};
 use zernel_ebpf::observer::{Observer, ObserverOptions};
 use zernel_phase::class::{ClassReason, ClassWord, TaskClass, TaskRole};
 use zernel_phase::shared::RawTaskState;
@@ -154,6 +154,8 @@ pub(crate) fn hints() {
     };
     let observer = start(&options);
     let map = open_pin(&bpffs.0.join("hints"));
+    // The kernel's name of scx_layered's own map. With another one scx_layered would not start.
+    assert_eq!(map.name(), "scx_layered_tas");
     let mut target = stage.target("trains_with_a_loader", 1);
     let pid = target.pid();
     target.step();

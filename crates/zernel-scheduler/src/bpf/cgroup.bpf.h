@@ -56,10 +56,12 @@ struct {
 } free_nodes SEC(".maps");
 
 static __u32 used_nodes = ROOT + 1;
-/* Weights of the root's runnable tasks and active children, while somebody is privileged. */
+/* Weights of the root's runnable tasks and active children, if somebody may be privileged. */
 static __s64 root_active;
+/* In place of the index of a node. */
+#define NO_NODE (~0U)
 /* The node of the privileged cgroup. */
-static __u32 privileged_node = ~0U;
+static __u32 privileged_node = NO_NODE;
 
 static struct node *node_at(__u32 index)
 {
@@ -105,7 +107,7 @@ static void add_active(__u32 index, __s64 added)
 		index = node->parent;
 	}
 	/* All CPUs would share this sum, and fairness does not need it. */
-	if (settings.privilege != PRIVILEGE_NOBODY)
+	if (settings.may_privilege)
 		__sync_fetch_and_add(&root_active, added);
 }
 
@@ -173,6 +175,9 @@ static void delete_node(struct cgroup *cgroup)
 	if (index == ROOT)
 		return;
 	bpf_map_delete_elem(&node_of_cgroup, &id);
+	/* The index will be that of another cgroup. */
+	if (index == privileged_node)
+		privileged_node = NO_NODE;
 	bpf_map_push_elem(&free_nodes, &index, 0);
 }
 

@@ -34,6 +34,8 @@ static bool is_privileged(const struct task *task)
 
 	if (settings.privilege == PRIVILEGE_ALL)
 		return true;
+	if (settings.privilege == PRIVILEGE_TREE)
+		return task->in_tree;
 	if (settings.privilege != PRIVILEGE_CGROUP)
 		return false;
 	for (level = 0; level < MAX_DEPTH && index != ROOT; level++) {

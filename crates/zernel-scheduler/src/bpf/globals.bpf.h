@@ -5,7 +5,7 @@
 
 #include "intf.h"
 
-const volatile struct settings settings = {};
+struct settings settings = {};
 struct counters counters = {};
 struct ending ending = {};
 

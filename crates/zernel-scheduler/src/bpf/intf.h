@@ -13,6 +13,10 @@ enum {
 	/* Levels of cgroups below the root whose weights and limits count. */
 	MAX_DEPTH = 8,
 	MESSAGE_BYTES = 256,
+	/* Times from a wake-up to running: the first bucket ends at 2^10 ns, each further one at twice
+	 * that, and the last holds all longer ones. */
+	WAIT_BUCKETS = 28,
+	FIRST_WAIT_POWER = 10,
 };
 
 /* Whose critical threads go first. */
@@ -20,18 +24,22 @@ enum privilege {
 	PRIVILEGE_NOBODY,
 	PRIVILEGE_ALL,
 	PRIVILEGE_CGROUP, /* the tasks of settings.privileged_cgroup and its descendants */
+	PRIVILEGE_TREE, /* settings.privileged_process and its descendants */
 };
 
-/* Set before loading. */
+/* Set before loading. The program set_policy changes the first four while the scheduler runs. The
+ * alignment keeps what is often written out of these cache lines. */
 struct settings {
 	__u64 slice_ns;
 	__u64 privileged_cgroup; /* its id */
-	__u32 privilege; /* enum privilege */
+	enum privilege privilege;
 	__u32 guarantee_percent; /* the part of their fair share that others keep */
+	__u32 may_privilege; /* somebody is privileged, or may become so while the scheduler runs */
+	__u32 privileged_process; /* its pid; 0: none */
 	__u32 cpus; /* numbers of possible CPUs are below this */
 	__u32 llcs;
 	__u8 llc_of_cpu[MAX_CPUS];
-};
+} __attribute__((aligned(64)));
 
 /* Counted since loading. */
 struct counters {
@@ -47,11 +55,28 @@ struct counters {
 	__u64 uncounted_cgroups; /* cgroups beyond MAX_CGROUPS */
 };
 
+/* What the threads of a class did, counted since loading, per CPU. */
+struct class_counters {
+	__u64 runs; /* times that a thread was chosen to run */
+	__u64 run_ns;
+	__u64 wakeups; /* wake-ups after which it has run; forks too */
+	__u64 wait_ns; /* time between these and running */
+	__u64 wait_buckets[WAIT_BUCKETS];
+};
+
 /* Why the scheduler ended. */
 struct ending {
 	__u32 kind; /* enum scx_exit_kind; 0 while it runs */
 	char reason[MESSAGE_BYTES];
 	char message[MESSAGE_BYTES];
+};
+
+/* Argument of the program set_policy. */
+struct policy {
+	__u64 slice_ns;
+	__u64 privileged_cgroup;
+	__u32 privilege; /* enum privilege */
+	__u32 guarantee_percent;
 };
 
 /* Argument of the program set_limit. */

@@ -17,6 +17,7 @@
  */
 #include "critical.bpf.h"
 #include "preempt.bpf.h"
+#include "process_tree.bpf.h"
 #include "queue.bpf.h"
 #include "state.bpf.h"
 #include "throttle_timer.bpf.h"
@@ -32,6 +33,7 @@ __s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 w
 
 	if (!task)
 		return cpu;
+	task->woken_ns = now_ns;
 	place(p, task, cpu, true);
 	if (is_idle) {
 		if (is_throttled(task->node, now_ns))
@@ -152,6 +154,9 @@ void CALLBACK(zernel_running, struct task_struct *p)
 	task->yielded = false;
 	task->critical = is_critical(p, task, now_ns);
 	cpu->runs_critical = task->critical;
+	task->class = class_of(p, task->woken_ns ?: now_ns);
+	count_run(task->class, task->woken_ns, now_ns);
+	task->woken_ns = 0;
 	if (!task->critical)
 		clock_follow(clock_of(task), p->scx.dsq_vtime, now_ns);
 	cpu->runs_pinned = task->clock != SHARED_CLOCK;
@@ -178,6 +183,7 @@ void CALLBACK(zernel_tick, struct task_struct *p)
 	if (!task)
 		return;
 	charge(p, task, now_ns);
+	task->class = class_of(p, now_ns);
 	task->critical = is_critical(p, task, now_ns);
 	cpu_at(scx_bpf_task_cpu(p))->runs_critical = task->critical;
 	if (is_throttled(task->node, now_ns))
@@ -198,8 +204,12 @@ void CALLBACK(zernel_runnable, struct task_struct *p, __u64 enq_flags)
 {
 	struct task *task = task_of(p);
 
-	if (task)
-		count_task(task, p->scx.weight);
+	if (!task)
+		return;
+	/* A task that may use one CPU only is woken up without select_cpu. */
+	if (enq_flags & SCX_ENQ_WAKEUP && !task->woken_ns)
+		task->woken_ns = scx_bpf_now();
+	count_task(task, p->scx.weight);
 }
 
 void CALLBACK(zernel_quiescent, struct task_struct *p, __u64 deq_flags)
@@ -232,6 +242,7 @@ __s32 SLEEPABLE_CALLBACK(zernel_init_task, struct task_struct *p, struct scx_ini
 		return -12; /* ENOMEM */
 	task->node = find_node(args->cgroup->kn->id);
 	task->clock = SHARED_CLOCK;
+	task->in_tree = is_in_tree(p, args->fork);
 	return 0;
 }
 
@@ -287,6 +298,29 @@ void CALLBACK(zernel_cgroup_set_bandwidth, struct cgroup *cgroup, __u64 period_u
 	__u64 quota_ns = quota_us < NO_LIMIT_US ? quota_us * 1000 : 0;
 
 	limit_cgroup(find_node(cgroup->kn->id), quota_ns, period_us * 1000);
+}
+
+SEC("syscall")
+int set_policy(struct policy *wanted)
+{
+	__u64 cgroup = wanted->privileged_cgroup;
+	__u32 *node = bpf_map_lookup_elem(&node_of_cgroup, &cgroup);
+
+	settings.slice_ns = wanted->slice_ns;
+	settings.guarantee_percent = wanted->guarantee_percent;
+	/* Cgroups that are created meanwhile compare themselves with this. */
+	settings.privileged_cgroup = cgroup;
+	privileged_node = node ? *node : NO_NODE;
+	settings.privilege = wanted->privilege;
+	return 0;
+}
+
+/* Makes the calling process the privileged one. */
+SEC("syscall")
+int privilege_caller(void *context)
+{
+	settings.privileged_process = bpf_get_current_pid_tgid() >> 32;
+	return 0;
 }
 
 SEC("syscall")

@@ -27,6 +27,7 @@ enum {
 enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_QUEUE = 22,
 	BPF_MAP_TYPE_TASK_STORAGE = 29,
 };
@@ -86,6 +87,7 @@ struct task_struct {
 	unsigned short migration_disabled;
 	struct sched_ext_entity scx;
 	struct task_struct *group_leader;
+	struct task_struct *real_parent;
 };
 
 struct kernfs_node {

@@ -7,6 +7,7 @@
 #include "cgroup.bpf.h"
 #include "clock.bpf.h"
 #include "globals.bpf.h"
+#include "statistics.bpf.h"
 
 /* In place of the number of a CPU: a task's virtual time belongs to the shared clock. */
 #define SHARED_CLOCK (~0U)
@@ -16,8 +17,11 @@ struct task {
 	__u32 counted; /* the weight that is counted there; 0 while it sleeps */
 	__u32 clock; /* the clock of its virtual time: SHARED_CLOCK or a CPU */
 	bool yielded;
+	bool in_tree; /* it is, or descends from, settings.privileged_process */
 	bool critical; /* it was when it was chosen to run */
+	__u8 class; /* enum zernel_class; as seen when it began to run, or at the last tick */
 	__u64 charged_ns; /* its running time is charged up to here */
+	__u64 woken_ns; /* when it woke up; 0: it has run since */
 };
 
 struct {
@@ -105,6 +109,7 @@ static void charge(struct task_struct *p, struct task *task, __u64 now_ns)
 	if (task->critical && is_before(clock_of(task)->now, p->scx.dsq_vtime))
 		set_vtime(p, clock_of(task)->now);
 	charge_limits(task->node, used_ns);
+	count_time(task->class, used_ns);
 }
 
 /* Notes which task starts to run, or is about to. */

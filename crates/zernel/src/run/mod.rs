@@ -5,6 +5,7 @@
 //! | `child` | the command as a child process: signals and exit code |
 //! | `caller` | the user that the command runs as under sudo |
 //! | `attach` | `zernel attach` |
+//! | `job_scheduler` | the scheduler of `--sched` |
 //! | `report_file` | the files of `--json` and `--html` |
 //! | `recorder` | observes, or asks the daemon, and records the descendants of the command |
 
@@ -12,6 +13,7 @@ pub(crate) mod attach;
 pub(crate) mod caller;
 pub(crate) mod child;
 mod cpu_limit;
+mod job_scheduler;
 pub(crate) mod recorder;
 pub(crate) mod report_file;
 
@@ -28,8 +30,10 @@ use zernel_report::Report;
 
 use crate::client::Socket;
 use crate::observe::parse_budget;
+use crate::sched::load::describe;
 use caller::Caller;
 use child::{CaughtSignals, Child};
+use job_scheduler::JobScheduler;
 use recorder::{Recorder, Root};
 use report_file::{check_report_file, write_report_file};
 
@@ -49,6 +53,12 @@ pub(crate) struct Options {
     /// Under sudo, run COMMAND as root
     #[arg(long)]
     as_root: bool,
+    /// Schedule all tasks with `zernel sched` meanwhile; COMMAND's critical threads go first. Needs root
+    ///
+    /// If that is not possible, COMMAND runs anyway. If `zernel sched` is loaded already, its configuration decides
+    /// whose threads go first.
+    #[arg(long)]
+    sched: bool,
     #[command(flatten)]
     report: ReportOptions,
 }
@@ -87,11 +97,17 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
             Some(reason) => eprintln!("zernel: not observing: {reason}"),
         }
     }
+    let scheduler = options.sched.then(start_scheduler).flatten();
     let started = Instant::now();
     let command_user = caller.as_ref().filter(|_| !options.as_root);
     let child = Child::spawn(&options.command, command_user, signals);
     let ended = child.map(Child::wait);
     let wall = started.elapsed();
+    match scheduler.map(JobScheduler::finish) {
+        None => {}
+        Some(Ok(counters)) => eprint!("{}", describe(&counters)),
+        Some(Err(error)) => eprintln!("zernel: {error}; the command ran on without it"),
+    }
     // Detach all probes, even if the command did not start.
     let outcome = recorder.finish();
     let ended = match ended {
@@ -106,6 +122,17 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let report = Report::new(command.collect(), wall, Some(ended), outcome);
     options.report.write(&report, caller.as_ref());
     Ok(ExitCode::from(ended.exit_code()))
+}
+
+/// Loads the scheduler, if that is possible.
+fn start_scheduler() -> Option<JobScheduler> {
+    match JobScheduler::start() {
+        Ok(scheduler) => Some(scheduler),
+        Err(reason) => {
+            eprintln!("zernel: the command is not privileged: {reason}");
+            None
+        }
+    }
 }
 
 impl ReportOptions {

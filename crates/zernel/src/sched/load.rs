@@ -1,78 +1,127 @@
 //! `zernel sched` without `--dry-run`: loads the scheduler and keeps it loaded until it is asked to stop.
 
 use std::error::Error;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::{Args, value_parser};
-use zernel_scheduler::scheduler::{self, Privilege, SchedCounters, SchedSettings};
+use zernel_model::scheduler::SchedCounters;
+use zernel_scheduler::scheduler::{self, SchedError, SchedSettings};
 
+use super::config_file::{self, ConfigFile};
+use super::policy::PolicyOptions;
+use super::session::Session;
 use crate::doctor::malformed_functions;
 use crate::interrupt;
 
+/// The longest time before the kernel ejects a scheduler that lets a task wait.
+const WATCHDOG_MS: u64 = SchedSettings::WATCHDOG.as_millis() as u64;
+/// Time before the scheduler is loaded again. It doubles with every ejection.
+const RESTART_AFTER: Duration = Duration::from_secs(1);
+
 #[derive(Debug, Args)]
 pub(crate) struct LoadOptions {
-    /// Time that a task runs before others get their turn, in microseconds
-    #[arg(long, value_name = "N", default_value_t = SchedSettings::SLICE.as_micros() as u64)]
-    #[arg(value_parser = value_parser!(u64).range(100..=100_000))]
-    slice_us: u64,
-    /// Whose critical threads go first: nobody, all, or cgroup=PATH. Needs a running `zernel observe`
-    #[arg(long, value_name = "WHO", default_value = "nobody", value_parser = parse_privilege)]
-    privilege: Privilege,
-    /// Part of their fair share that others keep beside critical threads, from 0 to 1
-    #[arg(long, value_name = "SHARE", default_value = "0.5", value_parser = parse_guarantee)]
-    guarantee: u32,
-}
-
-fn parse_privilege(text: &str) -> Result<Privilege, String> {
-    let path = match text {
-        "nobody" => return Ok(Privilege::Nobody),
-        "all" => return Ok(Privilege::All),
-        _ => text
-            .strip_prefix("cgroup=")
-            .ok_or("use nobody, all or cgroup=PATH")?,
-    };
-    let folder = fs::metadata(path).map_err(|error| format!("{path}: {error}"))?;
-    match folder.is_dir() {
-        true => Ok(Privilege::Cgroup(folder.ino())),
-        false => Err(format!("{path} is not the folder of a cgroup")),
-    }
-}
-
-/// Reads a share as a percentage.
-fn parse_guarantee(text: &str) -> Result<u32, String> {
-    let share: f64 = text.parse().map_err(|_| "not a number")?;
-    match (0.0..=1.0).contains(&share) {
-        true => Ok((share * 100.0).round() as u32),
-        false => Err("a share is between 0 and 1".to_owned()),
-    }
+    #[command(flatten)]
+    policy: PolicyOptions,
+    /// Read slice, privilege and guarantee from this TOML file, and again on SIGHUP or when it changes
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["slice_us", "privilege", "guarantee"])]
+    config: Option<PathBuf>,
+    /// After an ejection by the kernel, load the scheduler again, at most N times
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(value_parser = value_parser!(u32).range(0..=10))]
+    restart: u32,
+    /// Time that a task may wait before the kernel ejects the scheduler, in milliseconds
+    #[arg(long, value_name = "N", default_value_t = WATCHDOG_MS)]
+    #[arg(value_parser = value_parser!(u64).range(500..=WATCHDOG_MS))]
+    watchdog_ms: u64,
+    /// Print what the scheduler does, a line every SECONDS
+    #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..=3600))]
+    stats: Option<u64>,
 }
 
 pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let stop = interrupt::flag()?;
-    let settings = SchedSettings {
-        slice: Duration::from_micros(options.slice_us),
-        privilege: options.privilege,
-        guarantee_percent: options.guarantee,
+    let (stop, mut session) = match &options.config {
+        None => {
+            let stop = interrupt::flag()?;
+            (stop, Session::new(options.policy.clone()))
+        }
+        Some(path) => {
+            let policy = config_file::load(path)?;
+            let (stop, reload) = interrupt::flag_and_reload()?;
+            let file = ConfigFile::new(path, reload);
+            (stop, Session::new(policy).config(file))
+        }
     };
-    scheduler::check()?;
-    let malformed = malformed_functions();
-    if malformed > 0 {
-        return Err(format!(
-            "the kernel's BTF has {malformed} malformed scheduler functions, so the verifier refuses every scheduler; \
-             use another kernel"
-        )
-        .into());
+    if let Some(seconds) = options.stats {
+        session = session.stats(seconds);
     }
-    let loaded = || eprintln!("zernel: the scheduler is loaded; Ctrl-C unloads it");
-    let counters = scheduler::run(&settings, &stop, loaded)?;
+    check_kernel()?;
+    let counters = keep_loaded(options, &stop, &mut session)?;
     eprint!("{}", describe(&counters));
     Ok(ExitCode::SUCCESS)
 }
 
-fn describe(counters: &SchedCounters) -> String {
+/// Schedules until the flag is set, and loads the scheduler again after ejections.
+fn keep_loaded(
+    options: &LoadOptions,
+    stop: &AtomicBool,
+    session: &mut Session,
+) -> Result<SchedCounters, Box<dyn Error>> {
+    loop {
+        let settings = SchedSettings {
+            watchdog: Duration::from_millis(options.watchdog_ms),
+            ..session.settings()
+        };
+        let reason = match scheduler::run(&settings, |loaded| session.poll(loaded, stop)) {
+            Ok(counters) => return Ok(counters),
+            Err(SchedError::Ejected(reason)) => reason,
+            Err(error) => return Err(error.into()),
+        };
+        match session.restarts == options.restart {
+            true if session.restarts == 0 => return Err(SchedError::Ejected(reason).into()),
+            true => {
+                let times = session.restarts + 1;
+                return Err(format!(
+                    "the kernel ejected the scheduler {times} times, the last time with: {reason}; it stays unloaded"
+                )
+                .into());
+            }
+            false => eprintln!("zernel: the kernel ejected the scheduler: {reason}"),
+        }
+        pause(RESTART_AFTER * 2_u32.pow(session.restarts), stop);
+        if stop.load(Ordering::Relaxed) {
+            return Err("stopped while the scheduler was unloaded".into());
+        }
+        session.begin_restart();
+    }
+}
+
+/// Waits for a time, or until the flag is set.
+fn pause(time: Duration, stop: &AtomicBool) {
+    let end = Instant::now() + time;
+    while Instant::now() < end && !stop.load(Ordering::Relaxed) {
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Checks that the kernel can load a scheduler now.
+pub(crate) fn check_kernel() -> Result<(), Box<dyn Error>> {
+    scheduler::check()?;
+    match malformed_functions() {
+        0 => Ok(()),
+        malformed => Err(format!(
+            "the kernel's BTF has {malformed} malformed scheduler functions, so the verifier refuses every scheduler; \
+             use another kernel"
+        )
+        .into()),
+    }
+}
+
+/// What the scheduler did, as text.
+pub(crate) fn describe(counters: &SchedCounters) -> String {
     let SchedCounters {
         idle_wakeups,
         preempting_wakeups,

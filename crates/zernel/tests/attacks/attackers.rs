@@ -11,7 +11,9 @@ use std::{process, thread};
 
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{WaitOptions, waitpid};
-use zernel_testkit::elf_builder::{ElfBuilder, function};
+use zernel_ebpf::probes::{ProbedFunction, SYMBOLS};
+use zernel_elf::LibraryKind;
+use zernel_testkit::elf_builder::{ElfBuilder, ElfSymbol, function};
 use zernel_testkit::libloading::Library;
 use zernel_testkit::target::{self, Driver, TargetRole, call, directory, out, pause};
 
@@ -20,6 +22,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("maps_huge_libraries", maps_huge_libraries),
     ("maps_dead_files", maps_dead_files),
     ("maps_copies", maps_copies),
+    ("maps_full_copies", maps_full_copies),
     ("loops_cu_init", loops_cu_init),
     ("forks_and_exits", forks_and_exits),
     ("destroys_contexts", destroys_contexts),
@@ -136,7 +139,24 @@ fn maps_dead_files(_driver: &Driver, _rounds: u64) {
 
 /// Maps this number of copies of a small library.
 fn maps_copies(_driver: &Driver, copies: u64) {
-    let library = ElfBuilder::new(&CODE, vec![function("cuInit", 3)]).bytes();
+    map_copies(&["cuInit"], copies);
+}
+
+/// Maps this number of copies of a library with every function that is probed in the CUDA driver. Each frequent one has a link of
+/// its own.
+fn maps_full_copies(_driver: &Driver, copies: u64) {
+    let symbols = SYMBOLS.iter();
+    let symbols = symbols.filter(|symbol| symbol.library == LibraryKind::Cuda);
+    let names: Vec<&'static str> = symbols.map(ProbedFunction::name).collect();
+    map_copies(&names, copies);
+}
+
+fn map_copies(functions: &[&'static str], copies: u64) {
+    let mut symbols: Vec<ElfSymbol> = functions.iter().map(|name| function(*name, 3)).collect();
+    for (number, symbol) in symbols.iter_mut().enumerate() {
+        symbol.address += (number * CODE.len()) as u64;
+    }
+    let library = ElfBuilder::new(&CODE.repeat(symbols.len()), symbols).bytes();
     for copy in 0..copies {
         let path = own_path(&format!("libcuda.so.{copy}"));
         fs::write(&path, &library).expect("ours");

@@ -18,9 +18,10 @@ use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use zernel_ebpf::capability::Capability;
 use zernel_testkit::needs::bpf;
-use zernel_testkit::target::{self, Stage, TargetRole};
+use zernel_testkit::target::{self, Stage, Target, TargetRole};
 use zernel_testkit::{Need, StallingFs, root, trial};
 
 use attackers::DEAD_NAMES;
@@ -65,9 +66,9 @@ fn main() -> ExitCode {
             let mut scene = Scene::start();
             let attacker = attack(&scene.stage, role, *rounds);
             scene.endure(name, duration());
-            let stage = scene.stop(name);
+            let used = scene.stop(name, &[&attacker]);
             attacker.kill();
-            drop(stage);
+            drop(used);
         };
         trial(name, &needs, attack)
     });
@@ -75,6 +76,11 @@ fn main() -> ExitCode {
         "a_dead_file_system",
         &[needs[0], needs[1], FUSE],
         dead_file_system,
+    );
+    let together = trial(
+        "attacks_together",
+        &[needs[0], needs[1], FUSE],
+        attacks_together,
     );
     let quarantined = trial(
         "a_file_in_hand_of_a_killed_daemon_is_refused",
@@ -92,7 +98,8 @@ fn main() -> ExitCode {
         restart::crowd_beside_sampling,
     );
     let soak = trial("soak", &needs, soak::soak);
-    let code = zernel_testkit::main(attacks.chain([dead, quarantined, busy, crowd, soak]));
+    let code =
+        zernel_testkit::main(attacks.chain([dead, together, quarantined, busy, crowd, soak]));
     cpu_weights::remove();
     code
 }
@@ -125,11 +132,34 @@ fn mount_files(stage: &Stage) -> [StallingFs; 2] {
 fn dead_file_system() {
     let name = "a_dead_file_system";
     let mut scene = Scene::start();
-    let files = mount_files(&scene.stage);
+    scene.files = mount_files(&scene.stage).into();
     let attacker = attack(&scene.stage, "maps_dead_files", 0);
-    files.iter().for_each(StallingFs::stall);
+    scene.files.iter().for_each(StallingFs::stall);
     scene.endure(name, duration());
-    let stage = scene.stop(name);
+    let used = scene.stop(name, &[&attacker]);
     attacker.kill();
-    drop((files, stage));
+    drop(used);
+}
+
+/// The attacks that hold up the end of a daemon most, together: a file system that stops answering again and again, hundreds of
+/// files with thousands of links, and a flood of requests.
+fn attacks_together() {
+    for signal in [Signal::TERM, Signal::KILL] {
+        let mut scene = Scene::start();
+        scene.files = mount_files(&scene.stage).into();
+        let mut attackers = vec![
+            attack(&scene.stage, "maps_full_copies", 400),
+            attack(&scene.stage, "floods_requests", 32),
+        ];
+        for _ in 0..2 {
+            scene.files.iter().for_each(StallingFs::answer);
+            attackers.push(attack(&scene.stage, "maps_dead_files", 0));
+            scene.files.iter().for_each(StallingFs::stall);
+            scene.endure("attacks_together", duration());
+        }
+        let others: Vec<&Target> = attackers.iter().collect();
+        let used = scene.end("attacks_together", signal, &others);
+        attackers.into_iter().for_each(Target::kill);
+        drop(used);
+    }
 }

@@ -61,10 +61,10 @@ pub(crate) fn crowd_beside_sampling() {
     let children = attack(&scene.stage, "has_children", crowd);
     crate::measured(&format!("{name}: {crowd} forks in {:.2?}", begin.elapsed()));
     scene.endure_sampled(name, crate::duration());
-    let stage = scene.stop(name);
+    let used = scene.stop(name, &[&busy, &children]);
     busy.kill();
     children.kill();
-    drop(stage);
+    drop(used);
 }
 
 /// Why a file is refused, by the ledger of a daemon.

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,8 +21,8 @@ use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 use zernel_softgpu::truth::TruthLog;
 use zernel_testkit::daemon::{Daemon, command};
-use zernel_testkit::eventually_ok;
 use zernel_testkit::target::{Driver, Stage, Target, pause};
+use zernel_testkit::{StallingFs, eventually_ok};
 
 use crate::attackers::own_directory;
 use crate::cpu_weights::{self, WeightGroup};
@@ -49,6 +49,8 @@ pub(crate) const EXIT_LIMIT: Duration = match cfg!(debug_assertions) {
     true => Duration::from_secs(10),
     false => Duration::from_secs(2),
 };
+/// Longest time from a signal that ends the daemon until nothing is attached.
+pub(crate) const DETACH_LIMIT: Duration = Duration::from_secs(5);
 /// Resident memory that the daemon never exceeds, as docs/security.md states.
 pub(crate) const MAX_RESIDENT: u64 = 192 << 20;
 
@@ -104,6 +106,8 @@ pub(crate) fn command_of(stage: &Stage, user: u32, own: &Path, role: &str, round
 pub(crate) struct Scene {
     pub(crate) daemon: Daemon,
     pub(crate) victim: Target,
+    /// File systems that can stop answering. They answer again before the stage is removed.
+    pub(crate) files: Vec<StallingFs>,
     pub(crate) stage: Stage,
 }
 
@@ -116,6 +120,7 @@ impl Scene {
         Self {
             daemon,
             victim,
+            files: Vec::new(),
             stage,
         }
     }
@@ -155,21 +160,79 @@ impl Scene {
         assert!(peak < MAX_RESIDENT, "{} MiB", peak >> 20);
     }
 
-    /// Ends the daemon by SIGTERM during the attack. Nothing stays attached. Returns the stage, which the attacker uses.
-    pub(crate) fn stop(self, attack: &str) -> Stage {
+    /// Ends the daemon by SIGTERM during the attack. Nothing stays attached. Returns what the attackers use.
+    pub(crate) fn stop(self, attack: &str, attackers: &[&Target]) -> (Vec<StallingFs>, Stage) {
+        self.end(attack, Signal::TERM, attackers)
+    }
+
+    /// Ends the daemon by a signal, like [`Self::stop`].
+    pub(crate) fn end(
+        self,
+        attack: &str,
+        signal: Signal,
+        attackers: &[&Target],
+    ) -> (Vec<StallingFs>, Stage) {
         let objects = self.daemon.kernel_objects();
         let begin = Instant::now();
-        let (status, said) = self.daemon.end(Signal::TERM);
+        let (status, said) = self.daemon.end(signal);
         let exit = begin.elapsed();
-        assert_eq!(status.code(), Some(0), "{said}");
-        assert!(exit < EXIT_LIMIT, "{exit:?}");
+        assert!(signal == Signal::KILL || status.success(), "{said}");
+        assert!(exit < EXIT_LIMIT, "{signal:?}: {exit:?}");
         objects.wait_until_detached();
+        let targets = attackers.iter().copied().chain([&self.victim]);
+        wait_for_original_code(targets.map(Target::pid));
+        let detached = begin.elapsed();
+        assert!(detached < DETACH_LIMIT, "{signal:?}: {detached:?}");
         crate::measured(&format!(
-            "{attack}: exit after {exit:.2?}, nothing attached after {:.2?}",
-            begin.elapsed()
+            "{attack}: {signal:?}: exit after {exit:.2?}, {} links detached after {detached:.2?}",
+            objects.links()
         ));
-        self.stage
+        (self.files, self.stage)
     }
+}
+
+/// Waits until the libraries that processes map have no probes: the kernel lists a link no more before it has removed its probes.
+pub(crate) fn wait_for_original_code(pids: impl Iterator<Item = u32>) {
+    let pids: Vec<u32> = pids.collect();
+    eventually_ok("no library has probes", || {
+        match pids.iter().map(|pid| changed_libraries(*pid)).sum() {
+            0 => Ok(()),
+            libraries => Err(format!("{libraries} have")),
+        }
+    });
+}
+
+/// The number of mapped libraries whose code in memory is not that of the file. A process that exits maps none.
+fn changed_libraries(pid: u32) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else {
+        return 0;
+    };
+    let is_changed = |line: &&str| is_code_changed(&memory, line).unwrap_or(false);
+    maps.lines().filter(is_changed).count()
+}
+
+/// Whether the code of a library in memory is not that of its file, by a line of `/proc/PID/maps`.
+fn is_code_changed(memory: &File, line: &str) -> Option<bool> {
+    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+    let [range, "r-xp", offset, _, _, path] = fields[..] else {
+        return None;
+    };
+    let name = Path::new(path).file_name()?.to_str()?;
+    // A file system that does not answer would hold up the test.
+    if !name.starts_with("libcuda.so") || path.contains("/dead/") {
+        return None;
+    }
+    let (start, end) = range.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    let length = (number(end)? - number(start)?) as usize;
+    let (mut mapped, mut original) = (vec![0; length], vec![0; length]);
+    // The last page of a file is filled with zeros.
+    let read = memory.read_at(&mut mapped, number(start)?).ok()?;
+    let file = File::open(path).ok()?;
+    let known = file.read_at(&mut original, number(offset)?).ok()?;
+    let length = read.min(known);
+    Some(mapped[..length] != original[..length])
 }
 
 /// Waits until the daemon shows exactly the calls that the victim made.

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::choice::{MAX_DUTY, PERMANENT_SHARE, duty};
 use super::{Governed, Governor};
-use crate::observer::files::{self, AttachedFile, ProbeLink};
+use crate::observer::files::{self, AttachedFile};
 use crate::observer::monotonic_ns;
 use crate::observer::process::{ObservedProcess, window_length_for_steps};
 use crate::observer::process_table::ProcessTable;
+use crate::probe_link::ProbeLink;
 use crate::probes::layout;
 
 /// The shortest window: attaching and detaching takes milliseconds, so shorter ones would do little else.

@@ -1,0 +1,129 @@
+//! Families of the scheduler, which publishes its statistics to the daemon.
+
+use zernel_model::aggregation::exposition::Exposition;
+use zernel_model::scheduler::{ClassStatistics, SchedulerStatistics};
+use zernel_phase::class::TaskClass;
+
+use super::{MetricFamily, families, head, single};
+
+families! {
+    LOADED = Gauge "zernel_sched_loaded" []
+        "1 while `zernel sched` has its scheduler loaded, else 0. The other families of the scheduler have no series then.";
+    RESTARTS = Counter "zernel_sched_restarts_total" []
+        "Times that the scheduler was loaded again after the kernel had ejected it.";
+    SLICE = Gauge "zernel_sched_slice_seconds" []
+        "Time that a task runs before others get their turn.";
+    GUARANTEE = Gauge "zernel_sched_guarantee_ratio" []
+        "Part of their fair share that others keep beside critical threads.";
+    EVENTS = Counter "zernel_sched_events_total" ["event"]
+        "What the scheduler decided, such as preempting_wakeups, critical_wakeups, guarantee_hits and throttled.";
+    RUNS = Counter "zernel_sched_runs_total" ["class"]
+        "Times that a thread of the class was chosen to run.";
+    RUN_SECONDS = Counter "zernel_sched_run_seconds_total" ["class"]
+        "Time that threads of the class have spent on CPUs. Its rate divided by the sum over all classes is their share.";
+    WAIT = Histogram "zernel_sched_wake_to_run_seconds" ["class"]
+        "Time from a wake-up of a thread of the class until it ran.";
+}
+
+/// A figure of a class.
+type Figure = fn(&ClassStatistics) -> f64;
+
+pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistics>) {
+    single(out, &LOADED, &[], f64::from(u8::from(scheduler.is_some())));
+    let Some(scheduler) = scheduler else {
+        return;
+    };
+    single(out, &RESTARTS, &[], f64::from(scheduler.restarts));
+    single(out, &SLICE, &[], scheduler.slice_us as f64 / 1e6);
+    single(out, &GUARANTEE, &[], scheduler.guarantee);
+    head(out, &EVENTS);
+    for (event, count) in scheduler.counters.iter() {
+        out.sample(EVENTS.name, "", &[("event", &event)], count);
+    }
+    let counters: [(MetricFamily, Figure); 2] = [
+        (RUNS, |class| class.runs as f64),
+        (RUN_SECONDS, |class| class.run_ns as f64 / 1e9),
+    ];
+    for (family, figure) in counters {
+        head(out, &family);
+        for (class, counted) in &scheduler.classes {
+            out.sample(
+                family.name,
+                "",
+                &[("class", &label(*class))],
+                figure(counted),
+            );
+        }
+    }
+    head(out, &WAIT);
+    for (class, counted) in &scheduler.classes {
+        out.histogram(WAIT.name, &[("class", &label(*class))], &counted.waits());
+    }
+}
+
+/// A class as a label, as in JSON.
+fn label(class: TaskClass) -> &'static str {
+    match class {
+        TaskClass::Other => "other",
+        TaskClass::Critical => "critical",
+        TaskClass::Feed => "feed",
+        TaskClass::GpuWait => "gpu_wait",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(scheduler: Option<&SchedulerStatistics>) -> String {
+        let mut out = Exposition::default();
+        expose(&mut out, scheduler);
+        out.finish()
+    }
+
+    #[test]
+    fn a_loaded_scheduler_has_series_per_class() {
+        let mut scheduler = SchedulerStatistics {
+            guarantee: 0.5,
+            ..SchedulerStatistics::default()
+        };
+        scheduler.counters.guarantee_hits = 3;
+        let critical = ClassStatistics {
+            runs: 7,
+            run_ns: 2_500_000_000,
+            wakeups: 5,
+            wait_ns: 10_000,
+            // Up to 1, 2, 4 and 8 µs.
+            wait_buckets: vec![2, 1, 1, 1],
+        };
+        scheduler.classes.insert(TaskClass::Critical, critical);
+        let text = text(Some(&scheduler));
+        for expected in [
+            "zernel_sched_loaded 1\n",
+            "zernel_sched_guarantee_ratio 0.5\n",
+            "zernel_sched_events_total{event=\"guarantee_hits\"} 3\n",
+            "zernel_sched_runs_total{class=\"critical\"} 7\n",
+            "zernel_sched_run_seconds_total{class=\"critical\"} 2.5\n",
+            "zernel_sched_wake_to_run_seconds_bucket{class=\"critical\",le=\"0.000001023\"} 2\n",
+            "zernel_sched_wake_to_run_seconds_bucket{class=\"critical\",le=\"0.000004095\"} 4\n",
+            "zernel_sched_wake_to_run_seconds_bucket{class=\"critical\",le=\"+Inf\"} 5\n",
+            "zernel_sched_wake_to_run_seconds_sum{class=\"critical\"} 0.00001\n",
+        ] {
+            assert!(text.contains(expected), "no {expected} in {text}");
+        }
+    }
+
+    #[test]
+    fn without_a_scheduler_one_series_is_left() {
+        let text = text(None);
+        let series: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(series, ["zernel_sched_loaded 0"]);
+    }
+
+    #[test]
+    fn labels_are_the_names_in_json() {
+        for class in TaskClass::ALL {
+            assert_eq!(serde_json::to_value(class).unwrap(), label(*class));
+        }
+    }
+}

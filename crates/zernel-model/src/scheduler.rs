@@ -1,0 +1,237 @@
+//! What the scheduler has decided since it was loaded. `zernel sched` publishes it as JSON; `zernel sched --monitor` and
+//! the metrics of `zernel observe` read it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use zernel_phase::class::TaskClass;
+
+use crate::aggregation::LatencyHistogram;
+
+/// Calls a macro with the scheduler's counters: name and meaning.
+#[macro_export]
+macro_rules! for_each_sched_counter {
+    ($callback:ident) => {
+        $callback! {
+            idle_wakeups "Wake-ups that found an idle CPU.",
+            preempting_wakeups "Wake-ups that preempted another task.",
+            queued "Times that a task waited in a queue.",
+            kept "Times that a task ran on after its slice, because it was still first.",
+            stolen "Times that a CPU took a task from another cache's queue.",
+            throttled "Times that a task waited because of a cpu.max.",
+            critical_wakeups "Wake-ups of critical threads that preempted another task.",
+            critical_kept "Times that a critical thread was kept on its CPU.",
+            guarantee_hits "Times that a critical thread waited because others had lost enough.",
+            uncounted_cgroups "Cgroups that the scheduler had no room for. Their tasks count as tasks of the root.",
+        }
+    };
+}
+
+macro_rules! declare_counters {
+    ($($name:ident $meaning:literal,)*) => {
+        /// How often the scheduler decided what.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct SchedCounters {
+            $(#[doc = $meaning]
+            pub $name: u64,)*
+        }
+
+        impl SchedCounters {
+            /// Names and values.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
+
+            /// What was counted since `earlier`.
+            #[must_use]
+            pub fn since(&self, earlier: &Self) -> Self {
+                Self { $($name: self.$name.saturating_sub(earlier.$name)),* }
+            }
+        }
+    };
+}
+for_each_sched_counter!(declare_counters);
+
+/// What the threads of a class did.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClassStatistics {
+    /// Times that a thread was chosen to run.
+    pub runs: u64,
+    /// Time on CPUs.
+    pub run_ns: u64,
+    /// Wake-ups and forks after which a thread has run.
+    pub wakeups: u64,
+    /// Time between these and running.
+    pub wait_ns: u64,
+    /// The same by power of two: the first bucket ends at [`FIRST_BUCKET_ENDS_NS`], each further one at twice that, and
+    /// the last holds all longer ones.
+    pub wait_buckets: Vec<u64>,
+}
+
+/// End of the first bucket of [`ClassStatistics::wait_buckets`].
+pub const FIRST_BUCKET_ENDS_NS: u64 = 1 << 10;
+
+impl ClassStatistics {
+    /// Adds what another CPU counted.
+    pub fn add(&mut self, other: &Self) {
+        self.runs += other.runs;
+        self.run_ns += other.run_ns;
+        self.wakeups += other.wakeups;
+        self.wait_ns += other.wait_ns;
+        let length = self.wait_buckets.len().max(other.wait_buckets.len());
+        self.wait_buckets.resize(length, 0);
+        for (ours, theirs) in self.wait_buckets.iter_mut().zip(&other.wait_buckets) {
+            *ours += theirs;
+        }
+    }
+
+    /// What was counted since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let before = earlier.wait_buckets.iter().chain(std::iter::repeat(&0));
+        let buckets = self.wait_buckets.iter().zip(before);
+        Self {
+            runs: self.runs.saturating_sub(earlier.runs),
+            run_ns: self.run_ns.saturating_sub(earlier.run_ns),
+            wakeups: self.wakeups.saturating_sub(earlier.wakeups),
+            wait_ns: self.wait_ns.saturating_sub(earlier.wait_ns),
+            wait_buckets: buckets
+                .map(|(now, before)| now.saturating_sub(*before))
+                .collect(),
+        }
+    }
+
+    /// Times from a wake-up to running. A quantile is that of the end of its bucket: at most twice as long as the exact
+    /// one, within the error of [`LatencyHistogram`].
+    #[must_use]
+    pub fn waits(&self) -> LatencyHistogram {
+        let mut histogram = LatencyHistogram::default();
+        let (mut longest_ns, mut shortest_ns) = (0, u64::MAX);
+        let mut ends_ns = FIRST_BUCKET_ENDS_NS;
+        for count in &self.wait_buckets {
+            if *count > 0 {
+                longest_ns = ends_ns - 1;
+                shortest_ns = shortest_ns.min(longest_ns);
+                histogram.record_about(longest_ns, *count);
+            }
+            ends_ns = ends_ns.saturating_mul(2);
+        }
+        if histogram.count > 0 {
+            histogram.account(self.wait_ns, shortest_ns, longest_ns);
+        }
+        histogram
+    }
+}
+
+/// What the scheduler publishes.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SchedulerStatistics {
+    /// The process that keeps the scheduler loaded.
+    pub pid: u32,
+    /// When this was written, by the monotonic clock.
+    pub taken_ns: u64,
+    /// When the scheduler was loaded.
+    pub since_ns: u64,
+    /// Times that it was loaded again after the kernel had ejected it.
+    pub restarts: u32,
+    /// Time that a task runs before others get their turn.
+    pub slice_us: u64,
+    /// Whose critical threads go first, as `--privilege` takes it.
+    pub privilege: String,
+    /// Part of their fair share that others keep.
+    pub guarantee: f64,
+    /// Decisions.
+    pub counters: SchedCounters,
+    /// What the threads of each class did.
+    pub classes: BTreeMap<TaskClass, ClassStatistics>,
+}
+
+impl SchedulerStatistics {
+    /// The largest age of statistics of a scheduler that runs. It publishes once a second.
+    pub const LARGEST_AGE_NS: u64 = 3_000_000_000;
+
+    /// Whether the scheduler runs at `now_ns` of the monotonic clock.
+    #[must_use]
+    pub fn is_current(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.taken_ns) < Self::LARGEST_AGE_NS
+    }
+
+    /// What was counted since `earlier`; everything if the scheduler was loaded later.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        if (self.pid, self.since_ns) != (earlier.pid, earlier.since_ns) {
+            return self.clone();
+        }
+        let nothing = ClassStatistics::default();
+        let classes = self.classes.iter().map(|(class, now)| {
+            let before = earlier.classes.get(class).unwrap_or(&nothing);
+            (*class, now.since(before))
+        });
+        Self {
+            counters: self.counters.since(&earlier.counters),
+            classes: classes.collect(),
+            ..self.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(wait_buckets: Vec<u64>) -> ClassStatistics {
+        let wakeups = wait_buckets.iter().sum();
+        ClassStatistics {
+            runs: wakeups + 1,
+            run_ns: 5000,
+            wakeups,
+            wait_ns: 1000 * wakeups,
+            wait_buckets,
+        }
+    }
+
+    #[test]
+    fn quantiles_are_the_ends_of_their_buckets() {
+        let waits = class(vec![98, 0, 0, 2]).waits();
+        assert_eq!(waits.count, 100);
+        assert_eq!(waits.sum_ns, 100_000);
+        assert_eq!(waits.p50_ns(), 1023);
+        let error = (8191.0 - waits.p99_ns() as f64) / 8191.0;
+        assert!((0.0..=LatencyHistogram::MAX_ERROR).contains(&error));
+        assert_eq!(class(Vec::new()).waits(), LatencyHistogram::default());
+        assert_eq!(class(vec![0; 28]).waits(), LatencyHistogram::default());
+    }
+
+    #[test]
+    fn an_interval_has_what_was_counted_in_it() {
+        let mut earlier = SchedulerStatistics {
+            pid: 7,
+            since_ns: 1,
+            ..SchedulerStatistics::default()
+        };
+        earlier.counters.queued = 10;
+        earlier.classes.insert(TaskClass::Feed, class(vec![1, 2]));
+        let mut later = earlier.clone();
+        later.counters.queued = 15;
+        later.classes.insert(TaskClass::Feed, class(vec![1, 5, 1]));
+        later.classes.insert(TaskClass::Other, class(vec![4]));
+        let interval = later.since(&earlier);
+        assert_eq!(interval.counters.queued, 5);
+        assert_eq!(interval.classes[&TaskClass::Feed].wakeups, 4);
+        assert_eq!(interval.classes[&TaskClass::Feed].wait_buckets, [0, 3, 1]);
+        assert_eq!(interval.classes[&TaskClass::Other].wakeups, 4);
+        // A scheduler that was loaded again counts from zero.
+        later.since_ns = 2;
+        assert_eq!(later.since(&earlier), later);
+    }
+
+    #[test]
+    fn json_of_another_version_is_understood() {
+        let text = r#"{"pid": 7, "new": 1, "counters": {"queued": 3, "new": 4}}"#;
+        let read: SchedulerStatistics = serde_json::from_str(text).unwrap();
+        assert_eq!((read.pid, read.counters.queued), (7, 3));
+    }
+}

@@ -1,0 +1,176 @@
+//! The loaded scheduler: what it has counted, and why it ended.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use libbpf_rs::{MapCore, MapFlags, ProgramInput};
+use rustix::time::{ClockId, clock_gettime};
+use zernel_model::for_each_sched_counter;
+use zernel_model::scheduler::{ClassStatistics, SchedCounters};
+use zernel_phase::class::TaskClass;
+use zerocopy::{FromBytes, Immutable, KnownLayout};
+
+use crate::scheduler::skeleton::{MainSkel, types};
+use crate::scheduler::{SchedError, SchedSettings};
+
+/// `SCX_EXIT_UNREG`: this process unloaded the scheduler.
+const UNLOADED_HERE: u32 = 64;
+/// `SCX_EXIT_ERROR`: the first kind that is an error.
+const FIRST_ERROR: u32 = 1024;
+/// As in `intf.h`, which the comparison of sizes shows.
+const WAIT_BUCKETS: usize = 28;
+
+/// The loaded scheduler.
+pub struct LoadedScheduler<'a> {
+    pub(crate) skel: &'a MainSkel<'a>,
+    since_ns: u64,
+}
+
+/// `struct class_counters` of `intf.h`.
+#[derive(Debug, Clone, Copy, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawClassCounters {
+    runs: u64,
+    run_ns: u64,
+    wakeups: u64,
+    wait_ns: u64,
+    wait_buckets: [u64; WAIT_BUCKETS],
+}
+
+const _: () = assert!(size_of::<RawClassCounters>() == size_of::<types::class_counters>());
+
+impl<'a> LoadedScheduler<'a> {
+    pub(crate) fn new(skel: &'a MainSkel<'a>) -> Self {
+        Self {
+            skel,
+            since_ns: monotonic_ns(),
+        }
+    }
+
+    /// When it was loaded, by the monotonic clock.
+    #[must_use]
+    pub fn since_ns(&self) -> u64 {
+        self.since_ns
+    }
+
+    /// The slice that it works with.
+    #[must_use]
+    pub fn slice(&self) -> Duration {
+        Duration::from_nanos(self.bss().settings.slice_ns)
+    }
+
+    /// The percentage of their fair share that others keep.
+    #[must_use]
+    pub fn guarantee_percent(&self) -> u32 {
+        self.bss().settings.guarantee_percent
+    }
+
+    /// How often it decided what.
+    #[must_use]
+    pub fn counters(&self) -> SchedCounters {
+        macro_rules! convert {
+            ($($name:ident $meaning:literal,)*) => {{
+                // Without `..`, so that a counter that is missing in one of the two lists does not compile.
+                let types::counters { $($name),* } = self.bss().counters;
+                SchedCounters { $($name),* }
+            }};
+        }
+        for_each_sched_counter!(convert)
+    }
+
+    /// What the threads of each class did.
+    #[must_use]
+    pub fn classes(&self) -> BTreeMap<TaskClass, ClassStatistics> {
+        let classes = TaskClass::ALL.iter();
+        classes.map(|class| (*class, self.class(*class))).collect()
+    }
+
+    fn class(&self, class: TaskClass) -> ClassStatistics {
+        let key = (class as u32).to_ne_bytes();
+        let map = &self.skel.maps.class_counters;
+        let values = map.lookup_percpu(&key, MapFlags::ANY).ok().flatten();
+        let mut sum = ClassStatistics::default();
+        for value in values.unwrap_or_default() {
+            if let Ok((counted, _)) = RawClassCounters::read_from_prefix(&value) {
+                sum.add(&counted.into());
+            }
+        }
+        sum
+    }
+
+    fn bss(&self) -> &types::bss {
+        let data = self.skel.maps.bss_data.as_deref();
+        data.expect("the object has data")
+    }
+
+    fn raw_ending(&self) -> types::ending {
+        // The kernel writes it meanwhile.
+        // SAFETY: the pointer is valid for a read of this plain type as long as the skeleton lives.
+        unsafe { std::ptr::read_volatile(&raw const self.bss().ending) }
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.raw_ending().kind != 0
+    }
+
+    /// What it counted, or why it ended early.
+    pub(crate) fn result(&self) -> Result<SchedCounters, SchedError> {
+        let ending = self.raw_ending();
+        match ending.kind {
+            0 | UNLOADED_HERE => Ok(self.counters()),
+            FIRST_ERROR.. => Err(SchedError::Ejected(describe(&ending))),
+            _ => Err(SchedError::Unloaded(describe(&ending))),
+        }
+    }
+
+    /// Changes slice, privilege and guarantee. Nobody may become privileged unless the settings said so at the start.
+    ///
+    /// # Errors
+    /// The kernel refused it.
+    pub fn set_policy(&self, settings: &SchedSettings) -> Result<(), SchedError> {
+        let (privilege, cgroup) = settings.privilege.raw();
+        let wide = [settings.slice_ns(), cgroup];
+        let narrow = [privilege.0, settings.guarantee_percent];
+        let wide = wide.iter().flat_map(|word| word.to_ne_bytes());
+        let narrow = narrow.iter().flat_map(|word| word.to_ne_bytes());
+        let mut policy: Vec<u8> = wide.chain(narrow).collect();
+        let input = ProgramInput {
+            context_in: Some(&mut policy),
+            ..ProgramInput::default()
+        };
+        self.skel.progs.set_policy.test_run(input)?;
+        Ok(())
+    }
+}
+
+impl From<RawClassCounters> for ClassStatistics {
+    fn from(raw: RawClassCounters) -> Self {
+        Self {
+            runs: raw.runs,
+            run_ns: raw.run_ns,
+            wakeups: raw.wakeups,
+            wait_ns: raw.wait_ns,
+            wait_buckets: raw.wait_buckets.to_vec(),
+        }
+    }
+}
+
+fn describe(ending: &types::ending) -> String {
+    let reason = text(&ending.reason);
+    match text(&ending.message) {
+        message if message.is_empty() => reason,
+        message => format!("{reason}: {message}"),
+    }
+}
+
+fn text(bytes: &[i8]) -> String {
+    let bytes = bytes.iter().map(|byte| byte.cast_unsigned());
+    let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The clock that the scheduler's BPF half reads.
+pub(crate) fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}

@@ -1,0 +1,160 @@
+//! `zernel sched --config`: the numbers of the policy in a TOML file, which is read again when it changes or on SIGHUP.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::policy::PolicyOptions;
+
+/// Time between two looks at the file. A file that changed must be the same at two of them, because an editor may still
+/// be writing.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Longer files are refused.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Reads and checks a file.
+pub(super) fn load(path: &Path) -> Result<PolicyOptions, String> {
+    let failed = |problem: String| format!("{}: {problem}", path.display());
+    let status = fs::metadata(path).map_err(|error| failed(error.to_string()))?;
+    if !status.is_file() || status.len() > MAX_BYTES {
+        return Err(failed(
+            "it is not a regular file of at most 1 MiB".to_owned(),
+        ));
+    }
+    let text = fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    toml::from_str(&text).map_err(|error| failed(error.to_string().trim_end().to_owned()))
+}
+
+/// Identifies a version of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FileVersion {
+    inode: u64,
+    length: u64,
+    modified: (i64, i64),
+}
+
+impl FileVersion {
+    fn of(path: &Path) -> Option<Self> {
+        let status = fs::metadata(path).ok()?;
+        Some(Self {
+            inode: status.ino(),
+            length: status.len(),
+            modified: (status.mtime(), status.mtime_nsec()),
+        })
+    }
+}
+
+/// A configuration file that may change.
+pub(super) struct ConfigFile {
+    pub(super) path: PathBuf,
+    /// Set by SIGHUP.
+    is_requested: Arc<AtomicBool>,
+    looked: Instant,
+    /// The version that was read last.
+    read: Option<FileVersion>,
+    /// The version at the last look.
+    seen: Option<FileVersion>,
+}
+
+impl ConfigFile {
+    /// Begins to watch a file that was just read.
+    pub(super) fn new(path: &Path, is_requested: Arc<AtomicBool>) -> Self {
+        let version = FileVersion::of(path);
+        Self {
+            path: path.to_owned(),
+            is_requested,
+            looked: Instant::now(),
+            read: version,
+            seen: version,
+        }
+    }
+
+    /// The new policy, or what is wrong with it, if the file was changed or SIGHUP came.
+    pub(super) fn changed(&mut self) -> Option<Result<PolicyOptions, String>> {
+        let is_requested = self.is_requested.swap(false, Ordering::Relaxed);
+        if !is_requested && self.looked.elapsed() < LOOK_EVERY {
+            return None;
+        }
+        self.looked = Instant::now();
+        let version = FileVersion::of(&self.path);
+        let is_stable = std::mem::replace(&mut self.seen, version) == version;
+        if !is_requested && (!is_stable || version == self.read) {
+            return None;
+        }
+        self.read = version;
+        Some(load(&self.path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zernel_scheduler::scheduler::Privilege;
+
+    fn written(text: &str) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sched.toml");
+        fs::write(&path, text).unwrap();
+        (folder, path)
+    }
+
+    #[test]
+    fn a_file_has_the_numbers_of_the_flags() {
+        let (_folder, path) = written("slice_us = 2000\nprivilege = \"all\"\nguarantee = 1\n");
+        let policy = load(&path).unwrap();
+        assert_eq!(policy.slice_us, 2000);
+        assert_eq!(policy.privilege.privilege, Privilege::All);
+        assert_eq!(policy.guarantee.share(), 1.0);
+        let (_folder, path) = written("");
+        assert_eq!(load(&path), Ok(PolicyOptions::default()));
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_line() {
+        for (text, line, named) in [
+            ("\nslice = 2000", 2, "unknown field `slice`"),
+            ("slice_us = 99", 1, "a slice is between 100 and 100000 µs"),
+            ("\n\nguarantee = 1.5", 3, "between 0 and 1"),
+            ("guarantee = \"half\"", 1, "invalid type"),
+            ("privilege = \"some\"", 1, "nobody, all or cgroup=PATH"),
+            ("privilege =", 1, "privilege ="),
+        ] {
+            let (_folder, path) = written(text);
+            let error = load(&path).unwrap_err();
+            assert!(error.contains(&format!("line {line},")), "{error}");
+            assert!(error.contains(named), "{error}");
+            assert!(error.contains("sched.toml"), "{error}");
+        }
+        assert!(load(Path::new("/nowhere/sched.toml")).is_err());
+        assert!(load(Path::new("/dev/null")).is_err());
+    }
+
+    #[test]
+    fn a_file_is_read_again_once_per_change_and_request() {
+        let (_folder, path) = written("slice_us = 2000");
+        let request = Arc::new(AtomicBool::new(false));
+        let mut file = ConfigFile::new(&path, Arc::clone(&request));
+        let mut look = || {
+            file.looked = Instant::now().checked_sub(LOOK_EVERY).unwrap();
+            file.changed()
+        };
+        assert_eq!(look(), None);
+        fs::write(&path, "slice_us = 40000").unwrap();
+        assert_eq!(look(), None, "it may still be written");
+        assert_eq!(look().unwrap().unwrap().slice_us, 40000);
+        assert_eq!(look(), None);
+        request.store(true, Ordering::Relaxed);
+        assert!(look().unwrap().is_ok());
+        assert_eq!(look(), None);
+        fs::write(&path, "slice_us = 1").unwrap();
+        assert_eq!(look(), None);
+        assert!(look().unwrap().is_err());
+        assert_eq!(look(), None, "a mistake is reported once");
+        fs::remove_file(&path).unwrap();
+        assert_eq!(look(), None);
+        assert!(look().unwrap().is_err());
+    }
+}

@@ -1,0 +1,142 @@
+//! The lines of `--stats` and `--monitor`: what the scheduler did in each interval.
+
+use std::fmt::Write;
+
+use zernel_model::scheduler::{ClassStatistics, SchedulerStatistics};
+use zernel_phase::class::TaskClass;
+
+/// Lines between two headers.
+const HEADER_EVERY: u32 = 20;
+/// Order of the columns.
+const CLASSES: [TaskClass; 4] = [
+    TaskClass::Critical,
+    TaskClass::Feed,
+    TaskClass::GpuWait,
+    TaskClass::Other,
+];
+
+/// A table that grows by a line per interval.
+#[derive(Debug, Default)]
+pub(super) struct IntervalTable {
+    last: Option<SchedulerStatistics>,
+    lines: u32,
+}
+
+impl IntervalTable {
+    /// The line of the interval since the last call, below a header if one is due. The first call begins the first
+    /// interval and returns nothing.
+    pub(super) fn add(&mut self, now: SchedulerStatistics) -> Option<String> {
+        let last = self.last.replace(now.clone())?;
+        let seconds = now.taken_ns.saturating_sub(last.taken_ns) as f64 / 1e9;
+        let mut text = match self.lines.is_multiple_of(HEADER_EVERY) {
+            true => header(),
+            false => String::new(),
+        };
+        self.lines += 1;
+        text += &line(&now.since(&last), seconds.max(1e-9));
+        Some(text)
+    }
+}
+
+fn header() -> String {
+    let mut text = String::new();
+    for class in CLASSES {
+        let _ = write!(text, "{:>20}  ", class.to_string());
+    }
+    text = text.trim_end().to_owned() + "\n";
+    for _ in CLASSES {
+        text += "  RUN/S  P99 WAIT  CPU  ";
+    }
+    text + "PREEMPT/S  HELD/S\n"
+}
+
+fn line(interval: &SchedulerStatistics, seconds: f64) -> String {
+    let all_ns: u64 = interval.classes.values().map(|class| class.run_ns).sum();
+    let nothing = ClassStatistics::default();
+    let mut text = String::new();
+    for class in CLASSES {
+        let counted = interval.classes.get(&class).unwrap_or(&nothing);
+        let wait = match counted.wakeups {
+            0 => "-".to_owned(),
+            _ => duration(counted.waits().p99_ns()),
+        };
+        let share = 100.0 * counted.run_ns as f64 / all_ns.max(1) as f64;
+        let rate = counted.runs as f64 / seconds;
+        let _ = write!(text, "{rate:7.0}  {wait:>8} {share:3.0}%  ");
+    }
+    let counters = &interval.counters;
+    let preemptions = counters.preempting_wakeups + counters.critical_wakeups;
+    let rate = |count: u64| count as f64 / seconds;
+    let (preemptions, held) = (rate(preemptions), rate(counters.guarantee_hits));
+    let _ = writeln!(text, "{preemptions:9.0}  {held:6.0}");
+    text
+}
+
+/// A time with two or three digits.
+fn duration(ns: u64) -> String {
+    match ns as f64 {
+        ns if ns < 999.5e3 => format!("{:.0} µs", ns / 1e3),
+        ns if ns < 99.95e6 => format!("{:.1} ms", ns / 1e6),
+        ns if ns < 999.5e6 => format!("{:.0} ms", ns / 1e6),
+        ns => format!("{:.1} s", ns / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn statistics(seconds: u64) -> SchedulerStatistics {
+        let critical = ClassStatistics {
+            runs: 1500 * seconds,
+            run_ns: 250_000_000 * seconds,
+            wakeups: 1000 * seconds,
+            wait_ns: 40_000_000 * seconds,
+            wait_buckets: vec![900 * seconds, 0, 0, 0, 0, 0, 100 * seconds],
+        };
+        let other = ClassStatistics {
+            runs: 10,
+            run_ns: 750_000_000 * seconds,
+            ..ClassStatistics::default()
+        };
+        let mut statistics = SchedulerStatistics {
+            taken_ns: seconds * 1_000_000_000,
+            ..SchedulerStatistics::default()
+        };
+        statistics.counters.critical_wakeups = 30 * seconds;
+        statistics.counters.guarantee_hits = 4 * seconds;
+        statistics.classes.insert(TaskClass::Critical, critical);
+        statistics.classes.insert(TaskClass::Other, other);
+        statistics
+    }
+
+    #[test]
+    fn a_line_describes_its_interval() {
+        let mut table = IntervalTable::default();
+        assert_eq!(table.add(statistics(1)), None);
+        let text = table.add(statistics(3)).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        let words: Vec<&str> = lines[2].split_whitespace().collect();
+        let expected = [
+            "1500", "66", "µs", "25%", "0", "-", "0%", "0", "-", "0%", "0", "-", "75%", "30", "4",
+        ];
+        assert_eq!(words, expected);
+        assert_eq!(lines[1].chars().count(), lines[2].chars().count(), "{text}");
+        assert!(
+            lines.iter().all(|line| line.chars().count() <= 120),
+            "{text}"
+        );
+        let next = table.add(statistics(4)).unwrap();
+        assert_eq!(next.lines().count(), 1, "the header is there: {next}");
+    }
+
+    #[test]
+    fn times_are_short() {
+        assert_eq!(duration(1023), "1 µs");
+        assert_eq!(duration(131_071), "131 µs");
+        assert_eq!(duration(1_048_575), "1.0 ms");
+        assert_eq!(duration(134_217_727), "134 ms");
+        assert_eq!(duration(8_589_934_591), "8.6 s");
+    }
+}

@@ -1,0 +1,32 @@
+//! `zernel sched --monitor`: prints what a scheduler that runs already does, from what it publishes.
+
+use std::error::Error;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::interval_table::IntervalTable;
+use super::published;
+use crate::interrupt;
+
+/// Prints a line per interval until Ctrl-C, or until the scheduler ends.
+pub(super) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
+    let stop = interrupt::flag()?;
+    let interval = Duration::from_secs(seconds);
+    let mut table = IntervalTable::default();
+    let mut next = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        if Instant::now() < next {
+            thread::sleep(Duration::from_millis(50));
+            continue;
+        }
+        next += interval;
+        let statistics = published::read(Path::new(published::DIRECTORY))?;
+        if let Some(text) = table.add(statistics) {
+            crate::print(text.as_bytes())?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

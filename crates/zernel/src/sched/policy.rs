@@ -1,0 +1,196 @@
+//! The numbers of the policy: flags of `zernel sched`, and keys of its configuration file.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, value_parser};
+use serde::{Deserialize, Deserializer};
+use zernel_scheduler::scheduler::{Privilege, SchedSettings};
+
+/// Slices in microseconds.
+const SLICES_US: std::ops::RangeInclusive<u64> = 100..=100_000;
+
+#[derive(Debug, Clone, PartialEq, Eq, Args, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct PolicyOptions {
+    /// Time that a task runs before others get their turn, in microseconds
+    #[arg(long, value_name = "N", default_value_t = SchedSettings::SLICE.as_micros() as u64)]
+    #[arg(value_parser = value_parser!(u64).range(SLICES_US))]
+    #[serde(deserialize_with = "slice")]
+    pub(super) slice_us: u64,
+    /// Whose critical threads go first: nobody, all, or cgroup=PATH. Needs a running `zernel observe`
+    #[arg(long, value_name = "WHO", default_value = "nobody")]
+    pub(super) privilege: PrivilegeOption,
+    /// Part of their fair share that others keep beside critical threads, from 0 to 1
+    #[arg(long, value_name = "SHARE", default_value = "0.5")]
+    pub(super) guarantee: GuaranteeOption,
+}
+
+impl Default for PolicyOptions {
+    fn default() -> Self {
+        Self {
+            slice_us: SchedSettings::SLICE.as_micros() as u64,
+            privilege: PrivilegeOption::nobody(),
+            guarantee: GuaranteeOption(SchedSettings::GUARANTEE_PERCENT),
+        }
+    }
+}
+
+impl PolicyOptions {
+    /// The settings of the scheduler.
+    pub(super) fn settings(&self) -> SchedSettings {
+        SchedSettings {
+            slice: Duration::from_micros(self.slice_us),
+            privilege: self.privilege.privilege,
+            guarantee_percent: self.guarantee.0,
+            ..SchedSettings::default()
+        }
+    }
+}
+
+impl fmt::Display for PolicyOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (slice, privilege) = (self.slice_us, &self.privilege.text);
+        let guarantee = self.guarantee.share();
+        write!(
+            f,
+            "slice {slice} µs, privilege {privilege}, guarantee {guarantee}"
+        )
+    }
+}
+
+/// Reads a slice of a file.
+fn slice<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let slice_us = u64::deserialize(deserializer)?;
+    match SLICES_US.contains(&slice_us) {
+        true => Ok(slice_us),
+        false => Err(serde::de::Error::custom(format!(
+            "a slice is between {} and {} µs",
+            SLICES_US.start(),
+            SLICES_US.end()
+        ))),
+    }
+}
+
+/// Whose critical threads go first.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(super) struct PrivilegeOption {
+    /// As it was written.
+    pub(super) text: String,
+    pub(super) privilege: Privilege,
+}
+
+impl PrivilegeOption {
+    fn nobody() -> Self {
+        Self {
+            text: "nobody".to_owned(),
+            privilege: Privilege::Nobody,
+        }
+    }
+
+    /// This process and its descendants.
+    pub(super) fn own_tree() -> Self {
+        Self {
+            text: format!("run={}", std::process::id()),
+            privilege: Privilege::OwnTree,
+        }
+    }
+}
+
+impl TryFrom<String> for PrivilegeOption {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl FromStr for PrivilegeOption {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let privilege = match text {
+            "nobody" => Privilege::Nobody,
+            "all" => Privilege::All,
+            _ => match text.strip_prefix("cgroup=") {
+                Some(path) => Privilege::Cgroup(cgroup_id(path)?),
+                None => return Err("use nobody, all or cgroup=PATH".to_owned()),
+            },
+        };
+        Ok(Self {
+            text: text.to_owned(),
+            privilege,
+        })
+    }
+}
+
+/// The id of a cgroup: the inode number of its folder.
+fn cgroup_id(path: &str) -> Result<u64, String> {
+    let folder = fs::metadata(path).map_err(|error| format!("{path}: {error}"))?;
+    match folder.is_dir() {
+        true => Ok(folder.ino()),
+        false => Err(format!("{path} is not the folder of a cgroup")),
+    }
+}
+
+/// A guaranteed share, as a percentage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "f64")]
+pub(super) struct GuaranteeOption(pub(super) u32);
+
+impl GuaranteeOption {
+    pub(super) fn share(self) -> f64 {
+        f64::from(self.0) / 100.0
+    }
+}
+
+impl TryFrom<f64> for GuaranteeOption {
+    type Error = String;
+
+    fn try_from(share: f64) -> Result<Self, String> {
+        match (0.0..=1.0).contains(&share) {
+            true => Ok(Self((share * 100.0).round() as u32)),
+            false => Err("a share is between 0 and 1".to_owned()),
+        }
+    }
+}
+
+impl FromStr for GuaranteeOption {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let share: f64 = text.parse().map_err(|_| "not a number")?;
+        Self::try_from(share)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_between_0_and_1() {
+        assert_eq!("0.25".parse(), Ok(GuaranteeOption(25)));
+        assert_eq!("1".parse(), Ok(GuaranteeOption(100)));
+        for wrong in ["", "-0.1", "1.1", "NaN", "half"] {
+            assert!(wrong.parse::<GuaranteeOption>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_cgroup_is_known_by_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = format!("cgroup={}", folder.path().display());
+        let option: PrivilegeOption = text.parse().unwrap();
+        let id = fs::metadata(folder.path()).unwrap().ino();
+        assert_eq!(option.privilege, Privilege::Cgroup(id));
+        assert_eq!(option.text, text);
+        for wrong in ["some", "cgroup=/nowhere", "cgroup=/etc/passwd"] {
+            assert!(wrong.parse::<PrivilegeOption>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What happens while the scheduler is loaded: statistics, a new configuration, the service manager.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use zernel_model::scheduler::SchedulerStatistics;
+use zernel_scheduler::scheduler::{LoadedScheduler, SchedSettings};
+
+use super::config_file::ConfigFile;
+use super::interval_table::IntervalTable;
+use super::policy::{PolicyOptions, PrivilegeOption};
+use super::published::{self, Publisher};
+use crate::service::ServiceManager;
+
+/// The time in which the scheduler is loaded, once or several times.
+pub(crate) struct Session {
+    policy: PolicyOptions,
+    /// Times that the scheduler was loaded again after an ejection.
+    pub(super) restarts: u32,
+    publisher: Publisher,
+    stats: Option<IntervalPrinter>,
+    config: Option<ConfigFile>,
+    manager: Option<ServiceManager>,
+    is_announced: bool,
+}
+
+impl Session {
+    pub(super) fn new(policy: PolicyOptions) -> Self {
+        Self {
+            policy,
+            restarts: 0,
+            publisher: Publisher::new(Path::new(published::DIRECTORY)),
+            stats: None,
+            config: None,
+            manager: ServiceManager::from_environment(),
+            is_announced: false,
+        }
+    }
+
+    /// A session in which this process and its descendants are privileged.
+    pub(crate) fn for_own_tree() -> Self {
+        Self {
+            manager: None,
+            is_announced: true,
+            ..Self::new(PolicyOptions {
+                privilege: PrivilegeOption::own_tree(),
+                ..PolicyOptions::default()
+            })
+        }
+    }
+
+    /// Prints statistics every so many seconds.
+    pub(super) fn stats(mut self, seconds: u64) -> Self {
+        self.stats = Some(IntervalPrinter::new(seconds));
+        self
+    }
+
+    /// Follows the changes of a configuration file.
+    pub(super) fn config(mut self, file: ConfigFile) -> Self {
+        self.config = Some(file);
+        self
+    }
+
+    /// The settings to load the scheduler with.
+    pub(crate) fn settings(&self) -> SchedSettings {
+        SchedSettings {
+            may_privilege: self.config.is_some(),
+            ..self.policy.settings()
+        }
+    }
+
+    /// Counts that the scheduler is loaded again.
+    pub(super) fn begin_restart(&mut self) {
+        self.restarts += 1;
+        self.is_announced = false;
+    }
+
+    /// Called every 50 ms. Breaks when the flag is set.
+    pub(crate) fn poll(
+        &mut self,
+        loaded: &LoadedScheduler<'_>,
+        stop: &AtomicBool,
+    ) -> ControlFlow<()> {
+        if !std::mem::replace(&mut self.is_announced, true) {
+            self.announce();
+        }
+        if let Some(manager) = &mut self.manager {
+            // If the manager cannot be notified, it restarts the scheduler.
+            let _ = manager.keep_alive();
+        }
+        self.follow_config(loaded);
+        let statistics = || statistics(loaded, &self.policy, self.restarts);
+        self.publisher.publish_if_due(statistics);
+        if let Some(stats) = &mut self.stats {
+            stats.print_if_due(statistics);
+        }
+        match stop.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+
+    fn announce(&self) {
+        eprintln!("zernel: the scheduler is loaded; Ctrl-C unloads it");
+        if let Some(Err(error)) = self.manager.as_ref().map(ServiceManager::ready) {
+            eprintln!("zernel: cannot notify the service manager: {error}");
+        }
+    }
+
+    /// Applies a changed configuration file. A mistake in it changes nothing.
+    fn follow_config(&mut self, loaded: &LoadedScheduler<'_>) {
+        let Some(changed) = self.config.as_mut().and_then(ConfigFile::changed) else {
+            return;
+        };
+        let applied = changed.and_then(|policy| {
+            let applied = loaded.set_policy(&policy.settings());
+            applied.map_err(|error| error.to_string())?;
+            Ok(policy)
+        });
+        match applied {
+            Ok(policy) => {
+                eprintln!("zernel: the configuration was read again: {policy}");
+                self.policy = policy;
+            }
+            Err(error) => eprintln!("zernel: the configuration stays as it was: {error}"),
+        }
+    }
+}
+
+fn statistics(
+    loaded: &LoadedScheduler<'_>,
+    policy: &PolicyOptions,
+    restarts: u32,
+) -> SchedulerStatistics {
+    SchedulerStatistics {
+        pid: std::process::id(),
+        taken_ns: published::monotonic_ns(),
+        since_ns: loaded.since_ns(),
+        restarts,
+        slice_us: loaded.slice().as_micros() as u64,
+        privilege: policy.privilege.text.clone(),
+        guarantee: f64::from(loaded.guarantee_percent()) / 100.0,
+        counters: loaded.counters(),
+        classes: loaded.classes(),
+    }
+}
+
+/// Prints the lines of `--stats`.
+struct IntervalPrinter {
+    interval: Duration,
+    next: Instant,
+    table: IntervalTable,
+}
+
+impl IntervalPrinter {
+    fn new(seconds: u64) -> Self {
+        Self {
+            interval: Duration::from_secs(seconds),
+            next: Instant::now(),
+            table: IntervalTable::default(),
+        }
+    }
+
+    fn print_if_due(&mut self, statistics: impl FnOnce() -> SchedulerStatistics) {
+        if Instant::now() < self.next {
+            return;
+        }
+        self.next = Instant::now() + self.interval;
+        if let Some(text) = self.table.add(statistics()) {
+            // Scheduling goes on without a reader.
+            let _ = crate::print(text.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! What `zernel sched` does beside scheduling. Runs in a virtual machine, in the trial that starts and ends it.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use zernel_testkit::eventually_within;
+
+use super::{ENDS_WITHIN, LOADS_WITHIN, ZERNEL, start, state, stop, wait_for};
+
+const NOBODY: u32 = 65534;
+const STATISTICS: &str = "/run/zernel-sched/statistics.json";
+
+/// `--stats` prints lines, and another user sees the same with `--monitor`.
+pub(super) fn statistics_are_printed() {
+    let mut scheduler = start(&["--stats", "1"]);
+    let mut monitor = Command::new(ZERNEL)
+        .args(["sched", "--monitor", "1"])
+        .uid(NOBODY)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = |output: Box<dyn std::io::Read>| -> Vec<String> {
+        let lines = BufReader::new(output).lines();
+        lines.take(4).map(Result::unwrap).collect()
+    };
+    let of_monitor = lines(Box::new(monitor.stdout.take().unwrap()));
+    let of_stats = lines(Box::new(scheduler.stdout.take().unwrap()));
+    monitor.kill().unwrap();
+    monitor.wait().unwrap();
+    for printed in [of_monitor, of_stats] {
+        assert!(printed[1].contains("PREEMPT/S"), "{printed:?}");
+        // The class of everybody is other: nobody observes.
+        let words: Vec<&str> = printed[3].split_whitespace().collect();
+        assert_eq!(words[..9], ["0", "-", "0%"].repeat(3), "{printed:?}");
+        let other_runs: u64 = words[9].parse().unwrap();
+        assert!(other_runs > 0, "{printed:?}");
+        assert!(words.contains(&"100%"), "{printed:?}");
+    }
+    stop(&mut scheduler);
+    wait_for("disabled", ENDS_WITHIN);
+    let output = Command::new(ZERNEL)
+        .args(["sched", "--monitor", "1"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("no `zernel sched` runs"), "{text}");
+}
+
+/// The metrics of a running observer contain those of the running scheduler.
+pub(super) fn metrics_show_the_scheduler() {
+    eventually_within(ENDS_WITHIN, "the metrics show the scheduler", || {
+        let mut daemon = UnixStream::connect("/run/zernel/observe.sock").unwrap();
+        daemon
+            .write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            .unwrap();
+        let mut text = String::new();
+        daemon.read_to_string(&mut text).unwrap();
+        [
+            "\nzernel_sched_loaded 1\n",
+            "\nzernel_sched_guarantee_ratio 0.5\n",
+            "\nzernel_sched_events_total{event=\"queued\"} ",
+            "\nzernel_sched_wake_to_run_seconds_count{class=\"other\"} ",
+        ]
+        .iter()
+        .all(|line| text.contains(line))
+    });
+}
+
+/// What a child prints to stderr, as far as it has.
+fn collect_stderr(child: &mut Child) -> Arc<Mutex<String>> {
+    let collected = Arc::new(Mutex::new(String::new()));
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let target = Arc::clone(&collected);
+    thread::spawn(move || {
+        for line in lines.map_while(Result::ok) {
+            let mut text = target.lock().unwrap();
+            *text += &line;
+            *text += "\n";
+        }
+    });
+    collected
+}
+
+fn wait_for_text(collected: &Mutex<String>, wanted: &str) {
+    let begin = Instant::now();
+    while !collected.lock().unwrap().contains(wanted) {
+        let text = collected.lock().unwrap().clone();
+        assert!(begin.elapsed() < LOADS_WITHIN, "no `{wanted}` in:\n{text}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A changed file is applied on SIGHUP or by itself, and one with a mistake is not.
+pub(super) fn a_changed_configuration_is_applied() {
+    let file = "/tmp/sched.toml";
+    fs::write(file, "slice_us = 2000\n").unwrap();
+    let mut scheduler = start(&["--config", file]);
+    let printed = collect_stderr(&mut scheduler);
+    let published = |wanted: &str| {
+        eventually_within(ENDS_WITHIN, wanted, || {
+            fs::read_to_string(STATISTICS).is_ok_and(|text| text.contains(wanted))
+        });
+    };
+    published("\"slice_us\":2000");
+    fs::write(file, "slice_us = 4000\nguarantee = 0.2\n").unwrap();
+    let pid = Pid::from_raw(scheduler.id().cast_signed()).unwrap();
+    kill_process(pid, Signal::HUP).unwrap();
+    wait_for_text(&printed, "slice 4000 µs, privilege nobody, guarantee 0.2");
+    published("\"slice_us\":4000");
+    fs::write(file, "\nslice = 1\n").unwrap();
+    wait_for_text(&printed, "line 2");
+    wait_for_text(&printed, "the configuration stays as it was");
+    published("\"guarantee\":0.2");
+    fs::write(file, "privilege = \"all\"\n").unwrap();
+    wait_for_text(&printed, "privilege all");
+    published("\"privilege\":\"all\"");
+    assert_eq!(state(), "enabled");
+    stop(&mut scheduler);
+    wait_for("disabled", ENDS_WITHIN);
+    let output = Command::new(ZERNEL)
+        .args(["sched", "--config", "/tmp/nowhere.toml"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+}
+
+/// Keeps every task of the scheduler from running until the kernel ejects it.
+fn cause_ejection() {
+    let set_policy = |policy, sched_priority| {
+        let parameters = libc::sched_param { sched_priority };
+        // SAFETY: the pointer is valid for the call.
+        let result = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
+        assert_eq!(result, 0, "root may change its policy");
+    };
+    set_policy(libc::SCHED_FIFO, 1);
+    let begin = Instant::now();
+    while state() == "enabled" && begin.elapsed() < Duration::from_secs(20) {}
+    set_policy(libc::SCHED_OTHER, 0);
+    assert_ne!(state(), "enabled", "the kernel did not eject the scheduler");
+}
+
+/// After the second ejection the scheduler is not loaded a third time.
+pub(super) fn ejections_end_in_a_lock_out() {
+    let mut scheduler = start(&["--restart", "1", "--watchdog-ms", "500"]);
+    let printed = collect_stderr(&mut scheduler);
+    cause_ejection();
+    wait_for_text(&printed, "the kernel ejected the scheduler: ");
+    wait_for("enabled", LOADS_WITHIN);
+    cause_ejection();
+    let status = scheduler.wait().unwrap();
+    wait_for_text(&printed, "ejected the scheduler 2 times");
+    assert_eq!(status.code(), Some(1));
+    wait_for("disabled", ENDS_WITHIN);
+}
+
+/// Somebody who unloads the scheduler with SysRq does not want it back.
+pub(super) fn sysrq_unloads_for_good() {
+    let mut scheduler = start(&["--restart", "5"]);
+    let printed = collect_stderr(&mut scheduler);
+    fs::write("/proc/sysrq-trigger", "S").unwrap();
+    let status = scheduler.wait().unwrap();
+    wait_for_text(&printed, "somebody unloaded the scheduler");
+    assert_eq!(status.code(), Some(1));
+    wait_for("disabled", ENDS_WITHIN);
+}
+
+/// `zernel run --sched` schedules while its command runs. A loaded scheduler stays as root configured it.
+pub(super) fn a_command_has_its_scheduler() {
+    let run = |command: &[&str]| {
+        let mut run = Command::new(ZERNEL);
+        let output = run.args(["run", "--sched", "--"]).args(command).output();
+        let output = output.unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), text)
+    };
+    // The command finds the scheduler loaded.
+    let (code, text) = run(&[ZERNEL, "sched"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("the scheduler zernel is loaded"), "{text}");
+    assert!(text.contains("the scheduler is unloaded"), "{text}");
+    assert_eq!(state(), "disabled");
+    let mut scheduler = start(&[]);
+    eventually_within(ENDS_WITHIN, "statistics are published", || {
+        fs::exists(STATISTICS).unwrap()
+    });
+    let (code, text) = run(&[ZERNEL, "--version"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("root chose its privilege: nobody"), "{text}");
+    assert_eq!(state(), "enabled");
+    stop(&mut scheduler);
+    wait_for("disabled", ENDS_WITHIN);
+}
