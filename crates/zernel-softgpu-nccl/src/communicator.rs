@@ -128,21 +128,21 @@ impl Communicator {
         drop(waiting.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Leaves, when everything is done.
+    /// Waits for all operations, and leaves the communicator.
     pub(crate) fn destroy(&self) {
         self.finalize();
         self.segment.leave();
         COMMUNICATORS.remove(self.handle);
     }
 
-    /// Leaves at once; operations under way end without a result.
+    /// Leaves the communicator at once. Running operations end without a result.
     pub(crate) fn abort(&self) {
         self.aborted.store(true, Release);
         self.segment.ring();
         self.destroy();
     }
 
-    /// Makes new communicators of ranks of the same colour. None for a rank without one.
+    /// Creates one communicator per colour. `None` for a rank without a colour.
     pub(crate) fn split(&self, color: i32, key: i32) -> Result<Option<Arc<Self>>, NcclError> {
         let look_around =
             || self.look_around(self.segment.waits_for_lost_rank(RankWord::ControlArrived));

@@ -251,7 +251,7 @@ impl Collective {
         }
     }
 
-    /// Takes what this rank needs of the chunk at `offset`.
+    /// Copies or reduces the parts of the chunk at `offset` that this rank needs.
     fn take(&self, communicator: &Communicator, offset: usize, bytes: usize) {
         let segment = &communicator.segment;
         let (own, ranks) = (segment.rank(), segment.ranks());
@@ -305,7 +305,7 @@ impl Collective {
         write(receive, &result);
     }
 
-    /// Of what `from` shows, the part meant for this rank, to `place` in the receive buffer.
+    /// Copies this rank's part of the data that `from` shows to `place` in the receive buffer.
     fn take_own_part(
         &self,
         communicator: &Communicator,
