@@ -56,7 +56,7 @@ pub(crate) fn run_messages(
         match moved {
             true => segment.ring(),
             false => segment.wait_for_bell(bell, || {
-                communicator.look_around(waits_for_lost_rank(&transfers))
+                communicator.check_abort(waits_for_lost_rank(&transfers))
             })?,
         }
     }
