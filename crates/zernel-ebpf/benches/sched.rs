@@ -23,7 +23,7 @@ const ROUNDS: usize = 40;
 /// Batches of one turn. The result of the turn is their median.
 const BATCHES: usize = 60;
 const ROUND_TRIPS: u32 = 300;
-/// Before each turn: what loading and freeing programs leaves the kernel to do is over by then.
+/// Pause before each turn, in which the kernel finishes its work after loading and freeing programs.
 const PAUSE: Duration = Duration::from_millis(200);
 /// How often a turn is tried.
 const TRIES: usize = 600;
@@ -94,7 +94,7 @@ fn programs_on_switches() -> usize {
     LinkInfoIter::default().filter(sees_switches).count()
 }
 
-/// Observes as the daemon does; two players are observed, an ML process and its loader.
+/// Measures with an observer like the daemon's, while the two players are an ML process and its loader.
 fn observing(driver: &Path, measure: impl FnOnce(&mut Players) -> f64) -> f64 {
     let options = ObserverOptions {
         libraries: vec![driver.to_owned()],
@@ -121,7 +121,8 @@ fn call_driver(path: &Path) {
     assert_eq!(result, 0);
 }
 
-/// So that every pass of the byte is one switch, and nobody else comes between.
+/// Pins this process to one CPU with real-time priority. Every pass of the byte is then one switch, and no
+/// other process runs in between.
 fn own_one_cpu() {
     let allowed = sched_getaffinity(None).expect("our own");
     let mut one = CpuSet::new();
@@ -131,7 +132,7 @@ fn own_one_cpu() {
     schedule(libc::SCHED_FIFO, 1);
 }
 
-/// Whether the calling thread may be scheduled so.
+/// Sets the scheduling policy of the calling thread. False if that is not permitted.
 fn schedule(policy: i32, sched_priority: i32) -> bool {
     let priority = libc::sched_param { sched_priority };
     // SAFETY: a valid parameter for the calling thread.
@@ -178,7 +179,7 @@ impl Drop for Child {
 struct Players(Child);
 
 impl Players {
-    /// The first one prepares, then forks the other one.
+    /// Forks the first player, which calls `prepare` and forks the second.
     fn fork(prepare: impl FnOnce()) -> Self {
         Self(Child::fork(|mut asked, mut answers| {
             prepare();

@@ -21,7 +21,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[("trains_with_a_loader", train
 const PART: Duration = Duration::from_millis(1_500);
 const LOADER: &str = "loader";
 
-/// Forks a loader, then waits for the GPU, then launches. The test looks on in each of these parts.
+/// Forks a loader, then waits for the GPU, then launches. The test checks the classes during each part.
 fn train(driver: &Driver, _rounds: u64) {
     driver.open();
     let device = driver.allocate(4096);
@@ -173,7 +173,7 @@ pub(crate) fn hints() {
         assert_eq!(hint(&map, pid), Some(NONE), "an exit clears all hints");
     }
 
-    // An observer that was killed leaves hints behind. Those of other programs are none of ours.
+    // A killed observer leaves its hints behind. Hints of other programs must stay.
     let foreign = 7;
     for (pid, value) in [(pid, CRITICAL), (loader, foreign)] {
         let mut hint = vec![0; 32];
@@ -185,7 +185,7 @@ pub(crate) fn hints() {
     assert_eq!(hint(&map, loader), Some(foreign));
 }
 
-/// A path that cannot be used is an error that names it, and not silence.
+/// An unusable path is an error that names the path.
 pub(crate) fn unusable_hints() {
     let stage = Stage::alone(Prologue::Push);
     let bpffs = Bpffs::mount(stage.path().join("bpffs"));
@@ -202,7 +202,7 @@ pub(crate) fn unusable_hints() {
     }
 }
 
-/// The target spins in one part of its work and launches in another one. All that time it is runnable, so the times of
+/// The target spins in one part of its work and launches in another. It is always runnable, so the times of
 /// both classes add up to the length of a part.
 pub(crate) fn decisions() {
     let stage = Stage::alone(Prologue::Push);

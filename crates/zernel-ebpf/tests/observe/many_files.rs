@@ -17,7 +17,7 @@ use crate::harness::{assert_exact, functions_of, observe};
 
 pub(crate) const ROLES: &[(&str, TargetRole)] = &[("maps_copies", maps_copies)];
 
-/// More than one user may have probed.
+/// More files than one user may have probed.
 const COPIES: u64 = 450;
 const NOBODY: u32 = 65534;
 

@@ -23,7 +23,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("mapped_memory", mapped_memory),
 ];
 
-/// What the driver hands out at least.
+/// The smallest allocation of physical memory.
 const PAGE: u64 = 2 << 20;
 
 /// The first words of `CUmemAllocationProp`: pinned memory of device 0.
@@ -399,7 +399,8 @@ pub(crate) fn nested_devices() {
         assert_eq!(nested(&mut observer, &stage, depth), expected);
     }
     assert_eq!(observer.losses(), Default::default());
-    // Two lie too deep, and the first device stands for them; only one of them is not on it.
+    // Two contexts are too deep for the probe, and count for the first device. Only one of them is on the
+    // second.
     let too_deep = 1000 << 9;
     let expected = BTreeMap::from([(0, of(0, 10) + too_deep), (1, of(1, 10) - too_deep)]);
     assert_eq!(nested(&mut observer, &stage, 10), expected);

@@ -1,4 +1,4 @@
-//! Processes come and go, execute others, and leave their pids to others.
+//! Processes that start, exec and exit, and pids that are reused.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -52,14 +52,14 @@ fn steps_in_parts(driver: &Driver, steps: u64) {
     }
 }
 
-/// As a program does that loads another library which uses the driver.
+/// Initialises the driver twice, as a program does when it loads another library that uses the driver.
 fn initialises_again(driver: &Driver, rounds: u64) {
     launches(driver, rounds);
     pause();
     launches(driver, rounds);
 }
 
-/// Launches, and becomes another program that launches once more.
+/// Launches, then execs a program that launches once more.
 fn executes(driver: &Driver, rounds: u64) {
     launches(driver, rounds);
     pause();
@@ -79,7 +79,7 @@ pub(crate) fn fork_one_that_waits() -> i32 {
     })
 }
 
-/// Has a child that does nothing.
+/// Forks a child that does nothing.
 fn forks(driver: &Driver, rounds: u64) {
     launches(driver, rounds);
     let child = fork_one_that_waits();
@@ -332,7 +332,7 @@ pub(crate) fn thousands_of_short_ones() {
     assert_eq!(observer.losses(), Default::default());
 }
 
-/// Processes that end while their libraries are being attached to.
+/// Processes that exit while probes are attached to their libraries.
 pub(crate) fn exits_during_attach() {
     let watcher = Watcher::start(&ObserverOptions::default());
     for _ in 0..10 {
@@ -366,7 +366,7 @@ pub(crate) fn late() {
     );
 }
 
-/// Work during a pause of observing is missing, and makes no long step.
+/// Work during a pause of observation is not counted, and does not make a step longer.
 pub(crate) fn paused() {
     let stage = Stage::alone(Prologue::Push);
     let mut observer = observe(&stage);
