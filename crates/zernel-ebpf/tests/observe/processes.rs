@@ -149,7 +149,7 @@ pub(crate) fn expect_success(child: i32) {
 }
 
 /// All observed processes with a pid, the running one first.
-fn lives(observer: &Observer, pid: u32) -> Vec<&ObservedProcess> {
+fn processes_with_pid(observer: &Observer, pid: u32) -> Vec<&ObservedProcess> {
     let processes = observer.processes();
     processes.filter(|process| process.pid == pid).collect()
 }
@@ -176,10 +176,16 @@ pub(crate) fn execution() {
     target.go();
     target.step();
     observer.read().expect("maps can be read");
-    let lives = lives(&observer, target.pid());
-    let found: Vec<_> = lives
+    let processes = processes_with_pid(&observer, target.pid());
+    let found: Vec<_> = processes
         .iter()
-        .map(|life| (launches_of(life), life.ended_ns.is_some(), life.coverage))
+        .map(|process| {
+            (
+                launches_of(process),
+                process.ended_ns.is_some(),
+                process.coverage,
+            )
+        })
         .collect();
     let expected = [
         (11, false, Coverage::Complete),
@@ -237,7 +243,7 @@ pub(crate) fn killed() {
     assert_eq!(launches_of(process), 20);
     assert_eq!(process.probes.gpu_mem.by_device[&0].total.current_bytes, 0);
     hasty.read().expect("maps can be read");
-    assert_eq!(lives(&hasty, pid).len(), 0);
+    assert_eq!(processes_with_pid(&hasty, pid).len(), 0);
 }
 
 /// The need for a kernel on which the next pid can be set.
@@ -284,7 +290,10 @@ pub(crate) fn a_reused_pid() {
     let mut second = start_as(&stage, pid, 7);
     second.step();
     observer.read().expect("maps can be read");
-    let launches: Vec<_> = lives(&observer, pid).into_iter().map(launches_of).collect();
+    let launches: Vec<_> = processes_with_pid(&observer, pid)
+        .into_iter()
+        .map(launches_of)
+        .collect();
     assert_eq!(launches, [7, 10]);
     assert_exported_once(&observer);
 }
