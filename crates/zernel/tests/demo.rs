@@ -1,4 +1,4 @@
-//! What `make run` shows: that the example's loaders are seen to be the ranks' own, so that waits have causes.
+//! The report of `make run`: the example's loaders are assigned to their ranks, so that waits have causes.
 
 use std::fs;
 use std::process::{Command, ExitCode};

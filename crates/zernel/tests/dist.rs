@@ -1,4 +1,4 @@
-//! What `make dist` hands on.
+//! The archive of `make dist`.
 
 use std::process::Command;
 

@@ -1,7 +1,7 @@
-//! `zernel run` on other kernels than this machine's: a small training job on the software GPU, held against
-//! what the job and the software GPU themselves noted of it.
+//! `zernel run` on other kernels: a small training job on the software GPU, compared with the records of the
+//! job and of the software GPU.
 //!
-//! This program is also the job, and in a virtual machine it runs the trial that this machine runs too.
+//! This program is also the job. In a virtual machine it runs the same trial as on this machine.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -20,7 +20,7 @@ use zernel_testkit::{root, trial, vm};
 
 const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
 const HERE: &str = "a_job_is_seen_as_it_is_here";
-/// The rung that is to be used; any that works, where it is not set.
+/// The rung to use. If it is not set, any rung that works.
 const RUNG: &str = "ZERNEL_TEST_RUNG";
 
 /// Kernels, each with the best rung that it has, and when a thread in the kernel is preempted: as Debian has it
@@ -65,8 +65,7 @@ fn is_seen_there(version: &str, rung: &str, preemption: Option<&str>) {
         machine = machine.kernel_argument(word);
     }
     let outcome = machine
-        // Emulated, several processors see each other's code change half-way, and a kernel changes its
-        // own when something is attached.
+        // An attach changes kernel code, and emulated CPUs can see each other's code changes half-way.
         .cpus(1)
         // Its files are in memory: programs with debug information, and a copy of each library.
         .memory_mib(2048)

@@ -1,4 +1,4 @@
-//! `zernel hang`, asked about four ranks of the software GPU of which one comes to a bad end.
+//! `zernel hang` on four ranks on the software GPU, one of which stops taking part.
 
 mod dead_disk;
 mod ranks;
@@ -126,7 +126,7 @@ fn a_rank_at_a_dead_disk_is_named() {
     });
 }
 
-/// As when a loader reads for a rank.
+/// A child of the rank reads from the disk, as a loader does.
 fn a_child_at_a_dead_disk_is_named() {
     report_of_a_dead_disk("wait for a reader", |doing| {
         assert_eq!(doing["state"], "waits", "{doing:#}");
@@ -288,7 +288,7 @@ fn a_job_is_selected() {
     assert!(said.contains("no process of job no-such-job"), "{said}");
 }
 
-/// All ranks of a communicator wait for each other to split it, whichever part they are to belong to.
+/// All ranks of a communicator wait for each other in a split, also those of different colours.
 fn a_rank_that_takes_no_part_is_named() {
     let job = Job::start("no part");
     let found = |report: &Value| {
@@ -302,7 +302,8 @@ fn a_rank_that_takes_no_part_is_named() {
     assert_eq!(found["pid"], job.unlucky());
 }
 
-/// Programs begin at different times, so it is only late for a minute, unless seconds are asked for.
+/// Programs start at different times, so a rank that does not join is late for a minute, unless `--after` is
+/// given.
 fn a_rank_that_does_not_join_is_named() {
     let job = Job::start("absent");
     job.wait_until_reported(|report| {

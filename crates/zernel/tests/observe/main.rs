@@ -183,7 +183,7 @@ fn open_metrics_has_an_end() {
     );
     assert!(answer.body.ends_with("\n# EOF\n"));
     assert_eq!(answer.body.matches("# EOF").count(), 1);
-    // A counter's family is called by what it counts, its samples by what they are.
+    // OpenMetrics: the family of a counter has no suffix, its samples end with `_total`.
     assert!(
         answer
             .body

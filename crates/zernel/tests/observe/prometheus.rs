@@ -14,7 +14,7 @@ use zernel_testkit::{Need, eventually_within};
 
 use crate::{exported_launches, launched};
 
-/// For how many seconds it scrapes, once a second.
+/// The variable with the number of scrapes, one per second.
 const SECONDS: &str = "ZERNEL_TEST_SCRAPES";
 
 pub(crate) fn needed(name: &'static str) -> Need {

@@ -22,7 +22,7 @@ const DAEMON: u32 = 65533;
 /// The user of an observed process.
 const OTHER_USER: u32 = 65532;
 
-/// What the unit sets, word by word.
+/// The words of a setting of the unit.
 fn setting(name: &str) -> Vec<&'static str> {
     let values = UNIT.lines().filter_map(|line| line.split_once('='));
     let mut values = values.filter(|(key, _)| *key == name);
@@ -35,7 +35,7 @@ fn capabilities() -> Vec<&'static str> {
     setting("AmbientCapabilities")
 }
 
-/// What runs a program as the unit does: as a user of its own, with these capabilities and no way to others.
+/// A command that runs a program as the unit does: as its own user, with only these capabilities.
 fn confined(program: &Path, capabilities: &[&str]) -> Command {
     let held: String = capabilities
         .iter()
@@ -160,7 +160,7 @@ pub(crate) fn systemd() -> Need {
 /// Writes the unit to a folder, with the program of this build.
 fn written_unit(folder: &Path) -> PathBuf {
     let unit = folder.join("zernel.service");
-    // It looks whether the program is there.
+    // systemd-analyze checks that the program exists.
     let here = UNIT.replace("/usr/bin/zernel", env!("CARGO_BIN_EXE_zernel"));
     fs::write(&unit, here).expect("ours");
     fs::set_permissions(&unit, Permissions::from_mode(0o644)).expect("ours");

@@ -201,7 +201,7 @@ fn signals_are_passed_on() {
     }
 }
 
-/// Waits until a command says something.
+/// Waits until a command prints something.
 fn wait_for_output(child: &mut std::process::Child) {
     let mut byte = [0];
     let output = child.stdout.as_mut().unwrap();
@@ -241,7 +241,7 @@ fn a_narrow_terminal_gets_short_lines() {
         lines.map(|line| line.chars().count()).max()
     };
     assert!(longest(70) > Some(60) && longest(70) <= Some(70));
-    // What does not say how wide it is has lines as a file has.
+    // A terminal of unknown width gets the same lines as a file.
     for columns in [0, 300] {
         assert!(longest(columns) > Some(90) && longest(columns) <= Some(100));
     }
@@ -302,7 +302,7 @@ fn a_command_runs_as_the_caller_of_sudo() {
 }
 
 fn without_privilege() {
-    // Where nobody may go.
+    // A folder that the user nobody cannot enter.
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), open).unwrap();
@@ -363,7 +363,7 @@ fn a_training_job_is_reported() {
     for rank in ranks {
         assert_is_whole(rank);
     }
-    // What one rank takes part in, all do.
+    // All ranks take part in the same collectives.
     assert_eq!(
         ranks[0]["collectives"][0]["calls"],
         ranks[1]["collectives"][0]["calls"]
@@ -378,7 +378,7 @@ fn a_training_job_is_reported() {
     }
 }
 
-/// Whether of a rank everything was seen, and its phases add up.
+/// Checks that a rank was observed completely, and that its phases add up.
 fn assert_is_whole(rank: &Value) {
     let number = |value: &Value| value.as_f64().unwrap();
     let wall = number(&rank["wall_seconds"]);

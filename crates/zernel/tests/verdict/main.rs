@@ -119,7 +119,7 @@ fn check_verdict(plan: Plan) -> Value {
     report
 }
 
-/// The same job with all that interrupts training.
+/// The same job with evaluations, checkpoints and other pauses.
 fn with_pauses(plan: &Plan) -> Plan {
     Plan {
         steps: plan.steps / 2,

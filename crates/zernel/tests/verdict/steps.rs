@@ -1,4 +1,4 @@
-//! The steps that `zernel run` finds, held against those that the ranks note themselves.
+//! Compares the steps that `zernel run` finds with those that the ranks record.
 
 use libtest_mimic::Trial;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Loops of PyTorch, and what they announce themselves, held against phases and verdict.
+//! Compares phases and verdicts of PyTorch loops with what the loops announce.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::PoisonError;
