@@ -21,7 +21,10 @@ macro_rules! for_each_sched_counter {
             throttled "Times that a task waited because of a cpu.max.",
             critical_wakeups "Wake-ups of critical threads that preempted another task.",
             critical_kept "Times that a critical thread was kept on its CPU.",
-            guarantee_hits "Times that a critical thread waited because others had lost enough.",
+            guarantee_hits "Times that a critical thread or a loader waited because others had lost enough.",
+            handoffs "Threads that a critical thread woke, and that became critical.",
+            feed_wakeups "Wake-ups of loaders that preempted another task.",
+            feed_kept "Times that a loader was kept on its CPU.",
             uncounted_cgroups "Cgroups that the scheduler had no room for. Their tasks count as tasks of the root.",
         }
     };

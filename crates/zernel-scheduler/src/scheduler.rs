@@ -81,6 +81,18 @@ pub struct SchedSettings {
     pub may_privilege: bool,
     /// The kernel ejects the scheduler if a task waits for this long. At most [`Self::WATCHDOG`].
     pub watchdog: Duration,
+    /// Parts of the policy that are switched off.
+    pub without: Vec<SchedPolicy>,
+}
+
+/// A part of the policy that can be switched off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum SchedPolicy {
+    /// Threads that a critical thread wakes are critical.
+    Handoff = 1 << 0,
+    /// Loaders of a trainer that runs out of data go before others.
+    Feed = 1 << 1,
 }
 
 impl SchedSettings {
@@ -104,6 +116,7 @@ impl Default for SchedSettings {
             guarantee_percent: Self::GUARANTEE_PERCENT,
             may_privilege: false,
             watchdog: Self::WATCHDOG,
+            without: Vec::new(),
         }
     }
 }
@@ -218,6 +231,8 @@ fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<()
     (target.privilege, target.privileged_cgroup) = settings.privilege.raw();
     let may_privilege = settings.may_privilege || settings.privilege != Privilege::Nobody;
     target.may_privilege = u32::from(may_privilege);
+    let without = settings.without.iter();
+    target.policies = !without.fold(0, |set, policy| set | *policy as u32);
     target.cpus = topology.cpus as u32;
     target.llcs = topology.llcs.min(MAX_LLCS) as u32;
     for (target, llc) in target.llc_of_cpu.iter_mut().zip(&topology.llc_of_cpu) {

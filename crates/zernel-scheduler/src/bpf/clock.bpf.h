@@ -23,6 +23,9 @@ struct clock {
 	__u64 window_start_ns;
 	__u64 window_start;
 	__u64 per_ms; /* how much it advances in a millisecond; 0: not measured yet */
+	/* The guarantee: see guarantee.bpf.h. */
+	__u64 promised;
+	__u64 promised_up_to_ns;
 };
 
 static __always_inline bool is_before(__u64 left, __u64 right)

@@ -27,6 +27,12 @@ enum privilege {
 	PRIVILEGE_TREE, /* settings.privileged_process and its descendants */
 };
 
+/* The parts of the policy that can be switched off. */
+enum policy_part {
+	POLICY_HANDOFF = 1 << 0, /* threads that a critical thread wakes are critical */
+	POLICY_FEED = 1 << 1, /* loaders of a trainer that runs out of data go before others */
+};
+
 /* Set before loading. The program set_policy changes the first four while the scheduler runs. The
  * alignment keeps what is often written out of these cache lines. */
 struct settings {
@@ -36,6 +42,7 @@ struct settings {
 	__u32 guarantee_percent; /* the part of their fair share that others keep */
 	__u32 may_privilege; /* somebody is privileged, or may become so while the scheduler runs */
 	__u32 privileged_process; /* its pid; 0: none */
+	__u32 policies; /* enum policy_part */
 	__u32 cpus; /* numbers of possible CPUs are below this */
 	__u32 llcs;
 	__u8 llc_of_cpu[MAX_CPUS];
@@ -51,7 +58,10 @@ struct counters {
 	__u64 throttled; /* the task had to wait because of a cpu.max */
 	__u64 critical_wakeups; /* a critical thread preempted another task */
 	__u64 critical_kept; /* a critical thread was kept on its CPU */
-	__u64 guarantee_hits; /* a critical thread waited because others had lost enough */
+	__u64 guarantee_hits; /* a critical thread or a loader waited: others had lost enough */
+	__u64 handoffs; /* a thread that a critical thread woke became critical */
+	__u64 feed_wakeups; /* a loader preempted another task */
+	__u64 feed_kept; /* a loader was kept on its CPU */
 	__u64 uncounted_cgroups; /* cgroups beyond MAX_CGROUPS */
 };
 

@@ -5,20 +5,21 @@
  * Every task has a virtual time, which grows while it runs, the slower the larger its effective
  * weight is (cgroup.bpf.h). The runnable task with the smallest virtual time runs next. Tasks wait
  * in one queue per last-level cache, or, if they can run on one CPU only, in the queue of that CPU.
- * A CPU takes the first task of the two queues that it serves. It takes a task of another cache when
- * it has nothing to do, or when that task is far behind.
+ * A CPU takes the first task of the two queues that it serves. It takes a task of another cache
+ * when it has nothing to do, or when that task is far behind.
  *
  * A task that wakes up runs on an idle CPU if there is one. Otherwise it preempts a task that is
  * ahead of it, on the CPU where it ran last or on one other CPU. A task that slept keeps at most
  * one slice of credit. Slices end at ticks.
  *
- * Limits of cpu.max are kept by bandwidth.bpf.h. Critical threads of privileged tasks go first,
- * within the bounds of critical.bpf.h; by default nobody is privileged.
+ * Limits of cpu.max are kept by bandwidth.bpf.h. Critical threads and loaders of privileged
+ * tasks go first (rank.bpf.h), as far as the guarantee allows (guarantee.bpf.h); by default nobody
+ * is privileged.
  */
-#include "critical.bpf.h"
 #include "preempt.bpf.h"
 #include "process_tree.bpf.h"
 #include "queue.bpf.h"
+#include "rank.bpf.h"
 #include "state.bpf.h"
 #include "throttle_timer.bpf.h"
 
@@ -30,11 +31,13 @@ __s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 w
 	bool is_idle = false;
 	__s32 cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 	__u64 now_ns = scx_bpf_now();
+	enum rank rank;
 
 	if (!task)
 		return cpu;
 	task->woken_ns = now_ns;
 	place(p, task, cpu, true);
+	rank = rank_of_waking(p, task, now_ns);
 	if (is_idle) {
 		if (is_throttled(task->node, now_ns))
 			return cpu;
@@ -42,28 +45,45 @@ __s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 w
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, 0);
 		return cpu;
 	}
-	if (is_critical(p, task, now_ns) && may_go_first(now_ns)) {
-		__s32 other = find_uncritical_cpu(p, cpu);
+	if (preempts_lower(p, task, cpu, rank, now_ns)) {
+		__s32 other = find_lower_cpu(p, cpu, rank);
 
 		return other >= 0 ? other : cpu;
 	}
 	return find_victim(p, task, cpu, now_ns);
 }
 
-/* Puts a critical thread in front of all others; false if it has to wait like them. */
-static bool enqueue_critical(struct task_struct *p, struct task *task, __s32 number, __u64 now_ns,
-			     __u64 enq_flags)
+/* Preempts a task of a lower rank; false if there is none, or if this task may not go first. */
+static bool preempt_lower(struct task_struct *p, const struct task *task, __s32 number,
+			  enum rank rank, __u64 now_ns, __u64 enq_flags)
 {
 	struct cpu *cpu = cpu_at(number);
 
-	if (!is_critical(p, task, now_ns) || cpu->runs_critical || !cpu->weight ||
-	    !may_go_first(now_ns))
+	if (cpu->rank >= rank || !cpu->weight || !preempts_lower(p, task, number, rank, now_ns))
 		return false;
-	counters.critical_wakeups++;
+	if (rank == CRITICAL)
+		counters.critical_wakeups++;
+	else
+		counters.feed_wakeups++;
 	/* Until it runs, others that wake up see it on this CPU and choose another one. */
-	cpu->runs_critical = true;
+	cpu->rank = rank;
 	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, enq_flags | SCX_ENQ_PREEMPT);
 	return true;
+}
+
+/* Puts a task into the queue of its rank. Critical threads wait in the order in which they come,
+ * all others in the order of their virtual times. */
+static void enqueue_rank(struct task_struct *p, const struct task *task, __s32 cpu, enum rank rank,
+			 __u64 enq_flags)
+{
+	__u64 queue = RANK_QUEUE(queue_of(task, cpu), rank);
+
+	counters.queued++;
+	if (rank == CRITICAL)
+		scx_bpf_dsq_insert(p, queue, settings.slice_ns, enq_flags);
+	else
+		scx_bpf_dsq_insert_vtime(p, queue, settings.slice_ns, p->scx.dsq_vtime, enq_flags);
+	wake_idle_cpu(p, task, cpu);
 }
 
 void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
@@ -72,6 +92,7 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 	__s32 cpu = scx_bpf_task_cpu(p);
 	bool is_wakeup = enq_flags & SCX_ENQ_WAKEUP;
 	__u64 now_ns = scx_bpf_now();
+	enum rank rank;
 
 	if (!task) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, enq_flags);
@@ -84,7 +105,8 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 					 enq_flags);
 		return;
 	}
-	if (is_wakeup && enqueue_critical(p, task, cpu, now_ns, enq_flags))
+	rank = is_wakeup ? rank_of_waking(p, task, now_ns) : rank_of(p, task, now_ns);
+	if (is_wakeup && preempt_lower(p, task, cpu, rank, now_ns, enq_flags))
 		return;
 	if (is_wakeup && preempt(p, task, cpu, now_ns)) {
 		counters.preempting_wakeups++;
@@ -92,10 +114,7 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 				   enq_flags | SCX_ENQ_PREEMPT);
 		return;
 	}
-	counters.queued++;
-	scx_bpf_dsq_insert_vtime(p, queue_of(task, cpu), settings.slice_ns, p->scx.dsq_vtime,
-				 enq_flags);
-	wake_idle_cpu(p, task, cpu);
+	enqueue_rank(p, task, cpu, rank, enq_flags);
 }
 
 /* The task that runs on a CPU, if it may go on: charged up to now. */
@@ -112,6 +131,55 @@ static struct task *continuing(struct task_struct *prev, __u64 now_ns)
 	return is_throttled(task->node, now_ns) ? NULL : task;
 }
 
+/* Lets the running task go on. */
+static bool keep(struct task_struct *prev, struct task *task, __s32 cpu, enum rank rank)
+{
+	task->rank = rank;
+	set_running_rank(cpu_at(cpu), rank, true);
+	set_slice(prev, settings.slice_ns);
+	return true;
+}
+
+/* Whether the running loader comes before those that wait. */
+static bool is_first_loader(const struct task_struct *prev, const struct task *task, __s32 cpu)
+{
+	struct choice choice = {};
+
+	consider(&choice, RANK_QUEUE(LLC_QUEUE(llc_of(cpu)), FEED), cpu, 0);
+	consider(&choice, RANK_QUEUE(CPU_QUEUE(cpu), FEED), cpu, cpu_at(cpu)->offset);
+	return !choice.found || !is_before(choice.vtime, comparable_vtime(prev, task));
+}
+
+/* Chooses a critical thread or a loader, if there is one that may go first. `rank`: that of the
+ * running task, which is NULL if it may not go on. */
+static bool serve_ranks(struct task_struct *prev, struct task *task, __s32 cpu, enum rank rank,
+			__u64 now_ns)
+{
+	bool is_loader = task && rank == FEED;
+
+	if (!ordinary_waits())
+		promise_kept(&shared_clock, now_ns);
+	/* Tasks that may use few CPUs can starve although others do well: they get their turn. */
+	if (now_ns - cpu_at(cpu)->served_ns > LONGEST_HOLD_NS)
+		return false;
+	if ((rank == CRITICAL || queued_of_rank(cpu, CRITICAL)) &&
+	    may_go_first(cpu, CRITICAL, now_ns)) {
+		if (serve_rank(cpu, CRITICAL))
+			return true;
+		if (task && rank == CRITICAL) {
+			counters.critical_kept++;
+			return keep(prev, task, cpu, rank);
+		}
+	}
+	if (!(is_loader || queued_of_rank(cpu, FEED)) || !may_go_first(cpu, FEED, now_ns))
+		return false;
+	if (is_loader && is_first_loader(prev, task, cpu)) {
+		counters.feed_kept++;
+		return keep(prev, task, cpu, rank);
+	}
+	return serve_rank(cpu, FEED);
+}
+
 void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 {
 	__u64 now_ns = scx_bpf_now();
@@ -119,12 +187,13 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 	struct choice choice = {};
 	bool is_first;
 
-	if (task && !task->yielded && is_critical(prev, task, now_ns) && may_be_kept(cpu, now_ns)) {
-		counters.critical_kept++;
-		task->critical = true;
-		cpu_at(cpu)->runs_critical = true;
-		set_slice(prev, settings.slice_ns);
-		return;
+	if (settings.privilege != PRIVILEGE_NOBODY) {
+		enum rank rank = ORDINARY;
+
+		if (task && !task->yielded)
+			rank = rank_of(prev, task, now_ns);
+		if (serve_ranks(prev, task, cpu, rank, now_ns))
+			return;
 	}
 	cpu_at(cpu)->served_ns = now_ns;
 	choose(&choice, cpu);
@@ -138,13 +207,14 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 		counters.kept++;
 		set_slice(prev, settings.slice_ns);
 	} else {
-		promise_kept(now_ns);
+		promise_kept(&shared_clock, now_ns);
 	}
 }
 
 void CALLBACK(zernel_running, struct task_struct *p)
 {
-	struct cpu *cpu = cpu_at(scx_bpf_task_cpu(p));
+	__s32 number = scx_bpf_task_cpu(p);
+	struct cpu *cpu = cpu_at(number);
 	struct task *task = task_of(p);
 	__u64 now_ns = scx_bpf_now();
 
@@ -152,14 +222,14 @@ void CALLBACK(zernel_running, struct task_struct *p)
 		return;
 	task->charged_ns = now_ns;
 	task->yielded = false;
-	task->critical = is_critical(p, task, now_ns);
-	cpu->runs_critical = task->critical;
 	task->class = class_of(p, task->woken_ns ?: now_ns);
 	count_run(task->class, task->woken_ns, now_ns);
 	task->woken_ns = 0;
-	if (!task->critical)
-		clock_follow(clock_of(task), p->scx.dsq_vtime, now_ns);
 	cpu->runs_pinned = task->clock != SHARED_CLOCK;
+	/* Deadlines of classes stand still while a task waits for a CPU. */
+	note_rank(cpu, task, number, rank_of(p, task, task->runnable_ns), now_ns);
+	if (task->rank == ORDINARY)
+		clock_follow(clock_of(task), p->scx.dsq_vtime, now_ns);
 	note_running(cpu, comparable_vtime(p, task), now_ns, weight_of(task));
 }
 
@@ -168,15 +238,20 @@ void CALLBACK(zernel_stopping, struct task_struct *p, bool runnable)
 	struct cpu *cpu = cpu_at(scx_bpf_task_cpu(p));
 	struct task *task = task_of(p);
 
-	if (task)
-		charge(p, task, scx_bpf_now());
+	if (task) {
+		__u64 now_ns = scx_bpf_now();
+
+		charge(p, task, now_ns);
+		task->runnable_ns = now_ns;
+	}
 	cpu->weight = 0;
 	cpu->runs_pinned = false;
-	cpu->runs_critical = false;
+	set_running_rank(cpu, ORDINARY, false);
 }
 
 void CALLBACK(zernel_tick, struct task_struct *p)
 {
+	__s32 number = scx_bpf_task_cpu(p);
 	struct task *task = task_of(p);
 	__u64 now_ns = scx_bpf_now();
 
@@ -184,8 +259,7 @@ void CALLBACK(zernel_tick, struct task_struct *p)
 		return;
 	charge(p, task, now_ns);
 	task->class = class_of(p, now_ns);
-	task->critical = is_critical(p, task, now_ns);
-	cpu_at(scx_bpf_task_cpu(p))->runs_critical = task->critical;
+	note_rank(cpu_at(number), task, number, rank_of(p, task, now_ns), now_ns);
 	if (is_throttled(task->node, now_ns))
 		set_slice(p, 0);
 }
@@ -209,6 +283,7 @@ void CALLBACK(zernel_runnable, struct task_struct *p, __u64 enq_flags)
 	/* A task that may use one CPU only is woken up without select_cpu. */
 	if (enq_flags & SCX_ENQ_WAKEUP && !task->woken_ns)
 		task->woken_ns = scx_bpf_now();
+	task->runnable_ns = scx_bpf_now();
 	count_task(task, p->scx.weight);
 }
 
@@ -216,8 +291,12 @@ void CALLBACK(zernel_quiescent, struct task_struct *p, __u64 deq_flags)
 {
 	struct task *task = task_of(p);
 
-	if (task)
-		count_task(task, 0);
+	if (!task)
+		return;
+	count_task(task, 0);
+	count_pinned(task, 0);
+	if (deq_flags & SCX_DEQ_SLEEP)
+		task->blocked_ns = scx_bpf_now();
 }
 
 void CALLBACK(zernel_set_weight, struct task_struct *p, __u32 weight)

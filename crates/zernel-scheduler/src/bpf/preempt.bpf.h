@@ -14,8 +14,7 @@
 static __s64 lead_over(const struct task_struct *p, const struct task *task, const struct cpu *cpu,
 		       __u64 now_ns)
 {
-	/* A pinned task has no other CPU, so it may preempt a critical one. */
-	if (!cpu->weight || (cpu->runs_critical && task->clock == SHARED_CLOCK))
+	if (!cpu->weight || cpu->rank != ORDINARY)
 		return 0;
 	return running_vtime(cpu, now_ns) - comparable_vtime(p, task);
 }

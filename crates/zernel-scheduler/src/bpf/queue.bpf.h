@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * The queues: one per last-level cache, one per CPU for the tasks that can run nowhere else (pinned
- * tasks), and one for the tasks that wait for a budget.
+ * tasks), and one for the tasks that wait for a budget. Critical threads and loaders wait in queues
+ * of their own beside each of the first two kinds.
  *
  * Pinned tasks have a clock per CPU: ten of them on one CPU fall behind everybody else, and one
  * that has a CPU to itself runs ahead, and neither may disturb the weights elsewhere. An offset
@@ -16,9 +17,11 @@
 #define THROTTLED_QUEUE 0ULL
 #define LLC_QUEUE(llc) (0x10000ULL + (llc))
 #define CPU_QUEUE(cpu) (0x20000ULL + (cpu))
+/* The queue of a rank beside one of these. */
+#define RANK_QUEUE(queue, rank) ((queue) + 0x100000ULL * (rank))
 
-/* A task of another cache must be behind by this much virtual time to be taken, because it runs slower
- * for a while after the change. */
+/* A task of another cache must be behind by this much virtual time to be taken, because it runs
+ * slower for a while after the change. */
 #define CACHE_LEAD 12000000ULL
 /* Tasks at the head of a queue that are looked at to find one that may run on a CPU. */
 #define HEADS 8
@@ -43,11 +46,24 @@ static __u64 queue_of(const struct task *task, __u32 cpu)
 	return task->clock == SHARED_CLOCK ? LLC_QUEUE(llc_of(cpu)) : CPU_QUEUE(task->clock);
 }
 
+/* Counts a runnable task at the CPU that it is pinned to; a weight of 0 ends that. */
+static void count_pinned(struct task *task, __u32 weight)
+{
+	struct cpu *cpu = cpu_at(task->clock);
+	__s64 difference = (__s64)weight - task->pinned_weight;
+
+	if (!settings.may_privilege || !difference)
+		return;
+	task->pinned_weight = weight;
+	__sync_fetch_and_add(&cpu->pinned_weight, difference);
+}
+
 /* Moves a task's virtual time to another clock, as far behind or ahead as it was. */
 static void change_clock(struct task_struct *p, struct task *task, __u32 clock)
 {
 	__u64 lag = clock_of(task)->now - p->scx.dsq_vtime;
 
+	count_pinned(task, 0);
 	task->clock = clock;
 	set_vtime(p, clock_of(task)->now - lag);
 }
@@ -72,6 +88,8 @@ static void place(struct task_struct *p, struct task *task, __u32 cpu, bool is_w
 		begin_pinned(wanted);
 	if (wanted != task->clock)
 		change_clock(p, task, wanted);
+	if (wanted != SHARED_CLOCK)
+		count_pinned(task, weight_of(task) >> WEIGHT_SHIFT ?: 1);
 	clock = clock_of(task);
 	lag = clock_advance_in(clock, LAG_NS);
 	if (is_wakeup) {
@@ -125,43 +143,60 @@ static void couple_clocks(struct cpu *cpu, bool nobody_else)
 		cpu->offset = shared_clock.now - lag - cpu->clock.now;
 }
 
+/* Chooses the first task of a queue if it comes before what is chosen. Added to its virtual time,
+ * `offset` gives one that can be compared. */
+static bool consider(struct choice *choice, __u64 queue, __u32 number, __u64 offset)
+{
+	__u64 vtime = 0;
+
+	if (!first_vtime(queue, number, &vtime))
+		return false;
+	vtime += offset;
+	if (choice->found && !is_before(vtime, choice->vtime))
+		return false;
+	choice->found = true;
+	choice->queue = queue;
+	choice->vtime = vtime;
+	return true;
+}
+
 /* Balances the caches while all of them are busy: chooses the first task of another cache if it is
  * far behind. Another cache is looked at each time. */
 static void look_at_other_cache(struct choice *choice, __u32 number)
 {
 	__u32 step = cpu_at(number)->next_cache++ % (settings.llcs - 1);
 	__u64 queue = LLC_QUEUE((llc_of(number) + 1 + step) % settings.llcs);
-	__u64 vtime = 0;
 
-	if (!first_vtime(queue, number, &vtime))
-		return;
-	vtime += CACHE_LEAD;
-	if (choice->found && !is_before(vtime, choice->vtime))
-		return;
-	choice->found = true;
-	choice->changes_cache = true;
-	choice->queue = queue;
-	choice->vtime = vtime;
+	choice->changes_cache = consider(choice, queue, number, CACHE_LEAD);
+	if (settings.privilege != PRIVILEGE_NOBODY &&
+	    (consider(choice, RANK_QUEUE(queue, CRITICAL), number, CACHE_LEAD) ||
+	     consider(choice, RANK_QUEUE(queue, FEED), number, CACHE_LEAD)))
+		choice->changes_cache = true;
 }
 
-/* Compares the first tasks of the two queues of a CPU, and that of another cache. */
+/* Compares the first tasks of the queues of all ranks. */
+static void consider_ranks(struct choice *choice, __u64 queue, __u32 number, __u64 offset)
+{
+	consider(choice, queue, number, offset);
+	if (!settings.may_privilege)
+		return;
+	consider(choice, RANK_QUEUE(queue, CRITICAL), number, offset);
+	consider(choice, RANK_QUEUE(queue, FEED), number, offset);
+}
+
+/* Compares the first tasks of the queues of a CPU, and those of another cache. */
 static void choose(struct choice *choice, __u32 number)
 {
 	struct cpu *cpu = cpu_at(number);
-	__u64 shared = 0, pinned = 0;
-	bool has_shared = first_vtime(LLC_QUEUE(llc_of(number)), number, &shared);
-	bool has_pinned = first_vtime(CPU_QUEUE(number), number, &pinned);
+	struct choice pinned = {};
 
-	if (has_pinned || cpu->runs_pinned)
-		couple_clocks(cpu, !has_shared);
-	pinned += cpu->offset;
-	choice->found = has_shared || has_pinned;
-	choice->queue = LLC_QUEUE(llc_of(number));
-	choice->vtime = shared;
-	if (has_pinned && (!has_shared || is_before(pinned, shared))) {
-		choice->queue = CPU_QUEUE(number);
-		choice->vtime = pinned;
-	}
+	consider_ranks(choice, LLC_QUEUE(llc_of(number)), number, 0);
+	consider_ranks(&pinned, CPU_QUEUE(number), number, 0);
+	if (pinned.found || cpu->runs_pinned)
+		couple_clocks(cpu, !choice->found);
+	pinned.vtime += cpu->offset;
+	if (pinned.found && (!choice->found || is_before(pinned.vtime, choice->vtime)))
+		*choice = pinned;
 	if (settings.llcs > 1)
 		look_at_other_cache(choice, number);
 }
@@ -178,6 +213,31 @@ static bool serve(__u32 cpu, const struct choice *choice)
 	       scx_bpf_dsq_move_to_local(CPU_QUEUE(cpu));
 }
 
+/* Takes a task of this rank from the queues of a CPU. */
+static bool serve_rank(__u32 cpu, enum rank rank)
+{
+	return scx_bpf_dsq_move_to_local(RANK_QUEUE(CPU_QUEUE(cpu), rank)) ||
+	       scx_bpf_dsq_move_to_local(RANK_QUEUE(LLC_QUEUE(llc_of(cpu)), rank));
+}
+
+/* How many tasks of this rank wait in the queues of a CPU. */
+static __u32 queued_of_rank(__u32 cpu, enum rank rank)
+{
+	return scx_bpf_dsq_nr_queued(RANK_QUEUE(CPU_QUEUE(cpu), rank)) +
+	       scx_bpf_dsq_nr_queued(RANK_QUEUE(LLC_QUEUE(llc_of(cpu)), rank));
+}
+
+/* Whether an ordinary task waits in the queue of any cache. */
+static bool ordinary_waits(void)
+{
+	__u32 llc;
+
+	for (llc = 0; llc < MAX_LLCS && llc < settings.llcs; llc++)
+		if (scx_bpf_dsq_nr_queued(LLC_QUEUE(llc)))
+			return true;
+	return false;
+}
+
 /* Takes a task from the queue of another last-level cache. */
 static bool steal(__u32 cpu)
 {
@@ -185,7 +245,10 @@ static bool steal(__u32 cpu)
 
 	for (step = 1; step < MAX_LLCS && step < settings.llcs; step++) {
 		llc = (own + step) % settings.llcs;
-		if (scx_bpf_dsq_move_to_local(LLC_QUEUE(llc))) {
+		if (scx_bpf_dsq_move_to_local(LLC_QUEUE(llc)) ||
+		    (settings.privilege != PRIVILEGE_NOBODY &&
+		     (scx_bpf_dsq_move_to_local(RANK_QUEUE(LLC_QUEUE(llc), CRITICAL)) ||
+		      scx_bpf_dsq_move_to_local(RANK_QUEUE(LLC_QUEUE(llc), FEED))))) {
 			counters.stolen++;
 			return true;
 		}
@@ -202,15 +265,23 @@ static void wake_idle_cpu(struct task_struct *p, const struct task *task, __s32 
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 }
 
+/* Creates a queue, and those of the ranks beside it. */
+static __s32 create_rank_queues(__u64 queue)
+{
+	return scx_bpf_create_dsq(queue, -1)			       ?:
+		       scx_bpf_create_dsq(RANK_QUEUE(queue, FEED), -1) ?:
+		       scx_bpf_create_dsq(RANK_QUEUE(queue, CRITICAL), -1);
+}
+
 static __s32 create_queues(void)
 {
 	__s32 error = scx_bpf_create_dsq(THROTTLED_QUEUE, -1);
 	__u32 index;
 
 	for (index = 0; !error && index < MAX_LLCS && index < settings.llcs; index++)
-		error = scx_bpf_create_dsq(LLC_QUEUE(index), -1);
+		error = create_rank_queues(LLC_QUEUE(index));
 	for (index = 0; !error && index < MAX_CPUS && index < settings.cpus; index++)
-		error = scx_bpf_create_dsq(CPU_QUEUE(index), -1);
+		error = create_rank_queues(CPU_QUEUE(index));
 	return error;
 }
 

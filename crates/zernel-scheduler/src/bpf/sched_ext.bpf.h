@@ -156,6 +156,7 @@ struct sched_ext_ops {
 #define SCX_DSQ_LOCAL (1ULL << 63 | 2)
 #define SCX_ENQ_WAKEUP 1ULL
 #define SCX_ENQ_PREEMPT (1ULL << 32)
+#define SCX_DEQ_SLEEP 1ULL
 #define SCX_KICK_IDLE 1ULL
 #define SCX_TASK_QUEUED 1U
 #define SCX_OPS_ENQ_LAST (1ULL << 1)
@@ -181,6 +182,8 @@ __u32 scx_bpf_reenqueue_local(void) __ksym;
 __u32 scx_bpf_nr_cpu_ids(void) __ksym;
 __u64 scx_bpf_now(void) __ksym;
 __s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
+struct task_struct *bpf_task_from_pid(__s32 pid) __ksym;
+void bpf_task_release(struct task_struct *p) __ksym;
 bool bpf_cpumask_test_cpu(__u32 cpu, const struct cpumask *cpumask) __ksym;
 struct cgroup *bpf_cgroup_ancestor(struct cgroup *cgroup, int level) __ksym;
 void bpf_cgroup_release(struct cgroup *cgroup) __ksym;

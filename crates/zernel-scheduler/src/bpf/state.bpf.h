@@ -12,16 +12,34 @@
 /* In place of the number of a CPU: a task's virtual time belongs to the shared clock. */
 #define SHARED_CLOCK (~0U)
 
+/* Tasks with a higher rank go first, as far as the guarantee allows. */
+enum rank {
+	ORDINARY,
+	FEED, /* loads data that its trainer waits for, or soon will */
+	CRITICAL, /* a step waits for it */
+};
+
 struct task {
 	__u32 node; /* of its cgroup */
 	__u32 counted; /* the weight that is counted there; 0 while it sleeps */
 	__u32 clock; /* the clock of its virtual time: SHARED_CLOCK or a CPU */
+	__u32 pinned_weight; /* counted at that CPU */
 	bool yielded;
 	bool in_tree; /* it is, or descends from, settings.privileged_process */
-	bool critical; /* it was when it was chosen to run */
 	__u8 class; /* enum zernel_class; as seen when it began to run, or at the last tick */
+	__u8 rank; /* enum rank; ORDINARY also if the guarantee does not let it go first */
 	__u64 charged_ns; /* its running time is charged up to here */
 	__u64 woken_ns; /* when it woke up; 0: it has run since */
+	__u64 runnable_ns; /* when it last woke up or was preempted */
+	__u64 blocked_ns; /* when it last blocked */
+	/* Hand-off: see handoff.bpf.h. */
+	__u32 donor; /* the thread that it inherits from */
+	__u32 handoff; /* number of the hand-off in its process */
+	__u64 heir_until_ns; /* 0: it does not inherit */
+	/* About its process; only in that of its main thread. */
+	__u32 handoffs;
+	__u32 trainer; /* the training thread that was last seen */
+	__u64 data_wait_ns; /* when a training thread last stopped waiting for data */
 };
 
 struct {
@@ -39,13 +57,17 @@ struct cpu {
 	struct clock clock;
 	__u64 offset; /* added to a virtual time by `clock`, gives one by the shared clock */
 	__u64 served_ns; /* when it last looked at its queues */
+	__s64 pinned_weight; /* of the runnable tasks that can run on this CPU only */
 	__u32 next_cache; /* which other cache to look at next */
 	bool runs_pinned;
-	bool runs_critical;
+	bool is_ordinary; /* the running task has no rank */
+	__u8 rank; /* of the running task, or of one that is about to run */
 } __attribute__((aligned(64)));
 
 static struct cpu cpus[MAX_CPUS];
 static struct clock shared_clock;
+/* CPUs that run an ordinary task, while somebody is privileged. */
+static __s64 ordinary_cpus;
 /* The CPU to look at next for a task to preempt. */
 static __u32 next_candidate;
 
@@ -59,6 +81,14 @@ static struct cpu *cpu_at(__u64 cpu)
 static struct task *task_of(struct task_struct *p)
 {
 	return bpf_task_storage_get(&tasks, p, 0, 0);
+}
+
+/* The state of the main thread of a task's process. */
+static struct task *process_of(struct task_struct *p)
+{
+	struct task_struct *leader = p->group_leader;
+
+	return leader ? bpf_task_storage_get(&tasks, leader, 0, 0) : NULL;
 }
 
 static struct clock *clock_of(const struct task *task)
@@ -104,12 +134,24 @@ static void charge(struct task_struct *p, struct task *task, __u64 now_ns)
 		return;
 	task->charged_ns = now_ns;
 	set_vtime(p, p->scx.dsq_vtime + virtual_time(used_ns, weight_of(task)));
-	/* The guarantee bounds what a critical thread takes, so it need not wait for it afterwards.
-	 */
-	if (task->critical && is_before(clock_of(task)->now, p->scx.dsq_vtime))
+	/* The guarantee bounds what a task takes that goes first, so it need not wait for it
+	 * afterwards. */
+	if (task->rank && is_before(clock_of(task)->now, p->scx.dsq_vtime))
 		set_vtime(p, clock_of(task)->now);
 	charge_limits(task->node, used_ns);
 	count_time(task->class, used_ns);
+}
+
+/* Notes on its own CPU which rank runs; `is_busy`: anything does. */
+static void set_running_rank(struct cpu *cpu, enum rank rank, bool is_busy)
+{
+	bool is_ordinary = is_busy && rank == ORDINARY;
+
+	cpu->rank = rank;
+	if (!settings.may_privilege || cpu->is_ordinary == is_ordinary)
+		return;
+	cpu->is_ordinary = is_ordinary;
+	__sync_fetch_and_add(&ordinary_cpus, is_ordinary ? 1LL : -1LL);
 }
 
 /* Notes which task starts to run, or is about to. */

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, value_parser};
 use zernel_model::scheduler::SchedCounters;
-use zernel_scheduler::scheduler::{self, SchedError, SchedSettings};
+use zernel_scheduler::scheduler::{self, SchedError, SchedPolicy, SchedSettings};
 
 use super::config_file::{self, ConfigFile};
 use super::policy::PolicyOptions;
@@ -29,6 +29,9 @@ pub(crate) struct LoadOptions {
     /// Read slice, privilege and guarantee from this TOML file, and again on SIGHUP or when it changes
     #[arg(long, value_name = "PATH", conflicts_with_all = ["slice_us", "privilege", "guarantee"])]
     config: Option<PathBuf>,
+    /// Parts of the policy to switch off: handoff, feed
+    #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = parse_policy)]
+    without: Vec<SchedPolicy>,
     /// After an ejection by the kernel, load the scheduler again, at most N times
     #[arg(long, value_name = "N", default_value_t = 0)]
     #[arg(value_parser = value_parser!(u32).range(0..=10))]
@@ -40,6 +43,14 @@ pub(crate) struct LoadOptions {
     /// Print what the scheduler does, a line every SECONDS
     #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..=3600))]
     stats: Option<u64>,
+}
+
+fn parse_policy(text: &str) -> Result<SchedPolicy, String> {
+    match text {
+        "handoff" => Ok(SchedPolicy::Handoff),
+        "feed" => Ok(SchedPolicy::Feed),
+        _ => Err("use handoff or feed".to_owned()),
+    }
 }
 
 pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
@@ -73,6 +84,7 @@ fn keep_loaded(
     loop {
         let settings = SchedSettings {
             watchdog: Duration::from_millis(options.watchdog_ms),
+            without: options.without.clone(),
             ..session.settings()
         };
         let reason = match scheduler::run(&settings, |loaded| session.poll(loaded, stop)) {
@@ -132,6 +144,9 @@ pub(crate) fn describe(counters: &SchedCounters) -> String {
         critical_wakeups,
         critical_kept,
         guarantee_hits,
+        handoffs,
+        feed_wakeups,
+        feed_kept,
         uncounted_cgroups,
     } = counters;
     let mut text = format!(
@@ -142,7 +157,7 @@ pub(crate) fn describe(counters: &SchedCounters) -> String {
     if critical_wakeups + critical_kept + guarantee_hits > 0 {
         text += &format!(
             "critical threads: preempting {critical_wakeups}, kept {critical_kept}, held back by the guarantee \
-             {guarantee_hits}\n"
+             {guarantee_hits}; handed on {handoffs}; loaders: preempting {feed_wakeups}, kept {feed_kept}\n"
         );
     }
     if *uncounted_cgroups > 0 {

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Feeding. Loaders go before ordinary tasks. A loader whose trainer is hungry also preempts them
+ * when it wakes up. A trainer is hungry while it waits for data, and to a loader until that loader
+ * blocks: then the trainer's queue is full.
+ */
+#ifndef ZERNEL_SCHED_FEED_H
+#define ZERNEL_SCHED_FEED_H
+
+#include "state.bpf.h"
+#include "task_maps.h"
+
+/* Whether the current task loads data for a process. */
+static bool is_woken_by_loader(__u32 process)
+{
+	const struct zernel_task_state *state =
+		bpf_task_storage_get(&zernel_tasks, bpf_get_current_task_btf(), 0, 0);
+
+	return state && state->trainer == process &&
+	       zernel_word_role(state->class_word) == ZERNEL_ROLE_LOADER;
+}
+
+/* Notes that a training thread wakes up. It waited for data if the probes saw it, or if a loader
+ * wakes it. */
+static void note_training_thread(struct task_struct *p, __u64 class_word, __u64 now_ns)
+{
+	struct task *process;
+
+	if (!(settings.policies & POLICY_FEED) ||
+	    zernel_word_role(class_word) != ZERNEL_ROLE_TRAINER)
+		return;
+	process = process_of(p);
+	if (!process)
+		return;
+	process->trainer = p->pid;
+	if (zernel_word_reason(class_word) == ZERNEL_REASON_DATA || is_woken_by_loader(p->tgid))
+		process->data_wait_ns = now_ns;
+}
+
+/* Whether a thread is blocked until it gets data. */
+static bool waits_for_data(__u32 pid, __u64 now_ns)
+{
+	struct task_struct *p = bpf_task_from_pid(pid);
+	const struct zernel_task_state *state;
+	__u64 word = 0;
+
+	if (!p)
+		return false;
+	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
+	if (state)
+		word = zernel_class_word_at(state, now_ns);
+	bpf_task_release(p);
+	return word & ZERNEL_CLASS_BLOCKED && zernel_word_reason(word) == ZERNEL_REASON_DATA;
+}
+
+/* Whether the process that a loader works for is hungry. */
+static bool feeds_hungry(struct task_struct *p, const struct task *task, __u64 now_ns)
+{
+	const struct zernel_task_state *loader = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
+	struct task_struct *leader = loader ? bpf_task_from_pid(loader->trainer) : NULL;
+	const struct task *process;
+	__u32 trainer = 0;
+	bool waited = false;
+
+	if (!leader)
+		return false;
+	process = bpf_task_storage_get(&tasks, leader, 0, 0);
+	if (process) {
+		trainer = process->trainer;
+		waited = is_before(task->blocked_ns, process->data_wait_ns);
+	}
+	bpf_task_release(leader);
+	return waited || (trainer && waits_for_data(trainer, now_ns));
+}
+
+#endif

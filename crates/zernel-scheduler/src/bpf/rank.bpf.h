@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Who goes first. A thread is critical if a training step waits for it, as the probes see it: it
+ * launches work, is in a collective, updates the model, or fetches its next batch. Neither its
+ * kind of work nor that of loaders counts without privilege, or without a running observer.
+ */
+#ifndef ZERNEL_SCHED_RANK_H
+#define ZERNEL_SCHED_RANK_H
+
+#include "feed.bpf.h"
+#include "guarantee.bpf.h"
+#include "handoff.bpf.h"
+#include "task_maps.h"
+
+/* CPUs that are looked at to find one that runs something of a lower rank. */
+#define RANK_CANDIDATES 4
+
+static bool is_privileged(const struct task *task)
+{
+	__u32 index = task->node, level;
+	struct node *node;
+
+	if (settings.privilege == PRIVILEGE_ALL)
+		return true;
+	if (settings.privilege == PRIVILEGE_TREE)
+		return task->in_tree;
+	if (settings.privilege != PRIVILEGE_CGROUP)
+		return false;
+	for (level = 0; level < MAX_DEPTH && index != ROOT; level++) {
+		if (index == privileged_node)
+			return true;
+		node = node_at(index);
+		if (!node)
+			return false;
+		index = node->parent;
+	}
+	return false;
+}
+
+static enum rank rank_of_class(__u64 class_word)
+{
+	switch (zernel_word_class(class_word)) {
+	case ZERNEL_CLASS_CRITICAL:
+	/* Nobody knows when the GPU is done, so the thread must be on its CPU then. */
+	case ZERNEL_CLASS_GPU_WAIT:
+		return CRITICAL;
+	case ZERNEL_CLASS_FEED:
+		if (!(settings.policies & POLICY_FEED))
+			return ORDINARY;
+		return zernel_word_role(class_word) == ZERNEL_ROLE_LOADER ? FEED : CRITICAL;
+	default:
+		return ORDINARY;
+	}
+}
+
+/* The rank of a task that runs, or became runnable at `now_ns`. */
+static enum rank rank_of(struct task_struct *p, const struct task *task, __u64 now_ns)
+{
+	const struct zernel_task_state *state;
+
+	if (settings.privilege == PRIVILEGE_NOBODY || !is_privileged(task) ||
+	    !zernel_is_observed(now_ns))
+		return ORDINARY;
+	if (is_heir(p, task, now_ns))
+		return CRITICAL;
+	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
+	if (!state)
+		return ORDINARY;
+	return rank_of_class(zernel_class_word_at(state, now_ns));
+}
+
+/* The rank of a task that wakes up. */
+static enum rank rank_of_waking(struct task_struct *p, struct task *task, __u64 now_ns)
+{
+	const struct zernel_task_state *state;
+	enum rank rank;
+
+	if (settings.privilege == PRIVILEGE_NOBODY || !is_privileged(task))
+		return ORDINARY;
+	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
+	if (state)
+		note_training_thread(p, zernel_class_word_at(state, now_ns), now_ns);
+	rank = rank_of(p, task, now_ns);
+	hand_off(p, task, rank, now_ns);
+	return rank == CRITICAL ? rank : rank_of(p, task, now_ns);
+}
+
+/* Whether a task that wakes up preempts tasks of a lower rank. */
+static bool preempts_lower(struct task_struct *p, const struct task *task, __u32 number,
+			   enum rank rank, __u64 now_ns)
+{
+	if (rank == ORDINARY || (rank == FEED && !feeds_hungry(p, task, now_ns)))
+		return false;
+	return may_go_first(number, rank, now_ns);
+}
+
+/* A CPU that runs something of a lower rank, `cpu` if it can be; -1: none of those looked at. */
+static __s32 find_lower_cpu(struct task_struct *p, __s32 cpu, enum rank rank)
+{
+	__u32 first = next_candidate++, step, other;
+	__s32 best = -1;
+
+	if (cpu_at(cpu)->rank == ORDINARY && bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+		return cpu;
+	for (step = 0; step < RANK_CANDIDATES; step++) {
+		other = (first + step) % (settings.cpus ?: 1);
+		if (cpu_at(other)->rank >= rank || !cpu_at(other)->weight ||
+		    !bpf_cpumask_test_cpu(other, p->cpus_ptr))
+			continue;
+		if (cpu_at(other)->rank == ORDINARY)
+			return other;
+		best = other;
+	}
+	return best;
+}
+
+/* Notes the rank with which a task runs. */
+static void note_rank(struct cpu *cpu, struct task *task, __u32 number, enum rank rank,
+		      __u64 now_ns)
+{
+	task->rank = rank != ORDINARY && may_go_first(number, rank, now_ns) ? rank : ORDINARY;
+	set_running_rank(cpu, task->rank, true);
+}
+
+#endif
