@@ -50,7 +50,7 @@ pub enum AptError {
     Failed {
         /// What was being done.
         action: String,
-        /// What the program said.
+        /// Its error output.
         reason: String,
     },
 }

@@ -45,7 +45,7 @@ pub enum ProgramError {
         path: PathBuf,
         /// Its dynamic loader.
         loader: PathBuf,
-        /// What it said.
+        /// Its error output.
         reason: String,
     },
     /// A library is not on this machine.
