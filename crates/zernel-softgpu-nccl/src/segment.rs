@@ -301,7 +301,7 @@ impl Segment {
 
     /// What `rank` shows.
     pub(crate) fn shown(&self, rank: usize, bytes: usize) -> &[u8] {
-        // SAFETY: between the two steps of a chunk nobody writes.
+        // SAFETY: no rank writes between the two steps of a chunk.
         unsafe { self.memory.slice(self.buffer_offset(rank), bytes) }
     }
 
