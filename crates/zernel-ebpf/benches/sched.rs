@@ -30,7 +30,7 @@ const TRIES: usize = 600;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Arm {
-    Nobody,
+    NoObserver,
     Empty,
     Others,
     Both,
@@ -39,7 +39,7 @@ enum Arm {
 impl Display for Arm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Nobody => "nobody observes",
+            Self::NoObserver => "no observer",
             Self::Empty => "an empty program",
             Self::Others => "others are observed",
             Self::Both => "both are observed",
@@ -53,16 +53,16 @@ fn main() {
         return;
     }
     if !schedule(libc::SCHED_FIFO, 1) {
-        println!("others may come between: this may not run first in, first out");
+        println!("SCHED_FIFO is not permitted: other processes may run in between");
     }
     schedule(libc::SCHED_OTHER, 0);
     let folder = tempfile::tempdir().expect("a temporary directory");
     install(folder.path(), Prologue::Push).expect("the software GPU is built");
     let driver = folder.path().join("libcuda.so.1");
     let mut players = Players::fork(|| {});
-    let arms = [Arm::Nobody, Arm::Others, Arm::Empty, Arm::Both];
+    let arms = [Arm::NoObserver, Arm::Others, Arm::Empty, Arm::Both];
     let turns = Turns::take(&arms, ROUNDS, |arm| match arm {
-        Arm::Nobody => players.play_with(0),
+        Arm::NoObserver => players.play_with(0),
         Arm::Empty => {
             let _link = attach_empty().expect("the observer's programs load too");
             players.play_with(1)
@@ -74,10 +74,10 @@ fn main() {
     for arm in arms {
         turns.plain(arm);
     }
-    turns.added(Arm::Others, Arm::Nobody);
-    turns.added(Arm::Empty, Arm::Nobody);
+    turns.added(Arm::Others, Arm::NoObserver);
+    turns.added(Arm::Empty, Arm::NoObserver);
     turns.added(Arm::Others, Arm::Empty);
-    turns.added(Arm::Both, Arm::Nobody);
+    turns.added(Arm::Both, Arm::NoObserver);
 }
 
 fn attach_empty() -> libbpf_rs::Result<Link> {

@@ -216,11 +216,11 @@ pub(crate) fn decisions() {
     }
     observer.read().expect("maps can be read");
     let read = observer.decisions();
-    let of = |pid: u32| {
+    let decisions_of = |pid: u32| {
         let found = read.iter().find(|process| process.pid == pid);
         found.expect("it was observed")
     };
-    let trainer = of(target.pid());
+    let trainer = decisions_of(target.pid());
     for class in [TaskClass::GpuWait, TaskClass::Critical] {
         let decisions = trainer.classes[&class];
         let seconds = Duration::from_nanos(decisions.run_ns + decisions.delay_ns).as_secs_f64();
@@ -229,7 +229,7 @@ pub(crate) fn decisions() {
         assert_eq!(decisions.would_lend > 0, class == TaskClass::GpuWait);
         assert!(decisions.saved_ns <= decisions.delay_ns, "{decisions:?}");
     }
-    let loader = of(loader_of(&stage));
+    let loader = decisions_of(loader_of(&stage));
     assert_eq!(loader.trainer, target.pid());
     // It wakes up ten times a second.
     assert!(loader.classes[&TaskClass::Feed].wakeups >= 10, "{loader:?}");

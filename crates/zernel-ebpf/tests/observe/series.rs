@@ -118,8 +118,8 @@ pub(crate) fn whole_node() {
     // Series of processes outside of this test do not count.
     let trainers: Vec<u32> = targets.iter().map(Target::pid).collect();
     let is_own = |process: &&ObservedProcess| {
-        let of = process.loads_for.unwrap_or(process.pid);
-        trainers.contains(&of)
+        let trainer = process.loads_for.unwrap_or(process.pid);
+        trainers.contains(&trainer)
     };
     let own: Vec<_> = (observer.processes().filter(is_own))
         .map(|process| format!("{{pid=\"{}\"", process.pid))
