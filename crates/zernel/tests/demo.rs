@@ -40,8 +40,8 @@ fn report() -> Value {
         .arg(&file)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
     serde_json::from_slice(&fs::read(json).unwrap()).unwrap()
 }
 

@@ -118,12 +118,12 @@ fn is_seen_here() {
     job.environment(run.env(config::LOG, log.path()));
     let output = run.arg("--").arg(env::current_exe().unwrap()).output();
     let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    eprintln!("{said}");
-    assert!(output.status.success(), "{}: {said}", output.status);
+    let printed = String::from_utf8_lossy(&output.stderr);
+    eprintln!("{printed}");
+    assert!(output.status.success(), "{}: {printed}", output.status);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     if let Ok(rung) = env::var(RUNG) {
-        assert_eq!(report["observing"]["rung"], *rung, "{said}");
+        assert_eq!(report["observing"]["rung"], *rung, "{printed}");
     }
     let none = Value::Array(Vec::new());
     assert_eq!(report["observing"]["sampled"], none);
@@ -148,8 +148,8 @@ fn assert_calls(rank: &Value, truth: &TruthLog) {
     let returned = truth.processes.iter().filter(own);
     for ((_, symbol, result), count) in returned.flat_map(|process| &process.returned) {
         assert_eq!(*result, 0, "{symbol}");
-        let of = calls.entry(symbol).or_default();
-        *of = (of.0 + count.calls, of.1 + count.bytes);
+        let total = calls.entry(symbol).or_default();
+        *total = (total.0 + count.calls, total.1 + count.bytes);
     }
     let plan = plan();
     let steps = u64::from(plan.steps);

@@ -175,11 +175,14 @@ fn a_running_job_does_not_hang() {
     job.wait_for_collective(HEALTHY_ROUNDS);
     for _ in 0..20 {
         let output = job.hang(&[]);
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(output.status.code(), Some(0), "{said}");
-        assert!(said.contains("4 of 4 ranks are on this node"), "{said}");
-        assert!(said.contains("no rank hangs"), "{said}");
-        assert!(!said.contains("HANG"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{printed}");
+        assert!(
+            printed.contains("4 of 4 ranks are on this node"),
+            "{printed}"
+        );
+        assert!(printed.contains("no rank hangs"), "{printed}");
+        assert!(!printed.contains("HANG"), "{printed}");
         thread::sleep(Duration::from_millis(50));
     }
 }
@@ -239,8 +242,8 @@ fn other_users_see_nothing() {
         .gid(NOBODY)
         .output()
         .expect("zernel runs");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{printed}");
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(report["verdict"], "nothing-hangs");
     assert_eq!(report["communicators"], json!([]));
@@ -284,8 +287,11 @@ fn a_job_is_selected() {
     assert_eq!(ask(&[&job.name()]).status.code(), Some(1));
     let other = ask(&["no-such-job"]);
     assert_eq!(other.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&other.stdout).into_owned();
-    assert!(said.contains("no process of job no-such-job"), "{said}");
+    let printed = String::from_utf8_lossy(&other.stdout).into_owned();
+    assert!(
+        printed.contains("no process of job no-such-job"),
+        "{printed}"
+    );
 }
 
 /// All ranks of a communicator wait for each other in a split, also those of different colours.
@@ -316,7 +322,10 @@ fn a_rank_that_does_not_join_is_named() {
     assert_eq!(findings[0]["pid"], job.unlucky());
     assert_eq!(findings[0]["rank"], ranks::UNLUCKY);
     let output = job.hang(&["--after", "1"]);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("has not joined the communicator"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(
+        printed.contains("has not joined the communicator"),
+        "{printed}"
+    );
 }

@@ -216,9 +216,9 @@ fn a_port_in_use_is_named() {
         &"--socket",
         &socket,
     ]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(&address), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.contains(&address), "{printed}");
     assert!(!socket.exists());
 }
 
@@ -234,9 +234,12 @@ fn a_socket_in_use_is_named() {
         &"--socket",
         &daemon.socket,
     ]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(&*daemon.socket.to_string_lossy()), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(
+        printed.contains(&*daemon.socket.to_string_lossy()),
+        "{printed}"
+    );
     assert!(daemon.get("/healthz").head.starts_with("HTTP/1.1 200"));
 }
 
@@ -258,8 +261,8 @@ fn a_stopped_daemon_leaves_nothing() {
     daemon.wait_for(&exported_launches(target.pid(), 5));
     let objects = daemon.kernel_objects();
     assert!(socket.exists());
-    let (status, said) = daemon.end(Signal::TERM);
-    assert_eq!(status.code(), Some(0), "{said}");
+    let (status, printed) = daemon.end(Signal::TERM);
+    assert_eq!(status.code(), Some(0), "{printed}");
     assert!(!socket.exists());
     objects.wait_until_gone();
     target.end();
@@ -351,8 +354,8 @@ fn the_ledger_is_printed() {
 fn a_bad_budget_is_wrong_usage() {
     for budget in ["0", "-1%", "200%", "much"] {
         let output = output(&[&format!("--budget={budget}")]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{budget}: {said}");
-        assert!(said.contains("--budget"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{budget}: {printed}");
+        assert!(printed.contains("--budget"), "{printed}");
     }
 }

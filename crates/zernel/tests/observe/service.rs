@@ -91,8 +91,8 @@ pub(crate) fn each_capability_is_needed() {
     let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
     let target = launched(&stage, 1);
     let output = ledger_with(&zernel, &capabilities());
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
     let ledger: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert!(pids(&ledger["processes"]).contains(&u64::from(target.pid())));
     for lacking in capabilities() {
@@ -101,9 +101,13 @@ pub(crate) fn each_capability_is_needed() {
             .filter(|name| *name != lacking)
             .collect();
         let output = ledger_with(&zernel, &rest);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "without {lacking}: {said}");
-        assert!(said.contains(lacking), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            output.status.code(),
+            Some(1),
+            "without {lacking}: {printed}"
+        );
+        assert!(printed.contains(lacking), "{printed}");
     }
 }
 
@@ -183,8 +187,8 @@ pub(crate) fn the_sandbox_is_as_tight_as_documented() {
     let mut command = Command::new("systemd-analyze");
     command.args(["security", "--offline=true"]).arg(unit);
     let output = command.output().expect("systemd-analyze runs");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let (_, rest) = said.rsplit_once("zernel.service: ").expect("a score");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let (_, rest) = printed.rsplit_once("zernel.service: ").expect("a score");
     let score: f64 = rest
         .split(' ')
         .next()
@@ -192,7 +196,7 @@ pub(crate) fn the_sandbox_is_as_tight_as_documented() {
         .expect("a number");
     assert!(
         score <= documented + 1.0,
-        "{score} instead of {documented}: {said}"
+        "{score} instead of {documented}: {printed}"
     );
 }
 
@@ -209,8 +213,8 @@ pub(crate) fn systemd_creates_the_user_of_the_unit() {
     command.arg("--root").arg(root.path()).arg("--inline");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let output = command.args(lines).output().expect("systemd-sysusers runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
     for name in ["etc/passwd", "etc/group"] {
         let accounts = fs::read_to_string(root.path().join(name)).expect("written");
         assert!(accounts.contains("zernel:"), "{accounts}");
@@ -227,8 +231,8 @@ pub(crate) fn systemd_understands_the_unit() {
     let mut command = Command::new("systemd-analyze");
     let output = command.args(["verify", "--man=no"]).arg(&unit).output();
     let output = output.expect("systemd-analyze runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
     // What it does not know it ignores, and says so.
-    assert!(!said.contains("zernel.service"), "{said}");
+    assert!(!printed.contains("zernel.service"), "{printed}");
 }
