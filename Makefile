@@ -25,13 +25,13 @@ MINUTES ?= 5
 fuzz: setup-test
 	ZERNEL_FUZZ_SECONDS=$$(($(MINUTES) * 60)) cargo test --workspace --lib --test fuzz fuzz_ -- --nocapture
 
-# Runs all attacks of a second user for this many minutes, over several lives of the daemon, and prints what was measured. A release
-# build, whose times are compared with their limits.
+# Runs all attacks of a second user for this many minutes, with several restarts of the daemon, and prints what was measured. The
+# times of a release build are compared with their limits.
 soak: setup-test
 	ZERNEL_SOAK_MINUTES=$(MINUTES) cargo test --release -p zernel --test attacks -- --exact soak --nocapture
 
-# Compares schedulers in all scenarios; the report and one plot per scenario go to target/lab. Results are cached by
-# everything that decides them: one more scheduler boots only its own runs. Six seeds are needed for a verdict.
+# Compares schedulers in all scenarios; the report and one plot per scenario go to target/lab. Results are cached by all
+# their inputs: one more scheduler boots only its own runs. A verdict needs six seeds.
 SCHEDULERS ?= eevdf,ref,fair
 SEEDS ?= 1
 SCENARIOS ?= $(sort $(wildcard scenarios/*.toml))

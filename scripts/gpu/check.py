@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs zernel observe beside PyTorch on a real GPU, and prints what came of it as a table.
+"""Runs zernel observe beside PyTorch on a real GPU, and prints the results as a table.
 
     scripts/gpu/check.py --zernel target/release/zernel [--windows 20] [--seconds 2] [--only cost] [--job ddp]
         [--budget 0.01%]
@@ -25,7 +25,7 @@ import tempfile
 import time
 import urllib.request
 
-# How long probes take to be on or off, and then some.
+# Time for probes to be attached or detached, with a margin.
 SETTLE = 1.0
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -77,7 +77,7 @@ def series(text, name):
 
 
 def observed_memory(options, *arguments):
-    """What zernel and PyTorch say of one training job's memory at its end."""
+    """The memory of one training job at its end, by zernel and by PyTorch."""
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "log")
         zernel = Zernel(options.zernel, "--budget", "none")
@@ -108,7 +108,7 @@ def check_memory(options, ddp):
     kind = "DDP+NCCL" if ddp else "eager"
     arguments = ["--ddp"] if ddp else []
     full = observed_memory(options, *arguments)
-    # The same program on small data: what its context and its code take.
+    # The same program on small data: the memory of its context and code.
     tiny = observed_memory(options, *arguments, "--batch", "32", "--width", "256")
     final = full["final"]
     # PyTorch asks the runtime for its memory, and the driver itself for segments that can grow.
@@ -147,7 +147,7 @@ def check_cost(options, ddp):
         zernel = Zernel(options.zernel, *(["--budget", options.budget] if options.budget else []))
         training = start_training(log, seconds, *arguments)
         wait_for_steps(log, 100)
-        # Long enough for the governor to have found what must be sampled.
+        # In this time the governor decides which functions to sample.
         time.sleep(6)
         intervals, ratios, was_on = [], [], True
         for index in range(2 * options.windows):

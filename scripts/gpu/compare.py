@@ -44,7 +44,7 @@ def train(options):
     kinds = torch.profiler.ProfilerActivity
     activities = [kinds.CPU, kinds.CUDA] if options.arms == ["profiler"] else [kinds.CUDA]
     data = torch.randint(VOCABULARY, (4096, SEQUENCE + 1))
-    # The sampler never ends: between epochs the loader would start its workers anew.
+    # The sampler never ends: between epochs the loader would restart its workers.
     batches = iter(torch.utils.data.DataLoader(data, options.batch, sampler=itertools.cycle(range(len(data))),
                                                num_workers=4, pin_memory=device == "cuda"))
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)

@@ -23,14 +23,14 @@ const ROUNDS: usize = 40;
 /// Batches of one turn. The result of the turn is their median.
 const BATCHES: usize = 60;
 const ROUND_TRIPS: u32 = 300;
-/// Before each turn: what loading and freeing programs leaves the kernel to do is over by then.
+/// Pause before each turn, in which the kernel finishes its work after loading and freeing programs.
 const PAUSE: Duration = Duration::from_millis(200);
 /// How often a turn is tried.
 const TRIES: usize = 600;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Arm {
-    Nobody,
+    NoObserver,
     Empty,
     Others,
     Both,
@@ -39,7 +39,7 @@ enum Arm {
 impl Display for Arm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Nobody => "nobody observes",
+            Self::NoObserver => "no observer",
             Self::Empty => "an empty program",
             Self::Others => "others are observed",
             Self::Both => "both are observed",
@@ -53,16 +53,16 @@ fn main() {
         return;
     }
     if !schedule(libc::SCHED_FIFO, 1) {
-        println!("others may come between: this may not run first in, first out");
+        println!("SCHED_FIFO is not permitted: other processes may run in between");
     }
     schedule(libc::SCHED_OTHER, 0);
     let folder = tempfile::tempdir().expect("a temporary directory");
     install(folder.path(), Prologue::Push).expect("the software GPU is built");
     let driver = folder.path().join("libcuda.so.1");
     let mut players = Players::fork(|| {});
-    let arms = [Arm::Nobody, Arm::Others, Arm::Empty, Arm::Both];
+    let arms = [Arm::NoObserver, Arm::Others, Arm::Empty, Arm::Both];
     let turns = Turns::take(&arms, ROUNDS, |arm| match arm {
-        Arm::Nobody => players.play_with(0),
+        Arm::NoObserver => players.play_with(0),
         Arm::Empty => {
             let _link = attach_empty().expect("the observer's programs load too");
             players.play_with(1)
@@ -74,10 +74,10 @@ fn main() {
     for arm in arms {
         turns.plain(arm);
     }
-    turns.added(Arm::Others, Arm::Nobody);
-    turns.added(Arm::Empty, Arm::Nobody);
+    turns.added(Arm::Others, Arm::NoObserver);
+    turns.added(Arm::Empty, Arm::NoObserver);
     turns.added(Arm::Others, Arm::Empty);
-    turns.added(Arm::Both, Arm::Nobody);
+    turns.added(Arm::Both, Arm::NoObserver);
 }
 
 fn attach_empty() -> libbpf_rs::Result<Link> {
@@ -94,7 +94,7 @@ fn programs_on_switches() -> usize {
     LinkInfoIter::default().filter(sees_switches).count()
 }
 
-/// Observes as the daemon does; two players are observed, an ML process and its loader.
+/// Measures with an observer like the daemon's, while the two players are an ML process and its loader.
 fn observing(driver: &Path, measure: impl FnOnce(&mut Players) -> f64) -> f64 {
     let options = ObserverOptions {
         libraries: vec![driver.to_owned()],
@@ -121,7 +121,8 @@ fn call_driver(path: &Path) {
     assert_eq!(result, 0);
 }
 
-/// So that every pass of the byte is one switch, and nobody else comes between.
+/// Pins this process to one CPU with real-time priority. Every pass of the byte is then one switch, and no
+/// other process runs in between.
 fn own_one_cpu() {
     let allowed = sched_getaffinity(None).expect("our own");
     let mut one = CpuSet::new();
@@ -131,7 +132,7 @@ fn own_one_cpu() {
     schedule(libc::SCHED_FIFO, 1);
 }
 
-/// Whether the calling thread may be scheduled so.
+/// Sets the scheduling policy of the calling thread. False if that is not permitted.
 fn schedule(policy: i32, sched_priority: i32) -> bool {
     let priority = libc::sched_param { sched_priority };
     // SAFETY: a valid parameter for the calling thread.
@@ -178,7 +179,7 @@ impl Drop for Child {
 struct Players(Child);
 
 impl Players {
-    /// The first one prepares, then forks the other one.
+    /// Forks the first player, which calls `prepare` and forks the second.
     fn fork(prepare: impl FnOnce()) -> Self {
         Self(Child::fork(|mut asked, mut answers| {
             prepare();

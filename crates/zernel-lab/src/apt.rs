@@ -1,5 +1,5 @@
-//! Debian packages, fetched by apt itself with its signatures checked, beside the machine's own apt:
-//! nothing is installed, and neither its package lists nor its settings change.
+//! Fetches Debian packages with apt, signatures checked, without touching the machine's own apt: nothing is
+//! installed, and its package lists and settings stay as they are.
 
 use std::fs;
 use std::io;
@@ -11,12 +11,12 @@ use thiserror::Error;
 
 use crate::host::find_program;
 
-/// Debian's archive keys, what every index is checked against.
+/// Debian's archive keys, which check the signature of every index.
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const OWN_SOURCES: &str = "/etc/apt/sources.list";
 const OWN_SOURCES_FOLDER: &str = "/etc/apt/sources.list.d";
 
-/// Why apt could not give a package.
+/// Why a package could not be fetched.
 #[derive(Debug, Error)]
 pub enum AptError {
     /// This machine has no apt.
@@ -45,12 +45,12 @@ pub enum AptError {
         /// Why.
         source: io::Error,
     },
-    /// apt or dpkg said no.
+    /// apt or dpkg failed.
     #[error("{action} failed: {reason}; check the network, the proxy and the mirror in /etc/apt")]
     Failed {
         /// What was being done.
         action: String,
-        /// What the program said.
+        /// Its error output.
         reason: String,
     },
 }
@@ -115,8 +115,8 @@ impl Suite {
         self.folder.path().join(name)
     }
 
-    /// Everything apt writes goes below our folder. The machine's own settings (proxies, timeouts) are
-    /// read before this file and stay, but its hooks and pinning must not act on a private view.
+    /// Writes the configuration. apt writes below this folder only. The machine's own settings (proxies,
+    /// timeouts) are read first and stay valid; its hooks and pinning are disabled.
     fn configure(&self) -> Result<(), AptError> {
         for folder in ["lists/partial", "cache/archives/partial", "downloads"] {
             create_folder(&self.path(folder))?;

@@ -1,4 +1,4 @@
-//! What must hold in a run, and whether it did.
+//! Assertions about a run, and their verdicts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,8 @@ const SAMPLES_BEYOND_QUANTILE: f64 = 2.0;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Assertion {
-    /// Nobody waits longer, neither runnable in a queue nor between two rounds. Replaces the default of 250 ms.
+    /// No task waits longer, neither runnable without a CPU nor between two rounds. Replaces the default of
+    /// 250 ms.
     Starvation {
         /// The longest wait.
         at_most_ms: u64,
@@ -185,8 +186,8 @@ pub fn judge(
     let own = scenario.assertions.iter();
     findings.extend(own.filter_map(|assertion| judge_one(assertion, figures)));
     if emulator_failed(figures) && kernel_warning.is_none() {
-        // A CPU that was not executed spoils everything, whatever the scheduler does. But a scheduler that the kernel ejects
-        // may itself have left the CPU without work.
+        // If the emulator did not execute a CPU, the run shows nothing about the scheduler. But a scheduler
+        // that the kernel ejects may itself have left the CPU without work.
         let failed = findings
             .iter_mut()
             .filter(|finding| finding.verdict == Verdict::Fail);
@@ -462,7 +463,7 @@ fn quantile_finding(
         quantile * 100.0
     );
     let verdict = match us <= at_most_us as f64 {
-        // A large value is bad however few there are; a small one says little about a tail that was not sampled.
+        // A few samples are enough to show a large value. They are not enough to show a small tail.
         true if value_ns.is_none() || (quantile < 1.0 && beyond < SAMPLES_BEYOND_QUANTILE) => {
             Verdict::Inconclusive
         }

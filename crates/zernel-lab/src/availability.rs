@@ -1,4 +1,4 @@
-//! Whether this machine can boot a VM at all, asked before trying.
+//! Checks, before a boot, whether this machine can boot a VM.
 
 use thiserror::Error;
 

@@ -104,7 +104,7 @@ impl SchedulerComparison {
                         let run = prepare(self.one(*place)).interrupted_by(Arc::clone(interrupt));
                         let begin = Instant::now();
                         let result = run.run();
-                        // Nobody listens any more when the comparison was interrupted.
+                        // Fails if the comparison was interrupted.
                         let _ = sender.send((*place, result, begin.elapsed()));
                         if interrupt.load(Ordering::Relaxed) {
                             break;

@@ -1,7 +1,8 @@
-//! The inside of the guest: the script that runs as its first process, and what it says to the host.
+//! The guest side: the script that runs as its first process, and its messages to the host.
 //!
-//! The script talks over three ports: the command's stdout, its stderr, and a status port on which it
-//! writes `ready` when it starts the command and `done …` when the command and all it wrote are through.
+//! The script uses three ports: the command's stdout, its stderr, and a status port. On the status port it
+//! writes `ready` when it starts the command, and `done …` when the command has ended and all its output is
+//! written.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -22,17 +23,18 @@ const BUSYBOX: &str = "/zernel/busybox";
 /// Credits the kernel with the seed's random bytes.
 const ENTROPY: &str = "/zernel/entropy";
 
-/// Files in the run's folder, one a port.
+/// Files in the run's folder, one per port.
 pub(crate) const STDOUT: &str = "stdout";
 pub(crate) const STDERR: &str = "stderr";
 pub(crate) const STATUS: &str = "status";
 
-/// How bytes leave the guest.
+/// The ports that carry bytes from the guest to the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ports {
     /// Fast, but the driver must be built into the kernel, because the guest has no modules.
     Virtio,
-    /// Four PC serial ports, the first being the console. Half a megabyte a second, in every kernel.
+    /// Four PC serial ports; the first is the console. Half a megabyte per second, and every kernel has the
+    /// driver.
     Serial,
 }
 
@@ -47,7 +49,8 @@ impl Ports {
 
     /// QEMU's side: each port ends in a file of its working folder.
     ///
-    /// With an event descriptor another thread of the host carries the bytes, at a moment that no guest clock decides.
+    /// Without an event descriptor if deterministic: with it another host thread carries the bytes, at a
+    /// time that does not depend on the guest's clock.
     pub(crate) fn qemu_arguments(self, deterministic: bool) -> Vec<OsString> {
         let mut arguments = Vec::new();
         if self == Self::Virtio {

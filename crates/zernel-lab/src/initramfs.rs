@@ -1,4 +1,4 @@
-//! The files a guest sees: a list made on the host, written out as a cpio archive the kernel unpacks.
+//! The files of a guest: a list made on the host, written as a cpio archive that the kernel unpacks.
 //!
 //! The list holds paths, not contents, so that a large program costs memory only while it is copied.
 //! The same list gives the same bytes.
@@ -58,7 +58,7 @@ pub enum InitramfsError {
         /// Why.
         source: io::Error,
     },
-    /// What a program needs could not be found out.
+    /// The needs of a program could not be determined.
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// The archive could not be written.

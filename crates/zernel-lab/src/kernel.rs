@@ -1,4 +1,4 @@
-//! Kernels to boot: what is wanted, where it is, what it can do.
+//! Kernels to boot: requests, kernels on disk, and their support for BPF schedulers.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -121,7 +121,7 @@ pub enum KernelRequest {
 }
 
 impl KernelRequest {
-    /// Whether a kernel on disk is what is wanted.
+    /// Whether a kernel on disk fulfils the request.
     pub fn fits(&self, kernel: &Kernel) -> bool {
         match self {
             Self::SchedExt => kernel.scheduler_support() == SchedulerSupport::Loads,
@@ -129,7 +129,7 @@ impl KernelRequest {
         }
     }
 
-    /// Whether a kernel of this version, of which nothing else is known yet, should be what is wanted.
+    /// Whether a kernel of this version may fulfil the request, before its image is fetched.
     fn may_fit(&self, version: &KernelVersion) -> bool {
         match self {
             Self::SchedExt => version.numbers() >= FIRST_WITH_SCHED_EXT.as_slice(),
@@ -247,7 +247,7 @@ impl Kernel {
             }
         };
         if let Some(kept) = kept.filter(|kept| !kept.exists()) {
-            // Only saves time; where it cannot be written the image is read again.
+            // If this fails, the image is read again next time.
             let _ = fs::write(kept, malformed.join("\n"));
         }
         match malformed.is_empty() {

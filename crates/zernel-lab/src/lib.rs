@@ -1,6 +1,6 @@
-//! Boot a stock Debian kernel in QEMU with files of this machine, run one command in it as root, and
-//! bring back its output and how it ended. Nothing is installed and no disk image is built: the guest's
-//! whole world is an initramfs made for that one run.
+//! Boots a stock Debian kernel in QEMU with files of this machine, runs one command in it as root, and
+//! returns its output and exit status. Nothing is installed and no disk image is built: all files of the
+//! guest are in an initramfs made for that run.
 //!
 //! ```no_run
 //! use zernel_lab::{KernelCache, KernelRequest, VmSpec};

@@ -12,7 +12,7 @@ use object::read::ReadCache;
 use object::read::elf::{FileHeader, ProgramHeader};
 use thiserror::Error;
 
-/// Why the needs of an executable could not be found out.
+/// Why the needs of an executable could not be determined.
 #[derive(Debug, Error)]
 pub enum ProgramError {
     /// The file could not be read.
@@ -45,7 +45,7 @@ pub enum ProgramError {
         path: PathBuf,
         /// Its dynamic loader.
         loader: PathBuf,
-        /// What it said.
+        /// Its error output.
         reason: String,
     },
     /// A library is not on this machine.
@@ -89,8 +89,8 @@ pub(crate) fn loader(path: &Path) -> Result<Option<PathBuf>, ProgramError> {
     Ok(None)
 }
 
-/// Asks the loader itself, so that the answer is the one it would act on. The environment's own
-/// library settings are left out, because the guest does not have them.
+/// Lists the libraries by the loader itself, so that the list is the one that it would load. Library
+/// settings of the environment are removed, because the guest does not have them.
 fn libraries(path: &Path, loader: &Path) -> Result<Vec<PathBuf>, ProgramError> {
     let failed = |reason| ProgramError::LoaderFailed {
         path: path.to_owned(),

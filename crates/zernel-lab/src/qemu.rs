@@ -1,4 +1,4 @@
-//! The QEMU process: how it is called, and that it never outlives its run.
+//! The QEMU process: its arguments, its start, and its end with the run.
 
 use std::env;
 use std::ffi::OsString;
@@ -16,7 +16,7 @@ pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// Variables that name another QEMU, and the folder of its firmware.
 const PROGRAM_VARIABLE: &str = "ZERNEL_QEMU";
 const FIRMWARE_VARIABLE: &str = "ZERNEL_QEMU_FIRMWARE";
-/// Starts a program that the kernel kills when its parent dies, however that happens.
+/// Starts a program that the kernel kills when its parent dies.
 const TETHER: &str = "setpriv";
 
 /// Files in the run's folder.
@@ -24,7 +24,7 @@ pub(crate) const CONSOLE: &str = "console";
 pub(crate) const INITRAMFS: &str = "initramfs";
 pub(crate) const LOG: &str = "qemu.log";
 
-/// What QEMU prints when the processor's virtualisation cannot go on; it then stops the guest and stays.
+/// Printed by QEMU when KVM fails. QEMU then stops the guest and does not exit.
 const KVM_GAVE_UP: &str = "KVM internal error";
 
 /// The programs a run needs beside busybox.
@@ -74,7 +74,7 @@ impl Qemu {
         let mut command = Command::new(&programs.tether);
         command.args(["--pdeathsig", "KILL", "--"]);
         command.arg(&programs.qemu);
-        // The lab's own arguments do not hold the folder, because it decides no result.
+        // The folder is not part of the arguments that identify a result, because no result depends on it.
         if let Some(firmware) = setting(FIRMWARE_VARIABLE) {
             command.arg("-L").arg(std::path::absolute(firmware)?);
         }
@@ -96,7 +96,7 @@ impl Qemu {
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        // Both fail only when it has ended and been reaped already, which is what is wanted.
+        // Both fail only if it has already ended and been reaped.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -176,9 +176,9 @@ fn emulated_cpu(spec: &VmSpec) -> String {
     cpu
 }
 
-/// A panic or any other fault of the kernel ends the run at once, addresses are the same in every boot, and
-/// what only costs time in an emulator (self-tests, watching the clock) is off. The caller's words come last,
-/// so that they win.
+/// The kernel's command line. A kernel panic or oops ends the run at once. Addresses are the same in every
+/// boot. Self-tests and the clock watchdog, which only cost time in an emulator, are off. The caller's words
+/// come last and override these.
 fn kernel_command_line(spec: &VmSpec) -> String {
     let mut words = format!(
         "console=ttyS0 rdinit={} panic=-1 oops=panic nokaslr norandmaps tsc=reliable cryptomgr.notests=1",

@@ -1,4 +1,4 @@
-//! Results of earlier runs, by everything that decides them.
+//! Results of earlier runs, by a hash of all their inputs.
 
 use std::env;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::kernel::cache_folder;
 use crate::scenario_run::RunResult;
 
-/// A hash (two lanes of FNV-1a) of everything that decides a run.
+/// A hash (two lanes of FNV-1a) of all inputs of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity([u64; 2]);
 
@@ -19,7 +19,7 @@ impl Default for Identity {
 }
 
 impl Identity {
-    /// Adds one part. Its length counts, so that parts cannot run into one another.
+    /// Adds one part with its length, so that two different lists of parts cannot give the same bytes.
     pub(crate) fn add(&mut self, part: &[u8]) {
         const PRIMES: [u64; 2] = [0x0100_0000_01b3, 0x9e37_79b9_7f4a_7c15];
         let length = (part.len() as u64).to_le_bytes();
@@ -77,7 +77,7 @@ impl RunCache {
         serde_json::from_slice(&text).ok()
     }
 
-    /// Keeps a result. Without room for it the run is only repeated.
+    /// Stores a result. If that fails, the run is repeated next time.
     pub(crate) fn write(&self, identity: &Identity, result: &RunResult) {
         let file = self.file(identity);
         let partial = file.with_extension(format!("partial-{}", std::process::id()));

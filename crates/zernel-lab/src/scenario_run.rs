@@ -68,7 +68,7 @@ pub struct ScenarioRun {
     interrupt: Arc<AtomicBool>,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
     /// The scenario's name.
@@ -77,7 +77,7 @@ pub struct RunResult {
     pub scheduler: String,
     /// The seed.
     pub seed: u64,
-    /// What was measured; `None` if the run did not get so far.
+    /// The figures; `None` if the run failed before they were complete.
     pub figures: Option<RunFigures>,
     /// What was judged.
     pub findings: Vec<Finding>,

@@ -142,7 +142,7 @@ pub struct SchedulerStatistics {
     pub restarts: u32,
     /// Time that a task runs before others get their turn.
     pub slice_us: u64,
-    /// Whose critical threads go first, as `--privilege` takes it.
+    /// Value of `--privilege`: the processes with critical threads that run first.
     pub privilege: String,
     /// Part of their fair share that others keep.
     pub guarantee: f64,

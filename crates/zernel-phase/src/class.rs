@@ -8,7 +8,7 @@
 //! | it gets its next batch, or loads data for a trainer | [`Feed`](TaskClass::Feed) |
 //! | there is no evidence | [`Other`](TaskClass::Other) |
 //!
-//! A class describes a thread that is runnable. Nobody schedules a blocked thread, so the class of a blocked thread is
+//! A class describes a thread that is runnable. A blocked thread is not scheduled, so the class of a blocked thread is
 //! the one that it will have when it wakes up.
 
 use std::fmt;

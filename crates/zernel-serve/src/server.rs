@@ -227,7 +227,7 @@ fn websocket_slots(limits: Limits) -> Slots {
     Slots::new(slot_limits, WhenFull::Refuse)
 }
 
-/// Refuses options that show processes to other machines, or to nobody.
+/// Refuses options that show processes to other machines without a token, and options that lack a required token.
 fn check_exposure(options: &Options) -> Result<(), ServeError> {
     let addresses = [options.http, options.websocket];
     let addresses: Vec<SocketAddr> = addresses.into_iter().flatten().collect();

@@ -64,7 +64,7 @@ where
         let entry = RemoveOnDrop(Arc::clone(&self.in_flight), key);
         let threads = Arc::clone(&self.threads);
         tokio::spawn(async move {
-            // Fails only if the semaphore is closed, which nobody does.
+            // Fails only if the semaphore is closed. It never is.
             let _permit = threads.acquire_owned().await;
             // A panic drops the sender, which is how callers notice.
             let _ = spawn_blocking(move || {

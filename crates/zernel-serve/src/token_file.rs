@@ -23,7 +23,7 @@ const ROOT: u32 = 0;
 /// Bytes of a new token.
 const RANDOM_BYTES: usize = 32;
 
-/// Reads the text of a token file that nobody else can read or replace.
+/// Reads the text of a token file that no other user can read or replace.
 pub(crate) fn read(path: &Path) -> Result<String, SecretError> {
     let unreadable = |source| SecretError::Unreadable {
         path: path.to_owned(),

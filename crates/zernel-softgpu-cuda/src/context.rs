@@ -1,4 +1,4 @@
-//! Contexts, the streams in them, and which one is current.
+//! Contexts, their streams, and the current context of each thread.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -42,7 +42,7 @@ pub(crate) struct Context {
     pub(crate) flags: AtomicU32,
     tails: Arc<ContextTails>,
     legacy: Arc<StreamObject>,
-    /// Those the program destroyed as well, until they have done their work.
+    /// Includes streams that the program has destroyed, until their work is done.
     streams: Mutex<Vec<Arc<Stream>>>,
 }
 
@@ -99,7 +99,7 @@ impl Context {
         Ok(context)
     }
 
-    /// Waits for everything in it, and frees its memory, streams and place among the living.
+    /// Waits for all work of the context, and frees its memory, its streams and its handle.
     pub(crate) fn destroy(&self, symbol: &'static Symbol) {
         self.wait_for_all(symbol);
         STREAMS.retain(|stream| stream.context.as_ptr() != std::ptr::from_ref(self));
@@ -193,7 +193,8 @@ impl StreamObject {
         Ok(())
     }
 
-    /// Work whose end is known orders itself by it. Work whose end is not known has to be waited for.
+    /// Waits for work of other streams that must come first and has no known end. Known ends already order
+    /// the rest.
     fn respect_legacy_rules(&self, symbol: &'static Symbol) -> Result<(), CudaError> {
         let before = match self.stream.role() {
             StreamRole::NonBlocking => return Ok(()),
@@ -291,7 +292,7 @@ impl PrimaryContext {
     }
 }
 
-/// Looks at, or changes, the primary context of a device.
+/// Calls `change` with the primary context of a device.
 pub(crate) fn with_primary<T>(
     ordinal: i32,
     change: impl FnOnce(&mut PrimaryContext) -> Result<T, CudaError>,
@@ -310,8 +311,7 @@ thread_local! {
     static OWN_STREAMS: RefCell<Vec<Arc<StreamObject>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Looks at, or changes, the calling thread's stack of contexts. A thread that is being torn down
-/// has none.
+/// Calls `change` with the calling thread's stack of contexts. An exiting thread has none.
 pub(crate) fn with_stack<T: Default>(change: impl FnOnce(&mut Vec<u64>) -> T) -> T {
     CURRENT
         .try_with(|stack| change(&mut stack.borrow_mut()))

@@ -17,8 +17,8 @@ pub(crate) static MEMORY: AddressSpace = AddressSpace::new();
 pub(crate) static VIRTUAL_MEMORY: VirtualMemory = VirtualMemory::new();
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
-/// This process was forked off one that had initialised the driver; as with the real one, it cannot
-/// use it.
+/// Whether this process was forked from a process that had initialised the driver. As with the real driver,
+/// it cannot use the driver.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The initialised driver.

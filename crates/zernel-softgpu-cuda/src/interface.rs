@@ -1,4 +1,4 @@
-//! The private way in for libnccl.
+//! The private interface for libnccl.
 
 use std::ffi::{CStr, CString, c_char};
 

@@ -52,7 +52,7 @@ pub(crate) struct Function {
 /// A loaded image.
 #[derive(Debug)]
 pub(crate) struct Module {
-    /// Kernels and their durations; none if the image says nothing we understand.
+    /// Kernels and their durations; `None` if the image is not text of this format.
     kernels: Option<BTreeMap<String, u64>>,
     functions: Mutex<BTreeMap<String, u64>>,
 }

@@ -6,7 +6,7 @@ use crate::calls;
 
 const PER_THREAD_DEFAULT_STREAM: u64 = 2;
 
-/// What a search for a function came to.
+/// The result of a search for a function.
 pub(crate) enum Found {
     At(u64),
     /// It exists, but only for callers of a newer CUDA.

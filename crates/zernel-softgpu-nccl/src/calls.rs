@@ -37,7 +37,7 @@ fn root(rank: i32, communicator: &Communicator) -> Result<usize, NcclError> {
     }
 }
 
-/// What all calls that move data have in common.
+/// The arguments that all calls with data have in common.
 struct Request {
     count: usize,
     data_type: i32,
@@ -195,7 +195,7 @@ exports! { "nccl" =>
         }
     }
 
-    /// A communicator that is not to block is made by another thread, and stored when it is there.
+    /// A non-blocking communicator is created by another thread, and stored when it is ready.
     fn ncclCommSplit(
         call, handle: u64, color: i32, key: i32, new_handle: Out<u64>, configuration: In<Configuration>,
     ) -> Outcome {

@@ -87,7 +87,7 @@ impl Communicator {
 
     /// Checks for an abort while an operation waits for other ranks. A lost rank sets the error that
     /// `ncclCommGetAsyncError` returns. As in the real library, the operation itself goes on until an abort.
-    pub(crate) fn look_around(&self, waits_for_lost_rank: bool) -> Result<(), Aborted> {
+    pub(crate) fn check_abort(&self, waits_for_lost_rank: bool) -> Result<(), Aborted> {
         if self.aborted.load(Acquire) {
             return Err(Aborted);
         }
@@ -128,31 +128,31 @@ impl Communicator {
         drop(waiting.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Leaves, when everything is done.
+    /// Waits for all operations, and leaves the communicator.
     pub(crate) fn destroy(&self) {
         self.finalize();
         self.segment.leave();
         COMMUNICATORS.remove(self.handle);
     }
 
-    /// Leaves at once; operations under way end without a result.
+    /// Leaves the communicator at once. Running operations end without a result.
     pub(crate) fn abort(&self) {
         self.aborted.store(true, Release);
         self.segment.ring();
         self.destroy();
     }
 
-    /// Makes new communicators of ranks of the same colour. None for a rank without one.
+    /// Creates one communicator per colour. `None` for a rank without a colour.
     pub(crate) fn split(&self, color: i32, key: i32) -> Result<Option<Arc<Self>>, NcclError> {
-        let look_around =
-            || self.look_around(self.segment.waits_for_lost_rank(RankWord::ControlArrived));
+        let check_abort =
+            || self.check_abort(self.segment.waits_for_lost_rank(RankWord::ControlArrived));
         let own_rank = self.segment.rank();
         let mut message = [0; 8];
         message[0] = u64::from(color.cast_unsigned());
         message[1] = u64::from(key.cast_unsigned());
         let all = self
             .segment
-            .exchange(message, look_around)
+            .exchange(message, check_abort)
             .map_err(|Aborted| NcclError::InvalidUsage)?;
         let members = members(&all, color);
         let leads = members.first() == Some(&own_rank) && color != NO_COLOR;
@@ -162,7 +162,7 @@ impl Communicator {
         }
         let all = self
             .segment
-            .exchange(message, look_around)
+            .exchange(message, check_abort)
             .map_err(|Aborted| NcclError::InvalidUsage)?;
         if color == NO_COLOR {
             return Ok(None);

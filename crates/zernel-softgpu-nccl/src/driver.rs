@@ -177,7 +177,7 @@ impl Driver {
     }
 }
 
-/// Where a communicator works.
+/// The device and context of a communicator.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Place {
     pub(crate) device: i32,

@@ -1,4 +1,4 @@
-//! Group calls: what is between start and end happens together.
+//! Group calls: the calls between start and end run together.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::communicator::Communicator;
 use crate::operation::{Issued, Operation};
 use crate::status::{NcclError, Outcome};
 
-/// Makes a communicator, which means waiting for others to do the same. 0 if there is to be none.
+/// Creates a communicator and waits for the other ranks. 0 if this rank gets none.
 pub(crate) type Making = Box<dyn FnOnce() -> Result<u64, NcclError> + Send>;
 
 thread_local! {
@@ -76,7 +76,7 @@ pub(crate) fn make(handle: Out<u64>, making: Making) -> Outcome {
     Ok(handle.set(making()?)?)
 }
 
-/// Remembers that a call in the group failed: then the whole group does.
+/// Records that a call in the group failed, so that the whole group fails.
 pub(crate) fn note(outcome: Outcome) -> Outcome {
     if let Err(error) = outcome
         && is_open()
@@ -99,7 +99,7 @@ impl Group {
     }
 }
 
-/// All at the same time, as each may have to wait for another one of them.
+/// Creates all communicators at the same time, because they may wait for each other.
 pub(crate) fn make_together(making: Vec<Making>) -> Vec<Result<u64, NcclError>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = making

@@ -27,7 +27,7 @@ pub(crate) struct Message {
 struct Transfer {
     message: Message,
     moved: usize,
-    /// Everything is put in; the receiver has yet to take the last of it.
+    /// All bytes are in the channel, and the receiver has not taken the last of them.
     all_put: bool,
     end: Option<u64>,
 }
@@ -56,7 +56,7 @@ pub(crate) fn run_messages(
         match moved {
             true => segment.ring(),
             false => segment.wait_for_bell(bell, || {
-                communicator.look_around(waits_for_lost_rank(&transfers))
+                communicator.check_abort(waits_for_lost_rank(&transfers))
             })?,
         }
     }

@@ -225,8 +225,8 @@ impl Collective {
     /// chunks of the others. Returns the end time.
     fn run(&self, communicator: &Communicator, start: u64) -> Result<u64, Aborted> {
         let segment = &communicator.segment;
-        let look_around =
-            || communicator.look_around(segment.waits_for_lost_rank(RankWord::Arrived));
+        let check_abort =
+            || communicator.check_abort(segment.waits_for_lost_rank(RankWord::Arrived));
         let total = self.total(segment.ranks());
         let mut all_started = start;
         segment
@@ -238,12 +238,12 @@ impl Collective {
             if self.contributes(segment.rank()) {
                 segment.show(self.send + offset as u64, bytes);
             }
-            segment.step(RankWord::Arrived, look_around)?;
+            segment.step(RankWord::Arrived, check_abort)?;
             for rank in 0..segment.ranks() {
                 all_started = all_started.max(segment.word(rank, RankWord::Start).load(Relaxed));
             }
             self.take(communicator, offset, bytes);
-            segment.step(RankWord::Arrived, look_around)?;
+            segment.step(RankWord::Arrived, check_abort)?;
             offset += bytes;
             if offset >= total {
                 return Ok(all_started + transfer_time(total as u64, nccl_bandwidth()));
@@ -251,7 +251,7 @@ impl Collective {
         }
     }
 
-    /// Takes what this rank needs of the chunk at `offset`.
+    /// Copies or reduces the parts of the chunk at `offset` that this rank needs.
     fn take(&self, communicator: &Communicator, offset: usize, bytes: usize) {
         let segment = &communicator.segment;
         let (own, ranks) = (segment.rank(), segment.ranks());
@@ -305,7 +305,7 @@ impl Collective {
         write(receive, &result);
     }
 
-    /// Of what `from` shows, the part meant for this rank, to `place` in the receive buffer.
+    /// Copies this rank's part of the data that `from` shows to `place` in the receive buffer.
     fn take_own_part(
         &self,
         communicator: &Communicator,

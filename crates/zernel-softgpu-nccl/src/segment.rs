@@ -240,12 +240,12 @@ impl Segment {
         let all_joined =
             || (0..self.ranks).all(|rank| self.word(rank, RankWord::State).load(Acquire) != 0);
         // No rank can join after the process that created the id has exited.
-        let hope = || match id.maker().is_alive() && !(0..self.ranks).any(|rank| self.is_lost(rank))
-        {
-            true => Ok(()),
-            false => Err(Aborted),
-        };
-        match self.wait(all_joined, hope) {
+        let check_joinable =
+            || match id.maker().is_alive() && !(0..self.ranks).any(|rank| self.is_lost(rank)) {
+                true => Ok(()),
+                false => Err(Aborted),
+            };
+        match self.wait(all_joined, check_joinable) {
             // The maker may have joined last and left at once.
             Err(Aborted) if !all_joined() => Err(NcclError::RemoteError),
             _ => Ok(()),
@@ -301,7 +301,7 @@ impl Segment {
 
     /// What `rank` shows.
     pub(crate) fn shown(&self, rank: usize, bytes: usize) -> &[u8] {
-        // SAFETY: between the two steps of a chunk nobody writes.
+        // SAFETY: no rank writes between the two steps of a chunk.
         unsafe { self.memory.slice(self.buffer_offset(rank), bytes) }
     }
 
@@ -335,18 +335,18 @@ impl Segment {
         let _ = futex::wake(self.bell(), futex::Flags::empty(), i32::MAX.cast_unsigned());
     }
 
-    /// Waits until `done`, and wakes every now and then to `look_around`, which may give up.
+    /// Waits until `done`, and wakes every now and then to `check_abort`, which may give up.
     pub(crate) fn wait(
         &self,
         mut done: impl FnMut() -> bool,
-        mut look_around: impl FnMut() -> Result<(), Aborted>,
+        mut check_abort: impl FnMut() -> Result<(), Aborted>,
     ) -> Result<(), Aborted> {
         loop {
             let bell = self.bell_value();
             if done() {
                 return Ok(());
             }
-            self.wait_for_bell(bell, &mut look_around)?;
+            self.wait_for_bell(bell, &mut check_abort)?;
         }
     }
 
@@ -355,18 +355,18 @@ impl Segment {
         self.bell().load(Acquire)
     }
 
-    /// Sleeps until the bell has another value, or for a while, and then calls `look_around`.
+    /// Sleeps until the bell has another value, or for a while, and then calls `check_abort`.
     pub(crate) fn wait_for_bell(
         &self,
         value: u32,
-        look_around: impl FnOnce() -> Result<(), Aborted>,
+        check_abort: impl FnOnce() -> Result<(), Aborted>,
     ) -> Result<(), Aborted> {
         let a_while = Timespec {
             tv_sec: 0,
             tv_nsec: 20_000_000,
         };
         match futex::wait(self.bell(), futex::Flags::empty(), value, Some(&a_while)) {
-            Err(rustix::io::Errno::TIMEDOUT) => look_around(),
+            Err(rustix::io::Errno::TIMEDOUT) => check_abort(),
             _ => Ok(()),
         }
     }
@@ -395,33 +395,33 @@ impl Segment {
     pub(crate) fn exchange(
         &self,
         words: [u64; CONTROL_WORDS],
-        look_around: impl Fn() -> Result<(), Aborted>,
+        check_abort: impl Fn() -> Result<(), Aborted>,
     ) -> Result<Vec<[u64; CONTROL_WORDS]>, Aborted> {
         for (index, word) in words.into_iter().enumerate() {
             self.control_word(self.rank, index).store(word, Relaxed);
         }
-        self.control_step(&look_around)?;
+        self.control_step(&check_abort)?;
         let words_of =
             |rank| std::array::from_fn(|index| self.control_word(rank, index).load(Relaxed));
         let all = (0..self.ranks).map(words_of).collect();
-        self.control_step(&look_around)?;
+        self.control_step(&check_abort)?;
         Ok(all)
     }
 
-    fn control_step(&self, look_around: &impl Fn() -> Result<(), Aborted>) -> Result<(), Aborted> {
-        self.step(RankWord::ControlArrived, look_around)
+    fn control_step(&self, check_abort: &impl Fn() -> Result<(), Aborted>) -> Result<(), Aborted> {
+        self.step(RankWord::ControlArrived, check_abort)
     }
 
     /// Increments this rank's counter, and waits until the counters of all ranks have reached it.
     pub(crate) fn step(
         &self,
         counter: RankWord,
-        look_around: impl Fn() -> Result<(), Aborted>,
+        check_abort: impl Fn() -> Result<(), Aborted>,
     ) -> Result<(), Aborted> {
         let step = self.word(self.rank, counter).fetch_add(1, AcqRel) + 1;
         self.ring();
         let there = |rank| self.word(rank, counter).load(Acquire) >= step;
-        self.wait(|| (0..self.ranks).all(there), look_around)
+        self.wait(|| (0..self.ranks).all(there), check_abort)
     }
 
     /// Whether a rank that this rank waits for in `counter` has left or exited.

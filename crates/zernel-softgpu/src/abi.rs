@@ -1,8 +1,8 @@
-//! Arguments as C hands them over: pointers that may be null, checked before use.
+//! Arguments from C: pointers that may be null and are checked before use.
 //!
-//! None of these types can be made in Rust, except from a pointer in an `unsafe` block. Where an
-//! exported function takes one, C made it, and with it the promise that every C API rests on: a pointer
-//! is null, or it points to what the documentation says it points to.
+//! Rust code can create these types only from a pointer in an `unsafe` block. An argument of an exported
+//! function comes from C, and the C caller promises what every C API needs: a pointer is null, or it points
+//! to what the documentation requires.
 
 use std::ffi::{CStr, c_char};
 
@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_char};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NullPointer;
 
-/// Where to store a result.
+/// The place of a result in the caller's memory.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
@@ -48,7 +48,7 @@ impl<T> Out<T> {
 }
 
 impl<T: Copy> Out<T> {
-    /// What the caller put there, where an argument goes both ways.
+    /// The value that the caller stored there, for an argument that is input and output.
     pub fn get(&self) -> Result<T, NullPointer> {
         In(self.0.cast_const()).get()
     }
@@ -69,7 +69,7 @@ impl Out<c_char> {
     }
 }
 
-/// What to read an argument from: a value, or the first of several.
+/// A pointer to an input argument: one value, or the first of an array.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct In<T>(*const T);

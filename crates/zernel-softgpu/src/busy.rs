@@ -1,10 +1,10 @@
-//! How busy a device is, from work whose end is known before it comes.
+//! The utilization of a device, computed from work with known ends, some of them in the future.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::clock;
 
-/// Utilisation is given over about this long.
+/// Length of the window of the utilization.
 const WINDOW: u64 = 500_000_000;
 /// Past states are kept at least this far apart; together they reach back further than the window.
 const SPACING: u64 = 1 << 26;
@@ -18,7 +18,7 @@ pub(crate) const BUSY_WORDS: usize = STATE_WORDS + 1 + HISTORY * STATE_WORDS;
 #[derive(Clone, Copy)]
 pub(crate) struct BusyMeter<'a>(pub(crate) &'a [AtomicU64]);
 
-/// All work known at time `at`: how much in all, and until when it lasts.
+/// All work known at time `at`: its total busy time, and its last end.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct State {
     at: u64,
@@ -38,7 +38,7 @@ impl State {
         words[2].store(self.until, Relaxed);
     }
 
-    /// Busy time up to `time`: all of it but what lies in the future.
+    /// Busy time up to `time`, without work in the future.
     fn busy_until(self, time: u64) -> u64 {
         self.busy - self.until.saturating_sub(time).min(self.busy)
     }

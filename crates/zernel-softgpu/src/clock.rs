@@ -24,7 +24,7 @@ pub enum Waiting {
 }
 
 impl Waiting {
-    /// One turn of a polling loop. Not for [`Waiting::Block`], which has something to sleep on.
+    /// One turn of a polling loop. Not for [`Waiting::Block`], which sleeps instead.
     pub(crate) fn poll(self) {
         match self {
             Self::Spin => std::hint::spin_loop(),

@@ -1,4 +1,4 @@
-//! When something on the device is done: perhaps not known yet, perhaps in the future.
+//! The end of device work, which may be unknown or in the future.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Release};
@@ -11,8 +11,8 @@ const UNKNOWN: u64 = u64::MAX;
 
 /// The end of a piece of work on the device clock.
 ///
-/// Most ends are known at once: start plus duration. The end of what depends on the host or on other
-/// processes becomes known later, and some threads may be waiting for that.
+/// Most ends are known at once: start plus duration. The end of work that depends on the host or on other
+/// processes becomes known later, and threads may wait for it.
 #[derive(Debug)]
 pub struct Completion {
     end: AtomicU64,
@@ -52,7 +52,7 @@ impl Completion {
         Some(self.end.load(Acquire)).filter(|end| *end != UNKNOWN)
     }
 
-    /// Whether the device has got there.
+    /// Whether the end is reached.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.end().is_some_and(|end| end <= clock::now())
@@ -74,7 +74,7 @@ impl Completion {
         }
     }
 
-    /// Waits until the device has got there.
+    /// Waits until the end is reached.
     pub fn wait(&self, how: Waiting) {
         let end = self.wait_known(how);
         clock::wait_until(end, how);

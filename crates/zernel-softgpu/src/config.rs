@@ -36,7 +36,7 @@ pub fn is_set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != "0")
 }
 
-/// The number in `variable`, or `default`. A value that is no number is refused aloud.
+/// The number in `variable`, or `default`. A value that is not a number gets a warning on stderr.
 #[must_use]
 pub fn number<T: FromStr + Copy + std::fmt::Display>(variable: &str, default: T) -> T {
     let Ok(text) = std::env::var(variable) else {

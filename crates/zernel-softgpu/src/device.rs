@@ -1,4 +1,4 @@
-//! A simulated device: what it is called, how fast it is, and its share of the node.
+//! A simulated device: its name, its speed, and its part of the node's state.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,7 +6,7 @@ use crate::clock::transfer_time;
 use crate::config;
 use crate::node::Membership;
 
-/// The name every simulated device goes by.
+/// The name of every simulated device.
 pub const NAME: &str = "Zernel Software GPU";
 /// The CUDA version of the simulated driver: 12.9.
 pub const CUDA_VERSION: i32 = 12090;
@@ -114,7 +114,7 @@ impl Device {
         self.membership.node().memory()
     }
 
-    /// The part of its memory that nobody uses.
+    /// Its free memory in bytes.
     #[must_use]
     pub fn free_memory(&self) -> u64 {
         let used = self.membership.node().memory_in_use(self.index);
@@ -132,7 +132,7 @@ impl Device {
         self.membership.release(self.index, bytes);
     }
 
-    /// A context of this process came into being.
+    /// Counts that a context of this process was created.
     pub fn context_created(&self) {
         self.membership.context_created(self.index);
     }

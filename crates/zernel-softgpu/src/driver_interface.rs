@@ -1,15 +1,15 @@
-//! How libnccl reaches the simulated device inside libcuda.
+//! The interface through which libnccl uses the simulated device inside libcuda.
 //!
-//! As the real one, libnccl launches kernels through the driver's exported `cuLaunchKernelEx`. Its
-//! kernels are *external*: they end when a function in libnccl says so. The driver exports one
-//! private symbol, [`SYMBOL`], through which such kernels are made.
+//! Like the real library, libnccl launches kernels with the driver's exported `cuLaunchKernelEx`. Its
+//! kernels are *external*: a function in libnccl returns their end. The driver exports one private symbol,
+//! [`SYMBOL`], that creates such kernels.
 
 use std::ffi::{CStr, c_char};
 
 /// The private symbol of libcuda: a [`DriverInterface`].
 pub const SYMBOL: &CStr = c"zernel_softgpu_driver_interface_v1";
 
-/// What the driver offers.
+/// The functions that the driver offers to libnccl.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct DriverInterface {
@@ -21,12 +21,12 @@ pub struct DriverInterface {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ExternalKernel {
-    /// Runs on a thread of the stream's own when the stream has got there; gets the launch argument
-    /// and the start, may block, and returns the end.
+    /// Runs on a thread of the stream after all earlier work. It gets the launch argument and the start, may
+    /// block, and returns the end.
     pub run: extern "C" fn(argument: u64, start: u64) -> u64,
-    /// One more launch or graph node holds the argument.
+    /// Adds a reference to the argument, for a launch or a graph node.
     pub retain: extern "C" fn(argument: u64),
-    /// One fewer does.
+    /// Drops a reference to the argument.
     pub release: extern "C" fn(argument: u64),
 }
 

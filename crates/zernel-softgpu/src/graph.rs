@@ -24,7 +24,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Whether all of it can be worked out at once.
+    /// Whether the end is known as soon as the start is known.
     #[must_use]
     pub fn is_immediate(&self) -> bool {
         self.nodes.iter().all(|node| node.work.is_immediate())
@@ -55,7 +55,7 @@ pub struct Capture {
     graph: Mutex<Graph>,
 }
 
-/// Where a stream or event is in a capture: after these nodes.
+/// The position of a stream or event in a capture: after these nodes.
 #[derive(Debug, Clone)]
 pub struct CapturePoint {
     /// The capture.
@@ -107,7 +107,7 @@ impl CapturePoint {
         let graph = self.capture.lock();
         let mut before = vec![false; graph.nodes.len()];
         self.after.iter().for_each(|index| before[*index] = true);
-        // Backwards, so that all that come after a node have been looked at before it.
+        // Backwards, so that every node is visited after all nodes that depend on it.
         graph.nodes.iter().enumerate().rev().all(|(index, node)| {
             node.after
                 .iter()
@@ -122,7 +122,7 @@ impl Capture {
         self.graph.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was captured.
+    /// The captured graph.
     #[must_use]
     pub fn graph(&self) -> Graph {
         self.lock().clone()

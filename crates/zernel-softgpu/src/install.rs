@@ -1,8 +1,8 @@
-//! Puts the shared libraries where programs look for them, under their real names.
+//! Installs the shared libraries under their real names.
 //!
 //! Cargo builds `libzernel_softgpu_cuda.so` and its sisters; programs load `libcuda.so.1`.
-//! Installing copies them into a directory for `LD_LIBRARY_PATH`. A copy may get another prologue
-//! on every exported function: what a real library may have, and a tracer has to cope with.
+//! Installing copies them into a directory for `LD_LIBRARY_PATH`. A copy may get another prologue in every
+//! exported function, because real libraries have different prologues and a tracer must handle each.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -19,7 +19,7 @@ pub const LIBRARIES: [(&str, &str); 3] = [
     ("libzernel_softgpu_nvml.so", "libnvidia-ml.so.1"),
 ];
 
-/// What the exported functions start with.
+/// The first instructions of the exported functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Prologue {
     /// `push %rbp`: an uprobe on it is emulated, and cheap. As built.
@@ -96,7 +96,7 @@ pub fn built_libraries() -> io::Result<PathBuf> {
     })
 }
 
-/// Installs all three libraries into `directory`, which is made if need be.
+/// Installs all three libraries into `directory`, and creates it if it does not exist.
 pub fn install(directory: &Path, prologue: Prologue) -> io::Result<()> {
     let built = built_libraries()?;
     fs::create_dir_all(directory)?;

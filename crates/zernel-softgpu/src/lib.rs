@@ -46,8 +46,8 @@
 //! | `CUDA_VISIBLE_DEVICES` | as for the real driver: numbers or UUIDs | all |
 //!
 //! The state is in `$XDG_RUNTIME_DIR/zernel-softgpu`, or in `/dev/shm/zernel-softgpu-UID` if there
-//! is none. The directory must belong to the user, and nobody else may write to it; anything else is
-//! refused. The first process on a node sets its devices and memory; while any process uses it they
+//! is none. The directory must belong to the user, and no other user may write to it; any other
+//! directory is refused. The first process on a node sets its devices and memory; while any process uses it they
 //! stay. The last to end removes the state, unless it is killed.
 //!
 //! # What is simulated

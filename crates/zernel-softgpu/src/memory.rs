@@ -1,4 +1,4 @@
-//! The address space: which ranges are device memory, and whose.
+//! The address space: the ranges that are device memory, with the device and context of each.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::device::Device;
 use crate::sys::Mapping;
 
-/// What an address range is.
+/// The kind of an address range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
     /// Allocated on a device.
@@ -52,7 +52,7 @@ pub struct Range {
     _mapping: Option<Arc<Mapping>>,
 }
 
-/// A range that gives its device memory back when it goes.
+/// A range that releases its device memory on drop.
 #[derive(Debug)]
 struct Given {
     range: Range,
@@ -81,7 +81,7 @@ impl AddressSpace {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes zeroed memory of `kind`; none if the device or the machine has not enough.
+    /// Allocates zeroed memory of `kind`; `None` if the device or the machine has not enough.
     pub fn allocate(
         &self,
         device: &Arc<Device>,
@@ -138,7 +138,7 @@ impl AddressSpace {
         true
     }
 
-    /// Forgets the range that starts at `start`, if it is one that `right` accepts, and frees its memory.
+    /// Removes the range that starts at `start` if `right` accepts its kind, and frees its memory.
     pub fn remove(&self, start: u64, right: impl FnOnce(MemoryKind) -> bool) -> Option<u64> {
         let mut ranges = self.ranges();
         if !right(ranges.get(&start)?.range.kind) {
@@ -149,7 +149,7 @@ impl AddressSpace {
         Some(given.range.bytes)
     }
 
-    /// Forgets everything made in a context.
+    /// Removes all ranges of a context.
     pub fn remove_context(&self, context: u64) {
         self.ranges()
             .retain(|_, given| given.range.context != context);

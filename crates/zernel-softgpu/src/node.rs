@@ -1,8 +1,8 @@
-//! The simulated node: what its processes share.
+//! The simulated node: the state that its processes share.
 //!
-//! One file in the state directory holds the number and size of the devices and a slot per process:
-//! identity, and for each device memory in use and busy time. A process that dies leaves its
-//! slot behind; identity (pid and start time) shows that nobody owns it any more, and it is used again.
+//! One file in the state directory holds the number and size of the devices and a slot per process: its
+//! identity, and for each device its memory in use and busy time. A process that dies leaves its slot
+//! behind. The identity (pid and start time) shows that the process has exited, so the slot is reused.
 
 use std::fs::File;
 use std::io;
@@ -46,7 +46,7 @@ pub struct Node {
     directory: StateDirectory,
 }
 
-/// Held while the shared state must not change under us: by one thread of one process.
+/// Lock of the shared state, held by one thread of one process.
 struct NodeLock<'a> {
     node: &'a Node,
     _threads: MutexGuard<'a, ()>,
@@ -59,7 +59,7 @@ impl Drop for NodeLock<'_> {
     }
 }
 
-/// What a process does on a device.
+/// The use of a device by one process.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ProcessUse {
     /// The process.
@@ -134,8 +134,8 @@ impl Node {
         }))
     }
 
-    /// Removes the node's files if nobody else uses them. For the end of a process, where nothing is
-    /// dropped; what still runs then can go on using the node.
+    /// Removes the node's files if no other process uses them. Called at the exit of a process, where values
+    /// are not dropped. Threads that still run can keep using the node.
     pub fn leave(&self) {
         self.directory.leave();
     }
@@ -174,7 +174,7 @@ impl Node {
             .collect()
     }
 
-    /// Registers the calling process; once in each program that it runs.
+    /// Registers the calling process. To be called once after each exec.
     pub fn join(self: &Arc<Self>) -> io::Result<Membership> {
         self.join_as(ProcessIdentity::own())
     }
@@ -355,17 +355,17 @@ impl Membership {
         self.device(device).bytes().fetch_sub(bytes, Relaxed);
     }
 
-    /// One context more on the device.
+    /// Counts a new context on the device.
     pub fn context_created(&self, device: usize) {
         self.device(device).contexts().fetch_add(1, Relaxed);
     }
 
-    /// One context less on the device.
+    /// Counts a destroyed context on the device.
     pub fn context_destroyed(&self, device: usize) {
         self.device(device).contexts().fetch_sub(1, Relaxed);
     }
 
-    /// The device works for this process from `start` to `end`.
+    /// Records that the device works for this process from `start` to `end`.
     pub fn busy(&self, device: usize, start: u64, end: u64) {
         let _lock = self.busy[device]
             .lock()

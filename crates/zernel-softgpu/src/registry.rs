@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Handles look like addresses, so that they print and compare like the real ones, but point nowhere:
-/// a wrong one is an error, never a crash.
+/// The next handle. Handles look like the addresses of real drivers but point to no memory, so a wrong
+/// handle is an error and never a crash.
 static NEXT_HANDLE: AtomicU64 = AtomicU64::new(0x5067_0000_0000);
 const HANDLE_STEP: u64 = 0x100;
 
-/// A handle no object of this process had before.
+/// A handle that no object of this process has had.
 pub fn new_handle() -> u64 {
     NEXT_HANDLE.fetch_add(HANDLE_STEP, Relaxed)
 }

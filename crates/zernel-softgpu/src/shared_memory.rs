@@ -1,4 +1,4 @@
-//! Memory shared between processes, as a mapping that is given back when dropped.
+//! Memory shared between processes: a mapping that is unmapped on drop.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -74,7 +74,7 @@ impl SharedMemory {
     /// Copies `bytes` from an address of this process to `offset`.
     ///
     /// # Safety
-    /// The source must be readable, and nobody else may use the destination meanwhile.
+    /// The source must be readable, and no other thread or process may use the destination meanwhile.
     pub unsafe fn store(&self, offset: usize, source: u64, bytes: usize) {
         let destination = self.check(offset, bytes, 1);
         // SAFETY: the destination lies in the mapping; the rest is the caller's promise.
@@ -84,11 +84,11 @@ impl SharedMemory {
     /// The bytes at `offset`.
     ///
     /// # Safety
-    /// Nobody may write them while the slice is in use.
+    /// No thread or process may write them while the slice is in use.
     #[must_use]
     pub unsafe fn slice(&self, offset: usize, bytes: usize) -> &[u8] {
         let start = self.check(offset, bytes, 1);
-        // SAFETY: inside the mapping; that nobody writes is the caller's promise.
+        // SAFETY: inside the mapping; the caller promises that the bytes are not written.
         unsafe { slice::from_raw_parts(start, bytes) }
     }
 }

@@ -21,20 +21,20 @@ use rustix::process::{Pid, geteuid, getpid};
 
 /// The file in it.
 pub(crate) const FILE: &str = "node";
-/// How often the directory may be removed while we come in. Each time a process has to come and
-/// leave at the very moment, so this many times mean that it can never be opened.
+/// Attempts to open the directory, which another process may remove meanwhile. This number of lost races in
+/// a row means that it cannot be opened at all.
 const ATTEMPTS: usize = 1000;
 
-/// What becomes of the directory when the last one leaves.
+/// What the last process does with the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Afterwards {
-    /// It stays, empty.
+    /// Keeps it, empty.
     Keep,
-    /// It goes as well.
+    /// Removes it too.
     Remove,
 }
 
-/// An open directory that nobody else can put anything into.
+/// An open directory that other users cannot write to.
 #[derive(Debug)]
 pub(crate) struct StateDirectory {
     directory: OwnedFd,
@@ -44,7 +44,7 @@ pub(crate) struct StateDirectory {
 }
 
 impl StateDirectory {
-    /// Opens the directory and the file in it, and makes them if there are none.
+    /// Opens the directory and the file in it, and creates them if they do not exist.
     pub(crate) fn enter(path: &Path, afterwards: Afterwards) -> io::Result<(Self, File)> {
         // Without a slash at the end, which would follow a link in spite of NOFOLLOW.
         let path: PathBuf = path.components().collect();
@@ -85,7 +85,8 @@ impl Drop for StateDirectory {
     }
 }
 
-/// Opens the directory, with a lock, and the file. What is not found was removed on the way.
+/// Opens and locks the directory, and opens the file. "Not found" means that another process removed them
+/// meanwhile.
 fn open_both(path: &Path) -> io::Result<(OwnedFd, File)> {
     let attempt = || -> io::Result<_> {
         let directory = open_directory(path)?;
@@ -103,7 +104,7 @@ fn open_both(path: &Path) -> io::Result<(OwnedFd, File)> {
 
 fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     match DirBuilder::new().recursive(true).mode(0o700).create(path) {
-        // Something was there: what it is, and whether it still is, shows when it is opened.
+        // The open below shows what exists there, and whether it still exists.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         result => result?,
     }

@@ -1,4 +1,4 @@
-//! Streams: work in order, on a clock.
+//! Streams: work that runs in order on the device clock.
 //!
 //! A piece of work starts when it was submitted or when the work before it ends, whichever is
 //! later, and usually ends a known time after that. So a stream needs no thread: a
@@ -29,7 +29,7 @@ pub enum StreamRole {
     Legacy,
     /// It waits for the legacy stream, and the legacy stream for it.
     Blocking,
-    /// It has nothing to do with it.
+    /// It is independent of that stream.
     NonBlocking,
 }
 
@@ -137,7 +137,7 @@ impl Stream {
         self.arrived.notify_one();
     }
 
-    /// What the legacy default stream's rules say about the earliest start.
+    /// The earliest start by the rules of the legacy default stream.
     fn floor(&self) -> u64 {
         match self.role {
             StreamRole::Legacy => self.tails.blocking.load(Acquire),
@@ -184,7 +184,7 @@ impl Stream {
         state.has_thread = true;
     }
 
-    /// The stream's thread: works the queue off until the stream is closed.
+    /// The stream's thread: runs the queue until the stream is closed.
     fn work_off(self: Arc<Self>) {
         while let Some(queued) = self.next() {
             let tail = self.state().tail;
@@ -225,7 +225,7 @@ impl Stream {
         !self.is_deferred() && self.last_end(&state) <= clock::now()
     }
 
-    /// No more work comes; what is queued is still done.
+    /// Closes the stream. Queued work is still done.
     pub fn close(&self) {
         self.with_capture(|capture| *capture = None);
         self.state().closed = true;
@@ -239,8 +239,8 @@ impl Stream {
         closed && self.is_idle()
     }
 
-    /// The end of its last work. The legacy stream's is that of all it would wait for; a blocking
-    /// stream does not wait for the legacy one as long as it has nothing to do.
+    /// The end of its last work. For the legacy stream: the last end of all streams that it waits for. A
+    /// blocking stream without work does not wait for the legacy stream.
     fn last_end(&self, state: &State) -> u64 {
         match self.role {
             StreamRole::Legacy => state.tail.max(self.floor()),
@@ -267,7 +267,7 @@ impl Stream {
         self.capturing.load(Relaxed)
     }
 
-    /// Looks at, or changes, its place in a capture.
+    /// Calls `change` with its position in a capture.
     pub fn with_capture<T>(&self, change: impl FnOnce(&mut Option<CapturePoint>) -> T) -> T {
         let mut capture = self.capture.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut capture);

@@ -43,7 +43,7 @@ impl Mapping {
         Self::anonymous(bytes, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// Addresses that nothing else gets, and that fault when touched.
+    /// Reserves addresses. An access to them faults.
     pub(crate) fn reservation(bytes: usize) -> io::Result<Self> {
         Self::anonymous(bytes, ProtFlags::empty())
     }

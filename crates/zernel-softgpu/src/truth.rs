@@ -1,4 +1,4 @@
-//! The truth log: what every process really called, for probes to be compared with.
+//! The truth log: the calls that every process really made. Tests compare probes with it.
 //!
 //! With `ZERNEL_SOFTGPU_LOG=DIR` each process writes one file per library into DIR: how often each
 //! thread entered each function, and how many calls returned each result with how many bytes. With

@@ -15,7 +15,7 @@ use crate::sys::Mapping;
 /// Sizes and addresses are multiples of this.
 pub const GRANULARITY: u64 = 2 << 20;
 
-/// Physical memory of a device, not yet at any address. It goes back when dropped.
+/// Physical memory of a device, without an address. Released on drop.
 #[derive(Debug)]
 pub struct PhysicalMemory {
     /// The device it is on.
@@ -25,8 +25,8 @@ pub struct PhysicalMemory {
     offset: u64,
 }
 
-/// The file behind all physical memory of this process: sparse, so that only what is used exists,
-/// and only one, because a file for each would run into the limit of open files.
+/// The file behind all physical memory of this process. It is sparse, so unused memory takes no space. One
+/// file serves all, because one per allocation would exceed the limit of open files.
 fn backing_file() -> io::Result<&'static OwnedFd> {
     static FILE: OnceLock<OwnedFd> = OnceLock::new();
     if FILE.get().is_none() {
@@ -174,7 +174,7 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// Takes mappings away that together are exactly `bytes` from `start` on.
+    /// Removes the mappings that together are exactly the `bytes` bytes from `start`.
     pub fn unmap(&self, start: u64, bytes: u64) -> Result<(), Refused> {
         let mut state = self.state();
         let mut end = start;

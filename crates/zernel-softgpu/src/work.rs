@@ -1,4 +1,4 @@
-//! What a stream can be asked to do.
+//! The kinds of work in a stream.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl MemoryFill {
     }
 }
 
-/// A function of the program, called when the stream gets there.
+/// A function of the program, called after all earlier work of the stream.
 #[derive(Debug, Clone, Copy)]
 pub struct HostFunction {
     /// The function.
@@ -106,7 +106,7 @@ impl HostFunction {
 /// Something done once in stream order, such as freeing memory.
 pub type Action = Arc<dyn Fn() + Send + Sync>;
 
-/// One thing in a stream.
+/// One piece of work in a stream.
 #[derive(Clone)]
 pub enum Work {
     /// Takes its time.
@@ -139,7 +139,7 @@ pub enum Work {
     Action(Action),
     /// Waits for something in another stream.
     Wait(Arc<Completion>),
-    /// Says when the stream has got here.
+    /// Resolves a completion when all earlier work is done.
     Mark(Arc<Completion>),
     /// Runs a whole graph.
     Graph(Arc<Graph>),
@@ -192,8 +192,8 @@ impl Work {
         }
     }
 
-    /// Does what it is there for, and returns its end. Blocks unless it is immediate. Graphs are
-    /// taken apart by the stream.
+    /// Runs the work and returns its end. Blocks unless the work is immediate. The stream runs the nodes of
+    /// graphs one by one.
     pub(crate) fn execute(&self, start: u64) -> u64 {
         match self {
             Self::Kernel { duration } => start.saturating_add(*duration),

@@ -1,4 +1,4 @@
-//! Where the data of collectives and messages goes, and when.
+//! The data and the times of collectives and messages.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! How communicators are made and split, and how they end.
+//! Creation, split and end of communicators.
 
 mod support;
 
@@ -55,7 +55,7 @@ fn communicators_split_and_work_side_by_side() {
         assert_eq!(rank.program.download::<i32>(buffer, 1), [0b0111]);
         ok((nccl.ncclCommDestroy)(three));
     }
-    // One communicator on two streams: in the order of the calls, whatever the streams do.
+    // One communicator on two streams: its operations run in the order of the calls.
     for round in 0..20 {
         let stream = if round % 2 == 0 {
             rank.stream
@@ -171,7 +171,7 @@ fn a_killed_rank_is_an_error_that_the_others_can_abort() {
     assert_eq!((nccl.ncclCommDestroy)(rank.communicator), INVALID_ARGUMENT);
 }
 
-/// The shared memory of communicators has no name, so there is nothing to be found here.
+/// Names of shared memory on this machine. Communicators add none, because their memory has no name.
 fn shared_memory_files() -> Vec<String> {
     let files = std::fs::read_dir("/dev/shm").map(|entries| {
         entries

@@ -136,7 +136,7 @@ fn virtual_memory_holds_data_and_is_counted_once() {
         }
         let read_write = [1, 0, 3];
         ok((cuda.cuMemSetAccess)(address, 2 * BLOCK, &read_write, 1));
-        // A copy across the seam of the two.
+        // A copy across the boundary between the two.
         let seam = address + BLOCK as u64 - 4;
         program.upload(seam, &[1u32, 2]);
         assert_eq!(program.download::<u32>(seam, 2), [1, 2]);
@@ -198,7 +198,7 @@ fn copies_move_data_and_refuse_what_is_not_device_memory() {
     );
 }
 
-/// Everything is queued behind a long kernel, so that no time the host takes can be seen.
+/// All work is queued behind a long kernel, so that host time does not count.
 #[test]
 fn times_are_those_of_the_simulated_clock() {
     const TEST: &str = "times_are_those_of_the_simulated_clock";
@@ -301,8 +301,7 @@ fn the_legacy_stream_waits_for_unknown_ends_too() {
     });
 }
 
-/// The program may reuse ordinary memory as soon as the call returns, whatever the stream still has
-/// to wait for.
+/// The program may reuse pageable memory as soon as the call returns, even if the stream still waits.
 #[test]
 fn copies_of_ordinary_memory_are_made_before_the_call_returns() {
     extern "C" fn slow(_: *mut c_void) {

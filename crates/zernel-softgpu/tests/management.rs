@@ -15,7 +15,7 @@ fn nvml() -> Nvml {
     Nvml::builder().lib_path(path.as_os_str()).init().unwrap()
 }
 
-/// As if another user had put a link where the state belongs.
+/// Another user has created a link at the path of the state.
 #[test]
 fn state_that_is_not_our_own_is_refused() {
     const OPERATING_SYSTEM: i32 = 304;
@@ -126,7 +126,7 @@ fn devices_are_described_as_cuda_describes_them() {
         nvml.device_by_index(3),
         Err(NvmlError::InvalidArg)
     ));
-    // What is not there is an error of that one call, not of the library.
+    // A missing function is an error of that call, not of the library.
     assert!(matches!(
         device.fan_speed(0),
         Err(NvmlError::FailedToLoadSymbol(_))

@@ -81,7 +81,7 @@ fn half(value: i64) -> u16 {
     ((exponent + 15) as u16) << 10 | fraction
 }
 
-/// What an operation makes of one number from each rank.
+/// The expected result for one number from each rank.
 type Reference = fn(&[i64]) -> i64;
 
 const OPERATIONS: [(i32, Reference); 5] = [

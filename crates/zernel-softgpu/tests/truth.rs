@@ -1,4 +1,4 @@
-//! The truth log against what the test knows it did.
+//! Compares the truth log with the calls that the test made.
 
 mod support;
 

@@ -12,7 +12,7 @@ const YIELD: u32 = 2;
 const BLOCK: u32 = 4;
 const EVENT_BLOCKING_SYNC: u32 = 1;
 
-/// What a wait cost the thread. None of it depends on how busy the machine is.
+/// The cost of a wait, in counts that do not depend on the load of the machine.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     /// How often it went to sleep.
@@ -46,7 +46,7 @@ extern "C" fn count_yield(_signal: i32) {
     YIELDS.fetch_add(1, SeqCst);
 }
 
-/// From now on every `sched_yield` of this thread is a SIGSYS, which is counted.
+/// Makes every later `sched_yield` of this thread raise a SIGSYS, which is counted.
 fn trap_yields() {
     let statement = |code: u32, value: u32| libc::sock_filter {
         code: code as u16,

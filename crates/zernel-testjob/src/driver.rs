@@ -11,7 +11,7 @@ use libloading::Library;
 
 use crate::plan::Plan;
 
-/// Calls an exported function with integer arguments; anything but success is an error.
+/// Calls an exported function with integer arguments. A result other than success is an error.
 macro_rules! call {
     ($library:expr, $name:literal $(, $argument:expr)*) => {{
         // SAFETY: the software GPU's functions take integers and pointers, as the real ones do.
@@ -34,7 +34,7 @@ macro_rules! as_word {
     };
 }
 
-/// Where a function is to store something.
+/// The place where a function stores a result.
 fn out<T>(value: &mut T) -> *mut c_void {
     ptr::from_mut(value).cast()
 }
@@ -205,7 +205,7 @@ fn load(libraries: &Path, name: &str) -> io::Result<Library> {
 #[repr(C)]
 struct UniqueId([u8; 128]);
 
-/// A rank's place among the others: a stream of its own, as DDP has it.
+/// A rank's communicator, with its own stream as in DDP.
 pub(crate) struct Peers<'a> {
     gpu: &'a Gpu,
     nccl: Library,
@@ -239,7 +239,7 @@ impl<'a> Peers<'a> {
         })
     }
 
-    /// Adds up a bucket of gradients, once what was launched so far is done.
+    /// Reduces a bucket of gradients after all earlier launches.
     pub(crate) fn reduce(&self, bytes: u64) -> io::Result<()> {
         let cuda = &self.gpu.cuda;
         call!(cuda, "cuEventRecord", self.event, 0)?;
@@ -259,7 +259,7 @@ impl<'a> Peers<'a> {
         )
     }
 
-    /// What is launched from now on comes after all that was reduced.
+    /// Makes later launches wait for all reductions so far.
     pub(crate) fn join_stream(&self) -> io::Result<()> {
         let cuda = &self.gpu.cuda;
         call!(cuda, "cuEventRecord", self.event, self.stream)?;

@@ -1,4 +1,4 @@
-//! The labels of a rank: what it does, by its own account, as a stamp log.
+//! The labels of a rank, which state what it does, as a stamp log.
 //!
 //! A log is written only if the environment names a folder for it, as for the scripts in `truth/`.
 

@@ -23,7 +23,7 @@ struct Loader {
 }
 
 impl Loaders {
-    /// Forks them, and orders the first batches.
+    /// Forks them, and requests the first batches.
     pub(crate) fn fork(directory: &Path, plan: &Plan, seed: u64) -> io::Result<Self> {
         let batches = SharedMemory::new(plan.loaders * plan.prefetch * plan.batch_bytes)?;
         let mut each = Vec::new();
@@ -53,7 +53,7 @@ impl Loaders {
         self.each[loader].orders.write_all(&[slot as u8])
     }
 
-    /// Waits for the next batch, lets `take` have it, and orders another one in its place.
+    /// Waits for the next batch, passes it to `take`, and requests another one.
     pub(crate) fn next(&mut self, take: impl FnOnce(*mut u8)) -> io::Result<()> {
         let loader = self.taken % self.each.len();
         self.taken += 1;

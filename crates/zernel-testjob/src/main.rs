@@ -1,4 +1,4 @@
-//! Runs one job, to look at it: `zernel-testjob CAUSE [SEED]`.
+//! Runs one job: `zernel-testjob CAUSE [SEED]`.
 
 use std::process::ExitCode;
 

@@ -11,7 +11,7 @@ pub enum Cause {
     LoaderFetch,
     /// Kernels take most of the time.
     Gpu,
-    /// Gradients take most of the time to get over the link.
+    /// The transfer of gradients takes most of the time.
     Communication,
     /// One rank is slower than the other, in one of five ways that the seed chooses.
     Straggler,
@@ -109,11 +109,11 @@ pub struct Plan {
     pub ranks: u32,
     /// Optimizer steps.
     pub steps: u32,
-    /// By which share of its mean a time may be longer or shorter.
+    /// Largest deviation of a time from its mean, as a share of the mean.
     pub jitter: f64,
     /// Loaders of each rank.
     pub loaders: usize,
-    /// Batches asked of each loader ahead of time.
+    /// Batches requested from each loader in advance.
     pub prefetch: usize,
     /// How they get a batch.
     pub load: Load,
@@ -137,13 +137,13 @@ pub struct Plan {
     pub link_bytes_per_second: u64,
     /// Whether the loss is read back only after the all-reduces, which then run beside the backward pass.
     pub overlaps: bool,
-    /// Whether what is read back comes to pinned memory; else the copy is waited for before its call returns.
+    /// Whether data is read back to pinned memory. Otherwise the call returns only after the copy.
     pub pins: bool,
     /// Whether threads that wait for the GPU spin, as the driver's default is; else they sleep.
     pub spins: bool,
     /// Threads of each rank that are always busy and that no other thread waits for.
     pub busy_threads: u32,
-    /// Processes on each of the job's CPUs that do nothing but spin.
+    /// Spinning processes on each of the job's CPUs.
     pub spinners: u32,
     /// Whether each rank has to stay on a CPU with its loaders and spinners.
     pub stays_on_cpus: bool,
@@ -151,11 +151,11 @@ pub struct Plan {
     pub slow: Option<Slow>,
     /// Micro-batches of an optimizer step.
     pub accumulate: u32,
-    /// After how many steps an evaluation comes; 0: never.
+    /// Steps between two evaluations; 0: no evaluation.
     pub evaluate_every: u32,
     /// Batches of an evaluation.
     pub evaluate_batches: u32,
-    /// After how many steps a checkpoint comes; 0: never.
+    /// Steps between two checkpoints; 0: no checkpoint.
     pub checkpoint_every: u32,
     /// Size of a checkpoint.
     pub checkpoint_bytes: usize,
@@ -165,17 +165,18 @@ pub struct Plan {
     pub warm_up_us: u64,
     /// Whether it is a loop of `PyTorch`: it announces what it does, and another thread runs its backward passes.
     pub torch: bool,
-    /// How long gradients take to be reduced through the CPU at the end of each such backward pass; 0: they are not.
+    /// Time to reduce gradients through the CPU at the end of each such backward pass; 0: they are not
+    /// reduced.
     pub gloo_us: u64,
     /// Whether it only runs forward passes, on batches that the GPU has already.
     pub infers: bool,
 }
 
-/// How long a job trains, about.
+/// Approximate time that a job trains.
 const TRAINING_US: u64 = 2_600_000;
 
 impl Plan {
-    /// A job that is held up by `cause`.
+    /// A job with the bottleneck `cause`.
     #[must_use]
     pub fn new(cause: Cause, seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed ^ (cause as u64) << 32);
@@ -185,7 +186,7 @@ impl Plan {
         plan
     }
 
-    /// How often a rank launches in all.
+    /// All launches of a rank.
     #[must_use]
     pub fn all_launches(&self) -> u32 {
         // Backward takes two for each of forward, and NCCL one for each collective.
@@ -194,7 +195,7 @@ impl Plan {
         self.steps * step + evaluations * self.evaluate_batches * self.launches
     }
 
-    /// A job that nothing holds up, with steps of some milliseconds.
+    /// A job without a bottleneck, with steps of some milliseconds.
     fn unhindered(cause: Cause, seed: u64, random: &mut fastrand::Rng) -> Self {
         Self {
             cause,
@@ -302,7 +303,7 @@ impl Plan {
         (compute_us + reduce_us).max(load_us / self.loaders as u64)
     }
 
-    /// What one rank does: more, if it is the slow one.
+    /// The plan of one rank. The slow rank has longer times.
     #[must_use]
     pub fn of_rank(&self, rank: u32) -> Self {
         let mut plan = self.clone();

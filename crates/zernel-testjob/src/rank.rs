@@ -20,7 +20,7 @@ pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<
     sys::change_priority(Priority::Rank);
     let bytes = plan.batch_bytes.max(plan.checkpoint_bytes).max(4096);
     let gpu = Gpu::open(&directory.join("lib"), rank.into(), plan, bytes)?;
-    // The model comes to the GPU before the loaders are there.
+    // The model is copied to the GPU before the loaders start.
     let mut model = vec![1_u8; bytes];
     gpu.copy_to(model.as_mut_ptr(), bytes)?;
     let seed = plan.seed * 1000 + u64::from(rank);
@@ -157,7 +157,7 @@ impl Trainer<'_> {
                 self.peers.reduce(self.plan.bucket_bytes)?;
             }
             self.peers.join_stream()?;
-            // The norm of the gradients, or whether they are finite. The GPU does nothing but reduce them.
+            // Reads the norm of the gradients, or whether they are finite. The GPU only reduces meanwhile.
             self.labelled("+peer", Self::read)?;
         }
         self.stamped(Part::Update, |trainer| {
@@ -196,7 +196,7 @@ impl Trainer<'_> {
         self.labelled("+forward", |trainer| trainer.launch(trainer.plan.launches))
     }
 
-    /// As DDP does it, a bucket is reduced as soon as its gradients will be there.
+    /// Runs a backward pass. As in DDP, each bucket is reduced right after its gradients.
     fn backward(&mut self, reduces: bool) -> io::Result<()> {
         let launches = 2 * self.plan.launches;
         if let Some(torch) = &self.torch {

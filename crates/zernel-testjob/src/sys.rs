@@ -23,20 +23,20 @@ pub(crate) fn burn(how_long: Duration) {
     }
 }
 
-/// When the thread that started this process ends, so does this process.
+/// Makes the kernel kill this process when the thread that started it ends.
 pub(crate) fn die_with_parent() -> io::Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
-/// Forks; in the child, `act` is all that happens.
+/// Forks. The child runs `act` and exits.
 pub(crate) fn fork(act: impl FnOnce() -> io::Result<()>) -> io::Result<u32> {
     let parent = rustix::process::getpid();
-    // SAFETY: as a loader of PyTorch does, the child goes on with the memory of its parent. What it calls
-    // is its own or libc's, which keeps its locks whole over a fork.
+    // SAFETY: as a loader of PyTorch does, the child keeps using the memory of its parent. It calls its own
+    // code and libc, which keeps its locks usable after a fork.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
-            // A parent that has ended before would never be noticed.
+            // If the parent has already ended, the kernel sends no signal.
             let begin = || match rustix::process::getppid() == Some(parent) {
                 true => act(),
                 false => Err(io::Error::other("the parent has ended")),
@@ -165,7 +165,7 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: our mapping, which nobody uses any more.
+        // SAFETY: a mapping of this object, no longer in use.
         let _ = unsafe { rustix::mm::munmap(self.address.cast(), self.bytes) };
     }
 }

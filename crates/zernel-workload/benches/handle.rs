@@ -1,4 +1,4 @@
-//! What spawning, stopping and dropping workers costs, beside the bars of this crate.
+//! The cost of spawning, stopping and dropping workers, compared with the limits of this crate.
 //!
 //! `cargo bench -p zernel-workload --bench handle`
 
@@ -11,8 +11,8 @@ const WORKERS: usize = 128;
 const ROUNDS: usize = 9;
 const WHOLE_LIFE: &str = "--whole-life";
 
-/// What the tool with the same interface (ktstr 0.50.0) took on a machine like this one, in ms, and
-/// the most that this crate may take.
+/// The time of the tool with the same interface (ktstr 0.50.0) on a machine like this one, in ms, and the
+/// limit for this crate.
 struct Bar {
     name: &'static str,
     other_ms: (f64, f64),
@@ -163,7 +163,7 @@ fn starved() {
     );
 }
 
-/// A fork copies what the process has mapped, so each life is measured in a fresh process.
+/// A fork copies the mappings of the process, so each measurement runs in a fresh process.
 fn scaling() {
     let (mut small, mut large) = (Vec::new(), Vec::new());
     for _ in 0..5 {

@@ -38,13 +38,13 @@ choice! {
 }
 
 impl Affinity {
-    /// Whether it names CPUs or inherits them, and so does not depend on the machine.
+    /// Whether it does not depend on the machine: it names CPUs, or inherits them.
     #[must_use]
     pub fn is_resolved(&self) -> bool {
         matches!(self, Self::Inherit | Self::Exact(_) | Self::PerWorker(_))
     }
 
-    /// What is wrong with it for this many workers, if anything.
+    /// Returns an error if it cannot apply to this number of workers.
     pub(crate) fn check(&self, workers: usize) -> Result<(), String> {
         let check_set = |cpus: &CpuSet| match cpus.last() {
             None => Err("an empty set of CPUs; name at least one".to_owned()),
@@ -68,7 +68,7 @@ impl Affinity {
         }
     }
 
-    /// The same with the CPUs of `topology` filled in.
+    /// The affinity with machine-dependent sets replaced by CPUs of `topology`.
     pub(crate) fn resolve(&self, workers: usize, topology: &Topology) -> Result<Self, String> {
         let cpus: Vec<usize> = topology.cpus.iter().copied().collect();
         let sets = match self {

@@ -1,5 +1,5 @@
-//! The life of one worker, the same in a process of its own, in a container and in the caller's
-//! process: settings, ready, wait for the start, work, last numbers.
+//! Runs one worker, in its own process, in a container or in the caller's process: applies its settings,
+//! reports ready, waits for the start, works, and writes its last numbers.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 

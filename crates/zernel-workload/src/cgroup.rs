@@ -1,13 +1,13 @@
 //! The cgroups (version 2) of a workload: created before the workers start, removed after the last
 //! worker exits.
 //!
-//! They are made below the caller's cgroup or, where that cannot give them the controllers they
-//! need, beside it: a cgroup that holds processes cannot have children with settings, except for the
-//! root and for cgroups of threads.
+//! They are created below the caller's cgroup. If that cgroup cannot give them the controllers that they
+//! need, they are created beside it: a cgroup that holds processes cannot have children with settings,
+//! except for the root and for threaded cgroups.
 //!
-//! A small process, the janitor, removes them and takes back what was changed for them. It waits for
-//! a byte from the caller or for the end of the pipe that only the caller and its children hold, so
-//! it does its work after a normal end and after a `kill -9` of the caller alike.
+//! A small process, the janitor, removes them and reverts the changes that were made for them. It waits for
+//! a byte from the caller or for the end of a pipe that only the caller and its children hold. So it also
+//! cleans up after a `kill -9` of the caller.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -131,13 +131,12 @@ fn listed(folder: &Path, file: &str) -> Controllers {
     ["cpu", "cpuset"].into_iter().filter(is_listed).collect()
 }
 
-/// The attribute of a cgroup that says that its children have a controller only for the sake of
-/// workloads. The last of them takes it back.
+/// The extended attribute that marks a controller as enabled by a workload. The last workload disables it.
 fn mark(controller: &str) -> String {
     format!("user.zernel.{controller}")
 }
 
-/// The controllers that the children of a cgroup have whether there are workloads or not.
+/// The controllers of a cgroup's children that no workload has enabled.
 fn given_by(folder: &Path) -> Controllers {
     let mut given = listed(folder, SUBTREE_CONTROL);
     given.retain(|name| getxattr(folder, mark(name), &mut [0; 8]).is_err());
@@ -152,7 +151,7 @@ struct Change {
 }
 
 impl Change {
-    /// Where there are no attributes, workloads that overlap may leave controllers behind.
+    /// Without extended attributes, overlapping workloads may leave controllers enabled.
     fn mark(&self) {
         for name in &self.controllers {
             let _ = setxattr(&self.folder, mark(name), b"1", XattrFlags::empty());
@@ -160,22 +159,21 @@ impl Change {
     }
 }
 
-/// Where the cgroups of a workload are made.
+/// The place in the hierarchy where the cgroups of a workload are created.
 #[derive(Debug)]
 struct Site {
     parent: PathBuf,
-    /// What the children of `parent` can have.
+    /// The controllers that the children of `parent` can have.
     controllers: Controllers,
-    /// What has to change for that: `parent` and its ancestors, nearest first.
+    /// The changes of `parent` and its ancestors that this needs, nearest first.
     changes: Vec<Change>,
 }
 
 impl Site {
-    /// The place nearest to the caller where the controllers can be had, or else the caller's own
-    /// cgroup, without them.
+    /// The place nearest to the caller with all controllers, or else the caller's own cgroup without them.
     fn find(mut controllers: Controllers, mode: CloneMode) -> Option<Self> {
         let (root, own) = own_cgroup()?;
-        // What the machine does not have is missed when the settings are written.
+        // A controller that the machine lacks is reported when its settings are written.
         let available = listed(&root, CONTROLLERS);
         controllers.retain(|name| available.contains(name));
         let is_inside = |folder: &&Path| folder.starts_with(&root);
@@ -204,8 +202,8 @@ impl Site {
     }
 }
 
-/// What has to change for a cgroup, the first of `lineage`, to give its children the controllers,
-/// which the last of it has; `None` if it cannot, or only by changing a cgroup that holds processes.
+/// The changes that give the children of the first cgroup of `lineage` the controllers. The last cgroup of
+/// `lineage` has them. `None` if that is impossible, or needs a change of a cgroup that holds processes.
 fn changes_for(
     lineage: &[&Path],
     controllers: &Controllers,
@@ -247,8 +245,8 @@ fn holds_no_processes(folder: &Path) -> bool {
     fs::read_to_string(folder.join("cgroup.procs")).is_ok_and(|pids| pids.is_empty())
 }
 
-/// Gives the children of a cgroup controllers. What cannot be had shows when the settings are
-/// written.
+/// Enables controllers for the children of a cgroup. A controller that cannot be enabled is reported when
+/// its settings are written.
 fn enable(folder: &Path, controllers: &Controllers) {
     for name in controllers {
         let _ = write(folder, SUBTREE_CONTROL, &format!("+{name}"));
@@ -264,7 +262,7 @@ pub(crate) struct Cgroups {
 }
 
 impl Cgroups {
-    /// Makes what can be made, and remembers what cannot.
+    /// Creates the cgroups and applies their settings. Failures are kept for the report.
     pub(crate) fn create(specs: &[CgroupSpec], mode: CloneMode) -> Self {
         let mut cgroups = Self::default();
         if specs.is_empty() {
@@ -347,7 +345,7 @@ impl Cgroups {
     }
 }
 
-/// Through which file, and by which id, each task of a group is moved.
+/// The file and the id by which each task of a group is moved.
 fn placements(handle: &WorkloadHandle, group: &str) -> Vec<(&'static str, i32)> {
     let pids = handle.worker_pids();
     let is_member = |worker: usize| handle.plan.group_of(worker).name == group;
@@ -366,7 +364,7 @@ fn placements(handle: &WorkloadHandle, group: &str) -> Vec<(&'static str, i32)> 
         .collect()
 }
 
-/// The folders of the uppermost cgroup to be seen and of the caller's own.
+/// The folders of the uppermost visible cgroup and of the caller's cgroup.
 fn own_cgroup() -> Option<(PathBuf, PathBuf)> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let mut mounts = mounts
@@ -389,8 +387,8 @@ fn make_threaded(folder: &Path) -> std::result::Result<(), String> {
 }
 
 fn write(folder: &Path, file: &str, text: &str) -> io::Result<()> {
-    // Not `fs::write`: that would make the file where the controller is missing, and fail with a
-    // riddle.
+    // Not `fs::write`: without the controller it would try to create the file, and fail with an unrelated
+    // error.
     let mut options = fs::OpenOptions::new();
     io::Write::write_all(
         &mut options.write(true).open(folder.join(file))?,
@@ -402,8 +400,8 @@ fn write(folder: &Path, file: &str, text: &str) -> io::Result<()> {
 #[derive(Debug)]
 struct Janitor {
     pid: libc::pid_t,
-    /// Its end is the sign that the caller is dead. A caller that is done says so with a byte: other
-    /// children of its process may hold the pipe open.
+    /// The end of this pipe means that the caller is dead. A caller that is done writes a byte, because
+    /// other children of its process may hold the pipe open.
     lifeline: Option<OwnedFd>,
 }
 

@@ -14,7 +14,7 @@ use crate::work::WorkType;
 
 /// The longest `comm` the kernel keeps, in bytes.
 const COMM_BYTES: usize = 15;
-/// More workers than any pid space holds: a number above it is a slip.
+/// Largest number of workers of a group. No pid space holds more.
 const MAX_WORKERS: usize = 1 << 20;
 
 choice! {
@@ -155,7 +155,7 @@ impl WorkSpec {
         }
     }
 
-    /// The same with an affinity that depends on the machine turned into the CPUs of `topology`.
+    /// The group with a machine-dependent affinity replaced by CPUs of `topology`.
     pub fn resolve(&self, topology: &Topology) -> Result<Self> {
         let affinity = self.affinity.resolve(self.workers, topology);
         let affinity =
@@ -271,8 +271,8 @@ pub(crate) fn check_comm(group: &str, field: &'static str, comm: Option<&str>) -
 
 /// A workload: one or more groups, and how their workers are created.
 ///
-/// The calls that set a field of a group (`workers`, `work_type`, …) mean the first group;
-/// [`group`](Self::group) adds another.
+/// Methods that set a field of a group (`workers`, `work_type`, …) change the first group.
+/// [`group`](Self::group) adds another group.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkloadConfig {
     pub(crate) clone_mode: CloneMode,
@@ -363,7 +363,7 @@ impl WorkloadConfig {
         self.first(|spec| spec.nice(nice))
     }
 
-    /// The same with every affinity that depends on the machine turned into the CPUs of `topology`.
+    /// The workload with machine-dependent affinities replaced by CPUs of `topology`.
     pub fn resolve(&self, topology: &Topology) -> Result<Self> {
         let specs = self
             .named_specs()

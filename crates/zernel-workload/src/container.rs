@@ -1,4 +1,4 @@
-//! A container: one process whose leader bears a given name and hosts many workers as threads.
+//! A container: one process with a given name that runs many workers as threads.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -20,8 +20,8 @@ const STACK_BYTES: usize = 256 << 10;
 /// How often the leader interrupts workers that do not notice a stop.
 const INTERRUPT_EVERY_NS: u64 = 10_000_000;
 
-/// Rung when a worker ends, in steps of one, and by `SIGUSR1`, which sets [`STOP_BIT`]. There is
-/// one container per process.
+/// A futex word. Each worker that ends adds one to it, and `SIGUSR1` sets [`STOP_BIT`] in it. There is one
+/// container per process.
 static BELL: AtomicU32 = AtomicU32::new(0);
 
 /// The word that `SIGUSR1` changes in the leader.
@@ -29,7 +29,7 @@ pub(crate) fn bell() -> &'static AtomicU32 {
     &BELL
 }
 
-/// The life of the container's process; returns its exit code.
+/// Runs the container's process and returns its exit code.
 pub(crate) fn run(
     leader: &Container,
     process: &ProcessPlan,
@@ -75,7 +75,7 @@ fn become_leader(leader: &Container) -> Result<(), Errno> {
     leader.uid.map_or(Ok(()), set_uid)
 }
 
-/// Returns when every worker has ended; passes a stop of the whole container on to them.
+/// Waits until every worker has ended. Forwards a stop of the container to its workers.
 fn wait_for_members(process: &ProcessPlan, shared: &Shared) {
     loop {
         let bell = BELL.load(Ordering::Acquire);

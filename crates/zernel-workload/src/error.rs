@@ -1,8 +1,8 @@
-//! What can go wrong before a workload runs, and what to do about it.
+//! Errors before a workload runs, with remedies.
 
 use std::io;
 
-/// Why a workload could not be made, placed or read.
+/// Why a workload could not be read, created or placed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -48,7 +48,7 @@ pub enum Error {
         /// How many there are.
         workers: usize,
     },
-    /// The affinity of a whole container was to be set.
+    /// The affinity of a whole container cannot be set.
     #[error(
         "worker {index} is the container `{pcomm}`: setting its affinity would pin only the idle leader; \
          put the CPUs in `WorkSpec::affinity` of its groups"
@@ -73,7 +73,7 @@ pub enum Error {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// Thread workers were to be moved by process.
+    /// Thread workers cannot be moved by process.
     #[error(
         "{threads} of the workers are threads of the calling process: writing them to cgroup.procs would move the \
          caller itself; write worker_pids() to cgroup.threads of a threaded cgroup instead"
@@ -111,5 +111,5 @@ impl Error {
     }
 }
 
-/// The result of what this crate does.
+/// `Result` with the error type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,4 +1,4 @@
-//! How a worker ended that did not end as it should.
+//! How a worker ended that did not return from its work in time.
 
 use std::fmt;
 use std::io;

@@ -43,8 +43,8 @@ const READY_LIMIT_NS: u64 = 2_000_000_000;
 /// # }
 /// ```
 ///
-/// Dropping a handle kills its processes and stops its threads. They also end with the calling
-/// process, however that ends, but not with the thread that spawned them.
+/// Dropping a handle kills its processes and stops its threads. They also end with the calling process, even
+/// if it is killed, but not with the thread that spawned them.
 ///
 /// The calling process must neither ignore `SIGCHLD` nor reap children it did not start: a worker's
 /// exit status would be lost.
@@ -66,8 +66,8 @@ impl WorkloadHandle {
     /// Creates one process whose leader is named `pcomm` and hosts every worker of every spec as a
     /// thread.
     ///
-    /// `container_uid` and `container_gid` are the leader's before the first thread starts; if they
-    /// cannot be set, the container is not made. Without any worker nothing is forked.
+    /// The leader sets `container_uid` and `container_gid` before the first thread starts. If it cannot, the
+    /// container is not created. Without workers nothing is forked.
     pub fn spawn_pcomm_cgroup(
         pcomm: &str,
         container_uid: Option<u32>,
@@ -100,7 +100,7 @@ impl WorkloadHandle {
         let was_dumpable = dumpable_behavior() == Ok(DumpableBehavior::Dumpable);
         handle.threads = Threads::spawn(&handle.plan, &handle.shared)?;
         let ready = handle.wait_until_ready();
-        // A thread that changes its identity takes this from the whole calling process.
+        // A thread that changes its uid or gid makes the whole calling process undumpable.
         if was_dumpable {
             let _ = set_dumpable_behavior(DumpableBehavior::Dumpable);
         }

@@ -106,8 +106,8 @@ impl Histogram {
         })
     }
 
-    /// The values that were recorded after an earlier look at the same histogram. The smallest and the
-    /// largest are as coarse as a bucket, unless `earlier` is empty.
+    /// The values recorded since `earlier`, a snapshot of the same histogram. The smallest and the largest
+    /// are bounds of buckets, unless `earlier` is empty.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         if earlier.count == 0 {

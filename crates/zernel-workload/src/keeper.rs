@@ -29,19 +29,18 @@ use crate::team_pipes::TeamPipes;
 /// The stack of the keeper, which is also the stack that a forked worker runs on.
 const STACK_BYTES: usize = 2 << 20;
 
-/// How long the keeper lets the ended gather before it looks again, for each process that is left.
-/// A look costs time for each of these too: one for every process that ends would make the whole
-/// quadratic.
+/// Pause between two checks for ended processes, per remaining process. A check takes time for each
+/// remaining process, so one check per ended process would take quadratic time.
 const PAUSE_PER_PROCESS: Duration = Duration::from_micros(1);
 
 /// How a worker process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProcessEnd {
-    /// As the kernel says.
+    /// The status that the kernel reported.
     Child(ChildEnd),
     /// Killed by this handle.
     KilledByUs,
-    /// Killed by the kernel for want of memory.
+    /// Killed by the OOM killer.
     OutOfMemory,
     /// Other code in the calling process reaped it first.
     TakenByOthers,
@@ -51,10 +50,9 @@ pub(crate) enum ProcessEnd {
 #[derive(Debug)]
 struct Process {
     pid: pid_t,
-    /// The handle's kill is under way.
+    /// The handle has killed it.
     killed: bool,
-    /// `None` while it lives or is unreaped: as long as that holds, its pid is its own and may be
-    /// signalled.
+    /// `None` until it is reaped. Until then its pid is not reused and may be signalled.
     end: Option<ProcessEnd>,
 }
 
@@ -147,8 +145,8 @@ impl Keeper {
         }
     }
 
-    /// Kills every process that `which` names, and remembers that it was us: one that had ended by
-    /// itself keeps its own end.
+    /// Kills every process that `which` selects, and records that the handle killed it. A process that had
+    /// already ended keeps its own end.
     pub(crate) fn kill(&self, which: impl Fn(usize) -> bool) {
         let mut table = lock(&self.table);
         for (index, process) in table.processes.iter_mut().enumerate() {
@@ -229,7 +227,7 @@ impl Duty {
         });
     }
 
-    /// The life of a child process. Fork safe, as far as the work is.
+    /// Runs a child process. Fork safe if the work is.
     fn child(
         &self,
         process: &ProcessPlan,
@@ -285,7 +283,7 @@ impl Duty {
                 .iter()
                 .position(|process| process.pid == pid && process.end.is_none());
             let Some(index) = index else {
-                // Not one of ours, yet a child of this thread: it must not be found again and again.
+                // A child of this thread that is no worker. It is reaped so that it is not found again.
                 drop(process::reap(pid));
                 continue;
             };
@@ -307,8 +305,8 @@ impl Duty {
         }
     }
 
-    /// Reaps the processes that are to end and have. To find an ended child the kernel looks at all of
-    /// them, one after another; asking for each by name takes time linear in their number.
+    /// Reaps the expected processes that have ended. A wait for any child makes the kernel search all
+    /// children, so each process is waited for by its pid.
     fn reap_finished(&self, table: &mut Table) {
         for index in 0..table.processes.len() {
             let process = &table.processes[index];
@@ -321,7 +319,7 @@ impl Duty {
         }
     }
 
-    /// Whether a process has said goodbye or was killed by the handle: seldom the only one.
+    /// Whether a process is expected to end: its first worker has ended, or the handle has killed it.
     fn is_to_end(&self, table: &Table, index: usize) -> bool {
         let first_worker = self.plan.processes[index].workers.start;
         let outcome = self.shared.record(first_worker).outcome.load(Acquire);
@@ -348,8 +346,8 @@ impl Duty {
         self.mark_exited(index);
     }
 
-    /// The kernel keeps the numbers of an ended process until it is reaped: worth reading for one
-    /// that could not say goodbye.
+    /// Reads the kernel's counters of a process that could not write its last numbers. The kernel keeps them
+    /// until the process is reaped.
     fn save_last_numbers(&self, pid: pid_t, index: usize) {
         let process = &self.plan.processes[index];
         let record = self.shared.record(process.workers.start);
@@ -358,8 +356,8 @@ impl Duty {
         }
     }
 
-    /// Whether the kernel may have killed an ended process for want of memory: not if it came to its
-    /// end, and not if there was no such kill in its cgroup.
+    /// Whether the OOM killer may have killed an ended process: a worker of it had not ended, and its cgroup
+    /// counts an OOM kill or cannot be read.
     fn may_be_oom_victim(&self, pid: pid_t, index: usize) -> bool {
         let mut workers = self.plan.processes[index].workers.clone();
         workers.any(|worker| self.shared.record(worker).outcome.load(Acquire) == outcome::NONE)
@@ -381,9 +379,8 @@ impl Table {
         self.processes.iter().filter(living).count() as u32
     }
 
-    /// Whether the kernel has killed a process for want of memory since the last time this was
-    /// asked. The count is the whole machine's: at the same moment another process may have been
-    /// the victim, and a worker killed by hand.
+    /// Whether the OOM killer has killed a process since the last call. The count is the whole machine's, so
+    /// the victim may be another process, and the worker may have been killed by hand.
     fn oom_kill_happened(&mut self) -> bool {
         let before = std::mem::replace(&mut self.oom_kills, procfs::oom_kills());
         self.oom_kills > before

@@ -166,7 +166,7 @@ pub(crate) fn choice_value(variant: &str, payload: Option<String>, keys: &[Key])
     format!("{{ {name} = {{ {} }} }}", keys.join(", "))
 }
 
-/// The first of a list that a macro makes of an optional part and what replaces it.
+/// The first element. A macro passes an optional part, if there is one, and then its default.
 pub(crate) fn first<T, const LENGTH: usize>(list: [T; LENGTH]) -> T {
     list.into_iter()
         .next()

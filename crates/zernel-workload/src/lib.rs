@@ -11,9 +11,8 @@
 //! | [`report`], [`exit`], [`histogram`] | what came of it |
 //! | [`topology`], [`affinity`], [`policy`] | CPUs, scheduling and memory policies |
 //!
-//! Progress and statistics live in memory that handle and workers share, written by the worker as
-//! it runs: a worker that is starved, killed or hung still yields its numbers.
-//! [`handle::WorkloadHandle`] is where to begin.
+//! Workers write their progress and statistics to shared memory while they run. So the handle can report a
+//! worker that is starved, killed or hung. Start with [`handle::WorkloadHandle`].
 
 pub mod affinity;
 mod body;

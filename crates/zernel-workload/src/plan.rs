@@ -1,8 +1,7 @@
-//! A checked configuration laid out: which worker does what, in which process or thread, with which
-//! shared memory.
+//! The layout of a checked configuration: the work, process or thread, and shared memory of each worker.
 //!
-//! Made completely before the first worker exists: a forked worker only reads it. What can be worked out
-//! for a worker from its group is not stored, because every fork copies the page tables of it all.
+//! It is complete before the first worker exists, and a forked worker only reads it. Values that follow from
+//! a worker's group are not stored per worker, because every fork copies the page tables of this memory.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -91,7 +90,7 @@ pub(crate) struct ProcessPlan {
     pub(crate) container: Option<Box<Container>>,
 }
 
-/// What is particular about a container's leader.
+/// Settings of a container's leader.
 #[derive(Debug, Clone)]
 pub(crate) struct Container {
     pub(crate) pcomm: CString,
@@ -241,13 +240,13 @@ impl Plan {
         &self.groups[group]
     }
 
-    /// What a worker is.
+    /// The plan of a worker.
     pub(crate) fn worker(&self, worker: usize) -> WorkerPlan {
         let group = self.group_of(worker);
         group.worker(worker - group.workers.start)
     }
 
-    /// What the members of a team share.
+    /// The plan of a team.
     pub(crate) fn team(&self, team: usize) -> TeamPlan {
         let group = self
             .groups
@@ -286,7 +285,7 @@ fn settings(spec: &WorkSpec) -> Settings {
     }
 }
 
-/// A name that was checked to hold no NUL byte.
+/// Converts a name that was checked to contain no NUL byte.
 fn c_string(name: &str) -> CString {
     CString::new(name).unwrap_or_default()
 }

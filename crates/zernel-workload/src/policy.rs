@@ -47,7 +47,7 @@ choice! {
 }
 
 impl SchedPolicy {
-    /// What is wrong with the parameters, if anything.
+    /// Returns an error if the parameters are invalid.
     pub(crate) fn check(&self) -> Result<(), String> {
         match *self {
             Self::Fifo { priority } | Self::RoundRobin { priority }
@@ -73,7 +73,7 @@ impl SchedPolicy {
         }
     }
 
-    /// As `sched_setattr` takes it.
+    /// The argument for `sched_setattr`.
     pub(crate) fn attributes(&self, nice: i32) -> SchedAttributes {
         let base = SchedAttributes {
             nice,
@@ -150,7 +150,7 @@ choice! {
 }
 
 impl MemoryPolicy {
-    /// What is wrong with the nodes, if anything.
+    /// Returns an error if the nodes are invalid.
     pub(crate) fn check(&self) -> Result<(), String> {
         match self {
             Self::Bind(nodes) | Self::Interleave(nodes) if nodes.is_empty() => {
@@ -174,7 +174,7 @@ impl MemoryPolicy {
         set.into_iter().flatten().copied().chain(single)
     }
 
-    /// As `set_mempolicy` takes it: the mode and the nodes as bits.
+    /// The arguments for `set_mempolicy`: the mode, and the nodes as bits.
     pub(crate) fn mode_and_nodes(&self) -> (i32, u64) {
         let mode = match self {
             Self::Local => libc::MPOL_LOCAL,

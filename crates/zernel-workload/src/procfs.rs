@@ -10,8 +10,8 @@ use crate::shared::KernelCounters;
 
 /// The run-queue delay of the calling thread; `None` where the kernel has no schedstat. Fork safe.
 pub(crate) fn own_run_delay_ns() -> Option<u64> {
-    // The short path makes the kernel build half as many entries of /proc, of which thousands of workers
-    // would each have their own.
+    // For the short path the kernel creates half as many entries of /proc. Thousands of workers have one
+    // each.
     let path = match is_main_thread() {
         true => c"/proc/self/schedstat",
         false => c"/proc/thread-self/schedstat",
@@ -66,7 +66,7 @@ pub(crate) fn read_counters(process: pid_t, thread: pid_t, counters: &KernelCoun
     }
 }
 
-/// How many processes the kernel has killed for want of memory since it booted.
+/// OOM kills since boot.
 pub(crate) fn oom_kills() -> u64 {
     oom_kills_in(Path::new("/proc/vmstat")).unwrap_or(0)
 }
@@ -98,7 +98,7 @@ fn oom_kills_in(file: &Path) -> Option<u64> {
 }
 
 impl KernelCounters {
-    /// Keeps the present values as those of the first run, from which a report counts.
+    /// Stores the current values as those of the first run. Reports count from them.
     pub(crate) fn remember_first_run(&self) {
         let now = [
             &self.cpu_ns,

@@ -1,4 +1,4 @@
-//! What a worker did: the report, and a table of reports for people.
+//! The report of a worker, and a text table of reports.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::shared::{RECORD_MAGIC, Stage, TraceEntry, WorkerRecord};
 use crate::stop;
 use crate::work::ml_training::PHASE_NAMES;
 
-/// What one worker did. Times are nanoseconds; stamps are `CLOCK_MONOTONIC`.
+/// The report of one worker. Times are nanoseconds; stamps are `CLOCK_MONOTONIC`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerReport {
     /// Its index in the handle.
@@ -29,18 +29,18 @@ pub struct WorkerReport {
     pub tid: i32,
     /// Units of work done. 0 if it did not complete, so that a check for starvation catches it.
     pub work_units: u64,
-    /// Rounds of its loop; for a worker that did not complete, as far as it came.
+    /// Rounds of its loop, also those of a worker that did not complete.
     pub iterations: u64,
     /// Whether it returned from its work when it should.
     pub completed: bool,
     /// How it ended, if it did not complete.
     pub exit_info: Option<WorkerExitInfo>,
-    /// Units of work that a worker had done which did not complete.
+    /// Units of work done by a worker that did not complete.
     pub unfinished_work_units: u64,
     /// From the start until it first ran; `None` if it never ran.
     pub start_delay_ns: Option<u64>,
-    /// From its first run until its end, or until the report for one that was left behind. One that
-    /// is held when it is to stop, because others have not done a round yet, ends there.
+    /// Time from its first run until its end. For a worker that was left behind: until the report. For a
+    /// worker that was held while others did their first round: until it was held.
     pub wall_ns: u64,
     /// CPU time used.
     pub cpu_ns: u64,
@@ -172,7 +172,7 @@ fn ended_ns(record: &WorkerRecord) -> u64 {
     }
 }
 
-/// The longest gap, be it the one that a worker was in when it ended.
+/// The longest gap, including the one in which a worker ended.
 fn largest_gap(record: &WorkerRecord, ended_ns: u64) -> Gap {
     let last_seen_ns = record.last_seen_ns.load(Relaxed);
     let closed = Gap {
@@ -237,7 +237,7 @@ fn setting_errors(record: &WorkerRecord) -> Vec<SettingError> {
     Setting::ALL.into_iter().filter_map(refused).collect()
 }
 
-/// Reports as a table for people: one line per worker, and a line for each thing that went wrong.
+/// Reports as a text table: one line per worker, and one line per failure.
 #[derive(Debug, Clone, Copy)]
 pub struct ReportTable<'a>(pub &'a [WorkerReport]);
 

@@ -68,7 +68,7 @@ impl Setting {
     }
 }
 
-/// What the workers of a group apply to themselves, made before any worker exists.
+/// The settings that the workers of a group apply to themselves. Complete before any worker exists.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Settings {
     pub(crate) memory_policy: Option<MemoryPolicy>,
@@ -81,8 +81,8 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Applies everything to the calling thread alone, which is the group's worker `index`, and notes
-    /// what was refused. Fork safe.
+    /// Applies all settings to the calling thread, which is the group's worker `index`, and records
+    /// refusals. Fork safe.
     pub(crate) fn apply(&self, index: usize, record: &WorkerRecord) {
         for setting in Setting::ALL {
             if let Err(errno) = self.apply_one(setting, index) {
@@ -117,15 +117,15 @@ impl Settings {
     }
 }
 
-/// Changes the group of the calling thread alone, and leaves its other groups. Fork safe.
+/// Changes the group id of the calling thread only, and keeps its supplementary groups. Fork safe.
 pub(crate) fn set_gid(gid: u32) -> Result<(), Errno> {
     let gid = Gid::from_raw(gid);
     set_thread_groups(&[gid])?;
     set_thread_res_gid(gid, gid, gid)
 }
 
-/// Changes the user of the calling thread alone: the bare system call, because libc's would change
-/// every thread. Fork safe.
+/// Changes the user id of the calling thread only. It uses the bare system call, because libc's function
+/// changes every thread. Fork safe.
 pub(crate) fn set_uid(uid: u32) -> Result<(), Errno> {
     let uid = Uid::from_raw(uid);
     set_thread_res_uid(uid, uid, uid)

@@ -1,12 +1,11 @@
-//! What a handle and its workers share: one mapping, laid out before the first worker exists.
+//! The memory that a handle and its workers share: one mapping, laid out before the first worker exists.
 //!
 //! ```text
 //! Header | Counters × workers | WorkerRecord × workers | Slot × slots | TraceEntry × entries
 //! ```
 //!
-//! Workers write here as they run, so the numbers of a starved, killed or hung worker are as good
-//! as anyone's. There is no pipe and no file descriptor per worker: all waiting is done with
-//! futexes in this memory.
+//! Workers update their numbers while they run, so the numbers of a starved, killed or hung worker are
+//! correct too. There is no pipe and no file descriptor per worker: all waits use futexes in this memory.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -31,7 +30,7 @@ pub(crate) mod command {
     pub(crate) const STOP: u32 = super::STOP_BIT;
 }
 
-/// How eagerly all workers are to work.
+/// The pace of all workers.
 ///
 /// All workers read the same word. A caller that wrote one word per worker would lose the CPU to the
 /// first of thousands of workers before it had written the last word.
@@ -140,8 +139,8 @@ pub(crate) struct WorkerRecord {
     pub(crate) blocked: SharedHistogram,
 }
 
-/// What the kernel counts about a thread: refreshed by the worker now and then, and read from
-/// `/proc` for one that cannot.
+/// The kernel's counters of a thread. The worker refreshes them regularly; for a worker that cannot, the
+/// handle reads them from `/proc`.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct KernelCounters {
@@ -154,14 +153,14 @@ pub(crate) struct KernelCounters {
     pub(crate) at_first_run: [AtomicU64; 4],
 }
 
-/// A futex word with what its wakers leave behind: the stuff multi-party work is made of.
+/// A futex word with the times of its last changes. Workers of a team wait on it and wake each other.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Slot {
     /// The word that is waited on.
     pub(crate) word: AtomicU32,
-    /// When the word was about to change, by the value that it had. One stamp would not do: a waiter
-    /// that gets the CPU late has to find the change that woke it, not the last of many.
+    /// The time of each change, indexed by the value before it. One stamp is not enough: a waiter that gets
+    /// the CPU late needs the time of the change that woke it, not of the latest change.
     stamps_ns: [AtomicU64; STAMPS as usize],
 }
 
@@ -175,8 +174,8 @@ impl Slot {
             .store(clock::now_ns(), Ordering::Release);
     }
 
-    /// When the word changed from `seen`. For a waiter that missed more changes than are remembered
-    /// it is the oldest of these.
+    /// When the word changed from `seen`. For a waiter that missed more changes than the slot remembers: the
+    /// oldest remembered change.
     pub(crate) fn changed_from_ns(&self, seen: u32) -> u64 {
         let word = self.word.load(Ordering::Acquire);
         let missed = word.wrapping_sub(seen);
@@ -186,7 +185,7 @@ impl Slot {
         self.stamp_of(value).load(Ordering::Acquire)
     }
 
-    /// Leaves a message, in a slot that is used for nothing else: it takes the place of the stamps.
+    /// Stores a message in place of the stamps. The slot must not be used for waiting.
     pub(crate) fn leave_message(&self, message: &[u64]) {
         for (place, word) in self.stamps_ns.iter().zip(message) {
             place.store(*word, Ordering::Release);
@@ -313,8 +312,7 @@ impl Shared {
         self.header().passed[stage as usize - 1].load(Ordering::Acquire) as usize
     }
 
-    /// Waits until all workers have passed `stage` or the moment `until_ns` has come; says whether
-    /// all have.
+    /// Waits until all workers have passed `stage`, at most until `until_ns`. Returns whether all have.
     pub(crate) fn wait_all(&self, stage: Stage, until_ns: u64) -> bool {
         let word = &self.header().passed[stage as usize - 1];
         loop {
@@ -382,8 +380,7 @@ impl Shared {
     }
 }
 
-/// Where `count` of a type start and end behind what ends at `end`; `None` if no memory is that
-/// large.
+/// The start and end of `count` values of type `T` behind offset `end`; `None` on overflow.
 fn place<T>(end: usize, count: usize) -> Option<(usize, usize)> {
     let start = end.checked_next_multiple_of(align_of::<T>())?;
     let bytes = count.checked_mul(size_of::<T>())?;
@@ -394,9 +391,8 @@ fn place<T>(end: usize, count: usize) -> Option<(usize, usize)> {
 /// safe.
 pub(crate) fn wait_while(word: &AtomicU32, seen: u32, until_ns: Option<u64>) {
     let until = until_ns.map(clock::timespec);
-    // With a bit set the kernel takes a moment, not a span: time lost on the way does not make the
-    // wait longer. Every outcome (woken, changed, timed out, interrupted) means the same to the
-    // callers: look again.
+    // With a bitset the kernel takes an absolute time, so a delay before the call does not make the wait
+    // longer. After every outcome (woken, changed, timed out, interrupted) the callers check the word again.
     let _ = futex::wait_bitset(
         word,
         futex::Flags::empty(),

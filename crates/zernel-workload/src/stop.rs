@@ -17,10 +17,10 @@ use crate::sys::sched::{self, SchedAttributes};
 use crate::threads::Threads;
 
 const MILLISECOND: u64 = 1_000_000;
-/// How long after the start a worker may take to its first round. One that had more time than that
-/// is starved, and its report has to say so.
+/// Time from the start to a worker's first round, at most. A worker that takes longer is starved, and its
+/// report must show that.
 const FIRST_ROUND_LIMIT_NS: u64 = 5_000 * MILLISECOND;
-/// How long to wait between two rounds of interrupting what does not stop.
+/// Time between two rounds that interrupt workers that do not stop.
 const ROUND_NS: u64 = 20 * MILLISECOND;
 /// How long a killed process may take to die; only one stuck in the kernel takes longer.
 const DEATH_LIMIT_NS: u64 = 5_000 * MILLISECOND;
@@ -56,9 +56,9 @@ pub(crate) fn start(handle: &WorkloadHandle) {
     if handle.shared.is_started() {
         return;
     }
-    // Until all are awake, those that are give way: else each would take its time slice before the
-    // caller got to wake the next. That they may go on is said last, when the caller is one of many
-    // again.
+    // Workers that are awake yield until all are awake. Otherwise each would use its time slice before the
+    // caller could wake the next. The pace is set back last, when the caller no longer has a higher
+    // priority.
     handle.shared.set_pace(Pace::GiveWay);
     let urgency = Urgency::new();
     handle.shared.start();
@@ -81,8 +81,8 @@ pub(crate) fn stop(handle: &mut WorkloadHandle) {
     handle.keeper.dismiss();
 }
 
-/// Those that have done theirs are held, so that the CPU goes to the others; members of a team give way
-/// and work on: their partners need them.
+/// Waits until each worker has done its first round. Workers that have done theirs are held, so that the CPU
+/// goes to the others. Members of a team yield but keep working, because other members wait for them.
 fn wait_for_first_rounds(shared: &Shared) {
     if shared.wait_all(Stage::Worked, 0) {
         return;
@@ -96,7 +96,7 @@ fn wait_for_first_rounds(shared: &Shared) {
     );
 }
 
-/// Ends every worker as fast as possible, for a handle whose reports nobody wants.
+/// Ends every worker as fast as possible. Used when a handle is dropped without reports.
 pub(crate) fn abandon(handle: &mut WorkloadHandle) {
     let _urgency = Urgency::new();
     handle.shared.request_stop();
@@ -131,8 +131,7 @@ fn wait_until_exited(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
     let progress = || shared.passed(Stage::Ended) + shared.passed(Stage::Exited);
     let mut before = progress();
     let mut quiet_rounds = 0;
-    // Those that compute look at their stop word anyway; thousands of signals would only hold them
-    // up.
+    // Workers that compute check their stop word anyway, and thousands of signals would delay them.
     interrupt(handle, |record| record.is_blocked.load(Relaxed) != 0);
     while !shared.wait_all(Stage::Exited, clock::now_ns() + ROUND_NS) {
         let now = progress();
@@ -150,7 +149,7 @@ fn wait_until_exited(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
     true
 }
 
-/// Interrupts whatever those of the remaining workers that `which` names are blocked in.
+/// Interrupts the blocking calls of the remaining workers that `which` selects.
 fn interrupt(handle: &WorkloadHandle, which: impl Fn(&WorkerRecord) -> bool) {
     let shared = &handle.shared;
     let concerns = |worker: &usize| {
@@ -169,7 +168,7 @@ fn interrupt(handle: &WorkloadHandle, which: impl Fn(&WorkerRecord) -> bool) {
     }
 }
 
-/// Workers that do not go, and what CPU time they had when they were last looked at.
+/// Workers that have not exited, with their CPU time at the last check.
 struct Stragglers {
     cpu_ns: Vec<Option<u64>>,
 }
@@ -181,8 +180,8 @@ impl Stragglers {
         }
     }
 
-    /// Gives those that got no CPU time since the last look a better place in the queue: they are
-    /// starved, not hung. Their kernel counters are brought up to date on the way.
+    /// Raises the priority of workers that got no CPU time since the last check: they are starved, not hung.
+    /// Also refreshes their kernel counters.
     fn help(&mut self, handle: &WorkloadHandle) {
         for (index, plan) in handle.plan.processes.iter().enumerate() {
             for worker in plan.workers.clone() {
@@ -205,7 +204,7 @@ impl Stragglers {
         let record = handle.shared.record(worker);
         let tid = record.tid.load(Relaxed);
         if record.ended_ns.load(Relaxed) != 0 {
-            // It was held or is on its way out, and its numbers stand.
+            // It was held or is about to exit, and its numbers are final.
             return prefer(tid);
         }
         procfs::read_counters(pid, tid, &record.kernel);
@@ -216,13 +215,13 @@ impl Stragglers {
     }
 }
 
-/// Moves a thread of the fair classes to the front, as far as the kernel allows it. Real-time
-/// threads need no help.
+/// Gives a thread of a fair class the highest priority that the kernel permits. Real-time threads need no
+/// help.
 fn prefer(tid: i32) {
     if !sched::attributes(tid).is_ok_and(|attributes| !is_real_time(&attributes)) {
         return;
     }
-    // Failures only mean that it stays as slow as it is.
+    // A failure leaves its priority as it is.
     let _ = sched::set_attributes(
         tid,
         SchedAttributes {

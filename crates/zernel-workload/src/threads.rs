@@ -1,7 +1,7 @@
 //! Workers that are threads of the calling process.
 //!
-//! Each holds the plan and the shared memory alive by itself: a thread that does not stop is left
-//! behind, and nothing is freed under it.
+//! Each thread holds references to the plan and the shared memory. So a thread that does not stop can be
+//! left behind without a use after free.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -69,7 +69,7 @@ impl Threads {
         self.first..self.first + self.handles.len()
     }
 
-    /// Interrupts what a worker is blocked in.
+    /// Interrupts the blocking call of a worker.
     pub(crate) fn interrupt(shared: &Shared, worker: usize) {
         let tid = shared.record(worker).tid.load(Relaxed);
         if tid > 0 {

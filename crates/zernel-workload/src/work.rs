@@ -51,7 +51,7 @@ pub(crate) trait Work {
     /// Its name, what it does and what it exercises.
     fn about(&self) -> About;
 
-    /// What is wrong with its parameters, if anything: the field and the problem.
+    /// Returns the field and the problem if its parameters are invalid.
     fn check(&self) -> Result<(), (&'static str, String)> {
         Ok(())
     }
@@ -66,7 +66,7 @@ pub(crate) trait Work {
         1
     }
 
-    /// Whether nobody waits for what a member of such a team does, so that it can be held.
+    /// Whether no member of such a team waits for another, so that each can be held.
     fn can_be_spared(&self, team_size: usize) -> bool {
         team_size == 1
     }
@@ -86,7 +86,7 @@ pub(crate) trait Work {
         0
     }
 
-    /// Why it cannot run as a thread of a container, if so.
+    /// The reason if it cannot run as a thread of a container.
     fn refused_in_container(&self) -> Option<&'static str> {
         None
     }
@@ -217,7 +217,7 @@ work_types! {
     }
 }
 
-/// Refuses a size of nothing, or of more than a program can sensibly mean.
+/// Refuses a size of 0 or of more than 1 TiB.
 fn check_kib(field: &'static str, kib: usize) -> Result<(), (&'static str, String)> {
     match kib {
         1..=0x4000_0000 => Ok(()),

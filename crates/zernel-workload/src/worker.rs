@@ -1,5 +1,5 @@
-//! What a work function sees: when to stop, how to count, burn CPU time, sleep, wait and wake, so
-//! that every statistic of the report is kept the same way for every type of work.
+//! The interface of a work function: stop requests, counters, CPU time, sleeps, waits and wake-ups. All work
+//! types use it, so their reports are comparable.
 //!
 //! Everything here is fork safe: no allocation, no lock, no panic.
 
@@ -19,8 +19,7 @@ use crate::shared::{
 };
 use crate::sys::sched::context_switches;
 
-/// How often a worker refreshes what the kernel counts about it: rare enough to cost nothing (about
-/// 10 µs each).
+/// Time between two refreshes of a worker's kernel counters. A refresh takes about 10 µs.
 const REFRESH_NS: u64 = 100_000_000;
 /// Rounds of the spin loop between two looks at a clock: about a microsecond.
 const SPIN_ROUNDS: u32 = 1024;
@@ -39,7 +38,7 @@ pub(crate) struct Team<'a> {
     pub(crate) index: usize,
     /// How many there are.
     pub(crate) size: usize,
-    /// Whether a member may sleep without keeping another from its work.
+    /// Whether a member may sleep although others work.
     pub(crate) can_spare_members: bool,
     pub(crate) slots: &'a [Slot],
     pub(crate) pipes: &'a [Pipe],
@@ -154,7 +153,7 @@ impl<'a> Worker<'a> {
         worker
     }
 
-    /// The worker's last act: its final numbers.
+    /// Writes the worker's final numbers.
     pub(crate) fn end(&mut self) {
         if self.record.ended_ns.load(Relaxed) == 0 {
             self.checkpoint();
@@ -180,8 +179,8 @@ impl<'a> Worker<'a> {
         self.record.command.load(Acquire) & command::STOP != 0
     }
 
-    /// Whether to go on; to be asked once per round. It also measures the gap since the last time
-    /// and notices migrations.
+    /// Whether to do another round. Call it once per round: it also measures the gap since the last call,
+    /// and counts migrations.
     #[must_use]
     pub fn proceed(&mut self) -> bool {
         self.checkpoint();
@@ -203,9 +202,8 @@ impl<'a> Worker<'a> {
 
     /// Sleeps until the stop request.
     ///
-    /// That is the handle's doing, not the work's, so its report ends here: what comes after is no wall
-    /// time, gap, blocked time, wake-up or context switch of it. Built-in work has nothing left to do but
-    /// to return.
+    /// The handle holds the worker, so its report ends here: later time counts neither as wall time, gap nor
+    /// blocked time, and later wake-ups and context switches do not count. Built-in work returns afterwards.
     fn hold(&mut self) {
         self.refresh();
         self.record.ended_ns.store(self.last_seen_ns, Relaxed);
@@ -250,8 +248,8 @@ impl<'a> Worker<'a> {
         !self.is_stopped()
     }
 
-    /// Sleeps until `deadline_ns`; how late it woke is a wake-up latency, for the timer was its
-    /// waker.
+    /// Sleeps until `deadline_ns`. The delay after the deadline counts as a wake-up latency, with the timer
+    /// as waker.
     pub(crate) fn sleep_until_ns(&mut self, deadline_ns: u64) {
         let began = self.before_block();
         loop {

@@ -98,7 +98,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// What this program does when it is started as a helper.
+/// Runs a helper.
 fn be(helper: &str) {
     let words: Vec<&str> = helper.split(' ').collect();
     if let Some(cgroup) = words.get(2) {
@@ -135,7 +135,7 @@ const CGROUP2: Need = Need {
 /// Set in the virtual machine.
 const IN_GUEST: &str = "ZERNEL_CGROUP_GUEST";
 
-/// The need for a hierarchy with controllers in which nobody else makes cgroups.
+/// The need for a cgroup hierarchy with controllers and without other users.
 const GUEST: Need = Need {
     name: "guest",
     check: || match std::env::var_os(IN_GUEST) {
@@ -159,7 +159,7 @@ fn cgroup2_root() -> Option<String> {
         .map(|fields| fields[1].to_owned())
 }
 
-/// A cgroup that is removed again, whatever happens.
+/// A cgroup that is removed on drop.
 struct Cgroup(String);
 
 impl Cgroup {
@@ -355,7 +355,7 @@ fn spec_cgroups() {
         let outcome = outcome.unwrap();
         assert_eq!(members, if mode == "fork" { 3 } else { 4 }, "{outcome:#?}");
         assert!(outcome.reports.iter().all(|report| report.completed));
-        // Whether a weight can be had depends on the machine; if not, the outcome says so.
+        // Not every machine can set a weight. Then the outcome reports it.
         let refused = |text: &String| text.contains("`inner`") && text.contains("`weight`");
         assert!(
             outcome.not_applied.iter().all(refused),
@@ -451,7 +451,7 @@ fn settings_spec(mode: &str) -> String {
     )
 }
 
-/// What a workload must leave as it was: every cgroup with its type and its controllers.
+/// Every cgroup with its type and its controllers. A workload must not change this.
 fn hierarchy() -> Vec<[String; 3]> {
     let root = cgroup2_root().unwrap();
     let mut folders = folders_below(&root);
@@ -465,8 +465,8 @@ fn hierarchy() -> Vec<[String; 3]> {
     folders.into_iter().map(describe).collect()
 }
 
-/// Runs a spec with settings, which must leave the hierarchy as it was. Gives the settings that
-/// were there meanwhile, and those that were not applied.
+/// Runs a spec with settings, and checks that the hierarchy is unchanged afterwards. Returns the settings
+/// during the run, and those that were not applied.
 fn run_with_settings(mode: &str) -> ([String; 3], Vec<String>) {
     let before = hierarchy();
     let spec = Spec::parse(&settings_spec(mode), "job.toml").unwrap();

@@ -184,7 +184,7 @@ fn ranks_and_queue() {
     for rank in reports.chunks(3) {
         let batches = rank[1].work_units + rank[2].work_units;
         assert!(batches >= rank[0].work_units);
-        // What waits in the queue, and what the trainer has taken but not finished.
+        // Batches in the queue, and the batch that the trainer has taken but not finished.
         assert!(
             batches <= rank[0].work_units + u64::from(job.queue_depth) + 2,
             "{batches} batches"
@@ -294,7 +294,7 @@ fn software_gpu(mode: CloneMode) {
 /// How often ranks are stopped at a random moment.
 const STOPS: usize = 50;
 
-/// The trainer waits for its backward thread in every step, so both have done as many; one may be in the middle.
+/// The trainer waits for its backward thread in every step, so their counts differ by at most one.
 fn backward_thread() {
     let work = MlTraining {
         backward_us: 500,
@@ -390,7 +390,7 @@ fn stop_at_random_moments(mode: CloneMode, job: &MlTraining) -> Vec<Vec<WorkerRe
     (0..STOPS).map(|_| once()).collect()
 }
 
-/// What a helper's workers report, one list for each handle, and what they really called.
+/// The reports of a helper's workers, one list per handle, and the truth log of their calls.
 fn logged(name: &str) -> (Vec<Vec<WorkerReport>>, TruthLog) {
     let log = tempfile::tempdir().unwrap();
     let output = common::helper_command(name)
@@ -455,7 +455,7 @@ fn reduces_with_nccl(mode: &str) {
     }
     let [first, second] = trainers.map(|trainer| collectives(trainer).len());
     assert!(first == second && first >= 20, "{first} and {second}");
-    // Nobody leaves a collective that another has not entered.
+    // No rank leaves a collective before all ranks have entered it.
     for (first, second) in collectives(trainers[0])
         .iter()
         .zip(collectives(trainers[1]))

@@ -1,5 +1,4 @@
-//! What must hold when things go wrong: slow, starved, killed and hung workers, and callers that
-//! die.
+//! Failures: slow, starved, killed and hung workers, and callers that die.
 
 mod common;
 
@@ -175,7 +174,7 @@ fn open_files() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Work that never looks whether it is to stop.
+/// Work that ignores the stop request.
 fn deaf_work() -> WorkType {
     WorkType::custom("deaf", |worker| {
         loop {
@@ -214,7 +213,7 @@ fn held_beside_idle() {
     }
 }
 
-/// Stops workers of which one never works, and is killed while it waits.
+/// Stops workers, one of which never does a round. The caller is killed while it waits.
 fn caller_that_stops() {
     let config = spinners(CloneMode::Fork, 4).group(WorkSpec::new().work_type(idle_work()));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
@@ -433,8 +432,7 @@ fn outlive_spawning_thread() {
     );
 }
 
-/// A caller with running workers of every kind: prints their pids and then ends in one way or
-/// another.
+/// A caller with running workers of every kind. It prints their pids and then ends as `how` states.
 fn caller_that_ends(how: &str) {
     let spec = |spec: WorkSpec| {
         if how == "other_user" {
@@ -494,7 +492,7 @@ fn dies_with(how: &str, signal: Option<Signal>) {
     });
 }
 
-/// The same for a caller whose orphans come to a living process that is not init.
+/// The same for a caller with a subreaper, so that orphans get a parent that is not init.
 fn subreaper() {
     set_child_subreaper(Some(rustix::process::getpid())).unwrap();
     let (mut caller, pids) = start_caller("wait");
@@ -537,7 +535,7 @@ fn drop_many() {
         });
         let dropped = Instant::now();
         drop(handle);
-        // Milliseconds, unless it waits for each of them to get its turn.
+        // It takes milliseconds, unless it waits until each worker has run.
         assert!(dropped.elapsed() < Duration::from_secs(3), "{mode:?}");
         assert!(
             tids.iter()
@@ -574,7 +572,7 @@ fn our_kill_and_others() {
     }
 }
 
-/// Halts a process, and returns when it stands still.
+/// Stops a process, and waits until it is stopped.
 fn halt(pid: i32) {
     kill(pid, Signal::STOP);
     eventually("the halt of the worker", || {

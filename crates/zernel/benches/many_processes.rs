@@ -1,4 +1,4 @@
-//! What a daemon that observes a thousand processes takes: its memory, that of its maps, and the time
+//! The cost of a daemon that observes a thousand processes: its memory, the memory of its maps, and the time
 //! of a scrape.
 
 use std::fs;
@@ -144,7 +144,7 @@ fn resident_bytes(pid: u32) -> u64 {
     1024 * kilobytes
 }
 
-/// What the kernel says that the process' maps take, each counted once.
+/// Memory of the process's BPF maps, from the kernel, each map counted once.
 fn map_bytes(pid: u32) -> u64 {
     let entries = fs::read_dir(format!("/proc/{pid}/fdinfo")).expect("it runs");
     let mut maps = std::collections::BTreeMap::new();

@@ -113,6 +113,8 @@ Examples:
                                      measure it in a virtual machine first
   sudo zernel sched --config /etc/zernel/sched.toml --restart 3
                                      as the service zernel-sched does
+  sudo zernel sched --ab 10m --privilege all
+                                     does it help the jobs that run now?
   zernel sched --monitor 1           what it does, from another terminal
   sudo zernel sched --dry-run        schedule nothing, count decisions
   sudo zernel sched --dry-run --for 60s --json

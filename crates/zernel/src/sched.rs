@@ -1,11 +1,13 @@
 //! `zernel sched`: scheduling by what the probes see.
 
+mod ab;
 mod config_file;
 mod dry_run;
 mod explain;
 mod interval_table;
 pub(crate) mod load;
 mod monitor;
+mod paired_blocks;
 mod policy;
 pub(crate) mod published;
 pub(crate) mod session;
@@ -39,6 +41,8 @@ pub(crate) struct Options {
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
+    ab_options: ab::AbOptions,
+    #[command(flatten)]
     dry_run_options: dry_run::DryRunOptions,
 }
 
@@ -51,6 +55,9 @@ enum SchedCommand {
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     if let Some(seconds) = options.monitor {
         return monitor::run(seconds);
+    }
+    if let Some(time) = options.ab_options.ab {
+        return ab::run(&options.ab_options, time, &options.load_options.policy);
     }
     match &options.command {
         Some(SchedCommand::Explain(explain)) => explain::run(explain),

@@ -1,10 +1,10 @@
-//! Colour is for terminals, and only where it is wanted.
+//! Colour goes to terminals only, and respects `NO_COLOR`.
 
 use std::process::Command;
 
 const COMMANDS: [&[&str]; 3] = [&["doctor"], &["run", "--", "true"], &["--help"]];
 
-/// What a command writes, both to stdout and stderr, to a terminal or to a pipe.
+/// The output of a command, stdout and stderr together, to a terminal or to a pipe.
 fn written(arguments: &[&str], to_terminal: bool, no_colour: bool) -> String {
     let zernel = env!("CARGO_BIN_EXE_zernel");
     let line = format!("'{zernel}' {} 2>&1", arguments.join(" "));
@@ -48,7 +48,7 @@ fn a_terminal_gets_colour() {
 fn no_color_is_respected() {
     for command in COMMANDS {
         let text = written(command, true, true);
-        // Bold and underlined help is no colour, but no less in the way.
+        // Bold and underlined text needs escape sequences too.
         assert!(!text.contains("\x1b["), "{command:?}: {text:?}");
     }
 }

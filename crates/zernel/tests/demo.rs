@@ -1,4 +1,4 @@
-//! What `make run` shows: that the example's loaders are seen to be the ranks' own, so that waits have causes.
+//! The report of `make run`: the example's loaders are assigned to their ranks, so that waits have causes.
 
 use std::fs;
 use std::process::{Command, ExitCode};
@@ -40,8 +40,8 @@ fn report() -> Value {
         .arg(&file)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
     serde_json::from_slice(&fs::read(json).unwrap()).unwrap()
 }
 

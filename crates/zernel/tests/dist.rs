@@ -1,4 +1,4 @@
-//! What `make dist` hands on.
+//! The archive of `make dist`.
 
 use std::process::Command;
 
@@ -12,7 +12,7 @@ fn a_program_that_would_not_start_everywhere_is_refused() {
         .args(["--check", env!("CARGO_BIN_EXE_zernel")])
         .output();
     let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("libelf.so.1"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("libelf.so.1"), "{printed}");
 }

@@ -89,7 +89,7 @@ fn status(report: &Value, name: &str) -> String {
         .to_owned()
 }
 
-/// What the verdict says is what the rows say.
+/// The verdict agrees with the rows.
 fn root_can_observe() {
     let output = Command::new(ZERNEL)
         .args(["doctor", "--json"])
@@ -109,7 +109,7 @@ fn root_can_observe() {
 }
 
 fn nobody_cannot_observe() {
-    // A place that nobody can reach, wherever the build is.
+    // A folder that the user nobody can reach, wherever the build is.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("zernel");

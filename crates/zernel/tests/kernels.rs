@@ -1,7 +1,7 @@
-//! `zernel run` on other kernels than this machine's: a small training job on the software GPU, held against
-//! what the job and the software GPU themselves noted of it.
+//! `zernel run` on other kernels: a small training job on the software GPU, compared with the records of the
+//! job and of the software GPU.
 //!
-//! This program is also the job, and in a virtual machine it runs the trial that this machine runs too.
+//! This program is also the job. In a virtual machine it runs the same trial as on this machine.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -20,7 +20,7 @@ use zernel_testkit::{root, trial, vm};
 
 const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
 const HERE: &str = "a_job_is_seen_as_it_is_here";
-/// The rung that is to be used; any that works, where it is not set.
+/// The rung to use. If it is not set, any rung that works.
 const RUNG: &str = "ZERNEL_TEST_RUNG";
 
 /// Kernels, each with the best rung that it has, and when a thread in the kernel is preempted: as Debian has it
@@ -65,8 +65,7 @@ fn is_seen_there(version: &str, rung: &str, preemption: Option<&str>) {
         machine = machine.kernel_argument(word);
     }
     let outcome = machine
-        // Emulated, several processors see each other's code change half-way, and a kernel changes its
-        // own when something is attached.
+        // An attach changes kernel code, and emulated CPUs can see each other's code changes half-way.
         .cpus(1)
         // Its files are in memory: programs with debug information, and a copy of each library.
         .memory_mib(2048)
@@ -119,12 +118,12 @@ fn is_seen_here() {
     job.environment(run.env(config::LOG, log.path()));
     let output = run.arg("--").arg(env::current_exe().unwrap()).output();
     let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    eprintln!("{said}");
-    assert!(output.status.success(), "{}: {said}", output.status);
+    let printed = String::from_utf8_lossy(&output.stderr);
+    eprintln!("{printed}");
+    assert!(output.status.success(), "{}: {printed}", output.status);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     if let Ok(rung) = env::var(RUNG) {
-        assert_eq!(report["observing"]["rung"], *rung, "{said}");
+        assert_eq!(report["observing"]["rung"], *rung, "{printed}");
     }
     let none = Value::Array(Vec::new());
     assert_eq!(report["observing"]["sampled"], none);
@@ -149,8 +148,8 @@ fn assert_calls(rank: &Value, truth: &TruthLog) {
     let returned = truth.processes.iter().filter(own);
     for ((_, symbol, result), count) in returned.flat_map(|process| &process.returned) {
         assert_eq!(*result, 0, "{symbol}");
-        let of = calls.entry(symbol).or_default();
-        *of = (of.0 + count.calls, of.1 + count.bytes);
+        let total = calls.entry(symbol).or_default();
+        *total = (total.0 + count.calls, total.1 + count.bytes);
     }
     let plan = plan();
     let steps = u64::from(plan.steps);

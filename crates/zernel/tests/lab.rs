@@ -86,9 +86,9 @@ fn output_before_a_timeout_is_kept() {
         "2",
         "sh",
         "-c",
-        "echo said; while :; do :; done",
+        "echo printed; while :; do :; done",
     ]);
-    assert_eq!(output.stdout, b"said\n");
+    assert_eq!(output.stdout, b"printed\n");
     assert_eq!(output.status.code(), Some(1));
 }
 

@@ -83,9 +83,9 @@ fn apt_waits_for_the_lock_and_removes_nothing() {
     assert!(calls[1].contains(" install -y --no-remove "), "{calls:?}");
     assert!(calls[1].contains(" clang-19"), "{calls:?}");
     // Success is quiet.
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8(said).unwrap();
-    assert!(!said.contains("noise"), "{said}");
+    let printed = [output.stdout, output.stderr].concat();
+    let printed = String::from_utf8(printed).unwrap();
+    assert!(!printed.contains("noise"), "{printed}");
 }
 
 #[test]

@@ -60,8 +60,8 @@ fn score(trace: &Path, stamps: &Path, options: &[&str]) -> Value {
         score.arg(entry.unwrap().path());
     }
     let output = score.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
@@ -84,9 +84,9 @@ fn a_recorded_job_is_scored() {
         record.env("ZERNEL_TRUTH", &stamps);
     };
     let output = record(&trace, prepare, &[program.to_str().unwrap()]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains("0 lost"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
+    assert!(printed.contains("0 lost"), "{printed}");
     for options in [&[][..], &["--replay"]] {
         let report = score(&trace, &stamps, options);
         assert_eq!(report["variant"], "testjob-gpu");
@@ -115,9 +115,9 @@ fn a_file_that_is_no_trace_is_named() {
     let mut score = zernel();
     let output = score.args(["truth", "score"]).args([&path, &path]).output();
     let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("other: it is not a trace"), "{said}");
+    assert!(printed.contains("other: it is not a trace"), "{printed}");
 }
 
 fn wrong_usage_runs_nothing() {

@@ -229,9 +229,9 @@ fn a_spec_that_is_not_a_file_is_refused_at_once() {
     let made = Command::new("mkfifo").arg(&fifo).status().unwrap();
     assert!(made.success());
     let output = zernel(&["run", fifo.to_str().unwrap()]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("not a regular file"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{printed}");
+    assert!(printed.contains("not a regular file"), "{printed}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The process that is discovered: this test program, started again, which follows orders.
+//! The process that is discovered: this test program again, which runs commands from its stdin.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Write};
@@ -27,7 +27,7 @@ impl Helper {
         Self::spawn_with(&mut Self::command())
     }
 
-    /// What runs a helper.
+    /// The command that runs a helper.
     pub(crate) fn command() -> Command {
         let mut command = Command::new(env::current_exe().unwrap());
         command.arg(ARGUMENT);
@@ -53,18 +53,18 @@ impl Helper {
         self.child.id()
     }
 
-    /// Has it map a library.
+    /// Makes the helper map a library.
     pub(crate) fn load(&mut self, library: &Path) {
         self.run(&format!("load {}", library.display()));
     }
 
-    /// Has it do something; returns when it is done.
+    /// Sends a command and waits until the helper has run it.
     pub(crate) fn run(&mut self, order: &str) {
         self.order(order);
         self.expect_done();
     }
 
-    /// Has it do something from which it does not return.
+    /// Sends a command without waiting for its end.
     pub(crate) fn order(&mut self, order: &str) {
         writeln!(self.stdin, "{order}").unwrap();
     }
@@ -138,7 +138,7 @@ fn fork_one_that_waits() {
     }
     // SAFETY: a system call whose arguments are plain numbers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    // The helper may have died before the kernel knew that its death matters.
+    // If the helper has already died, the kernel sends no signal.
     while std::os::unix::process::parent_id() == parent {
         thread::park();
     }

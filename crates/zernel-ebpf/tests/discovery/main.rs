@@ -1,4 +1,4 @@
-//! Discovery on the machine that runs the tests, with a helper process that follows orders.
+//! Discovery on the machine that runs the tests, with a helper process.
 
 mod helper;
 mod other_kernels;
@@ -371,7 +371,8 @@ fn a_private_loader_is_probed() {
         copy.display(),
         loader.display()
     );
-    // The second one gets the number of the first one's mount namespace, unless others run beside us.
+    // The second helper gets the number of the first one's mount namespace, unless other tests create
+    // namespaces meanwhile.
     for _ in 0..2 {
         let starting = {
             let mount = mount.clone();

@@ -7,7 +7,7 @@ use zernel_lab::{Initramfs, VmSpec};
 use zernel_softgpu::install::{LIBRARIES, built_libraries};
 use zernel_testkit::vm;
 
-/// What the trials run.
+/// Programs that the trials run.
 const PROGRAMS: [&str; 7] = [
     "/bin/cp",
     "/bin/mkdir",
@@ -20,7 +20,7 @@ const PROGRAMS: [&str; 7] = [
 /// Loaded by a trial, not linked to anything.
 const LIBRARY: &str = "libutil.so.1";
 
-/// Runs the trials that take no thousands of processes on that kernel.
+/// Runs the trials on that kernel, without those that need thousands of processes.
 pub(crate) fn run(version: &str) {
     let own_program = env::current_exe().unwrap();
     let arguments = [

@@ -1,4 +1,5 @@
-//! Many processes and much memory come and go: no process gets figures of another, and cleaning up stays cheap.
+//! Many processes start and exit, and allocate and free much memory. No process gets figures of another, and
+//! cleanup stays cheap.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -114,7 +115,7 @@ pub(crate) fn late_writer() {
         .filter(|process| patient.contains(&process.pid.into()))
         .collect();
     assert_eq!(patient.len(), PATIENT);
-    // They block until they are killed, so no block of theirs is over yet.
+    // They block until they are killed, so none of their blocks has ended.
     let most = patient.iter().map(|process| blocked_ns(process)).max();
     assert!(most < Some(1_000_000), "{most:?} ns of another process");
     assert_eq!(observer.losses(), Default::default());
@@ -173,8 +174,8 @@ fn destroys_contexts(driver: &Driver, rounds: u64) {
     report(&times[times.len() / 2].to_string());
 }
 
-/// Destroying a context takes microseconds, however much memory the tables hold. To walk the table of allocations takes
-/// milliseconds.
+/// Destroying a context takes microseconds, for any number of allocations in the tables. A walk over the
+/// table of allocations would take milliseconds.
 pub(crate) fn destroyed_among_many() {
     let stage = Stage::alone(Prologue::Push);
     let _observer = observe(&stage);
@@ -234,7 +235,7 @@ fn bytes_of_callers(observer: &Observer, pid: u32) -> u64 {
     memory.flat_map(|memory| memory.by_caller.values()).sum()
 }
 
-/// A user that nobody on this machine is.
+/// A uid without a user on this machine.
 const USER: u32 = 54_321;
 
 /// Has a child that changes its user and has a child of its own, which exits at once.

@@ -21,7 +21,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[("trains_with_a_loader", train
 const PART: Duration = Duration::from_millis(1_500);
 const LOADER: &str = "loader";
 
-/// Forks a loader, then waits for the GPU, then launches. The test looks on in each of these parts.
+/// Forks a loader, then waits for the GPU, then launches. The test checks the classes during each part.
 fn train(driver: &Driver, _rounds: u64) {
     driver.open();
     let device = driver.allocate(4096);
@@ -173,7 +173,7 @@ pub(crate) fn hints() {
         assert_eq!(hint(&map, pid), Some(NONE), "an exit clears all hints");
     }
 
-    // An observer that was killed leaves hints behind. Those of other programs are none of ours.
+    // A killed observer leaves its hints behind. Hints of other programs must stay.
     let foreign = 7;
     for (pid, value) in [(pid, CRITICAL), (loader, foreign)] {
         let mut hint = vec![0; 32];
@@ -185,7 +185,7 @@ pub(crate) fn hints() {
     assert_eq!(hint(&map, loader), Some(foreign));
 }
 
-/// A path that cannot be used is an error that names it, and not silence.
+/// An unusable path is an error that names the path.
 pub(crate) fn unusable_hints() {
     let stage = Stage::alone(Prologue::Push);
     let bpffs = Bpffs::mount(stage.path().join("bpffs"));
@@ -202,7 +202,7 @@ pub(crate) fn unusable_hints() {
     }
 }
 
-/// The target spins in one part of its work and launches in another one. All that time it is runnable, so the times of
+/// The target spins in one part of its work and launches in another. It is always runnable, so the times of
 /// both classes add up to the length of a part.
 pub(crate) fn decisions() {
     let stage = Stage::alone(Prologue::Push);
@@ -216,11 +216,11 @@ pub(crate) fn decisions() {
     }
     observer.read().expect("maps can be read");
     let read = observer.decisions();
-    let of = |pid: u32| {
+    let decisions_of = |pid: u32| {
         let found = read.iter().find(|process| process.pid == pid);
         found.expect("it was observed")
     };
-    let trainer = of(target.pid());
+    let trainer = decisions_of(target.pid());
     for class in [TaskClass::GpuWait, TaskClass::Critical] {
         let decisions = trainer.classes[&class];
         let seconds = Duration::from_nanos(decisions.run_ns + decisions.delay_ns).as_secs_f64();
@@ -229,7 +229,7 @@ pub(crate) fn decisions() {
         assert_eq!(decisions.would_lend > 0, class == TaskClass::GpuWait);
         assert!(decisions.saved_ns <= decisions.delay_ns, "{decisions:?}");
     }
-    let loader = of(loader_of(&stage));
+    let loader = decisions_of(loader_of(&stage));
     assert_eq!(loader.trainer, target.pid());
     // It wakes up ten times a second.
     assert!(loader.classes[&TaskClass::Feed].wakeups >= 10, "{loader:?}");

@@ -88,7 +88,7 @@ fn block(from: u64, to: u64) -> [u64; 25] {
     words
 }
 
-/// Nothing but launches.
+/// Only launches.
 pub(crate) fn launches(driver: &Driver, rounds: u64) {
     driver.open();
     let function = driver.kernel();

@@ -53,7 +53,8 @@ fn maps_dead_environment(_driver: &Driver, _rounds: u64) {
     let end = stat.env_end.expect("it has one") / page * page;
     let name = NAMES[0];
     let file = fs::File::open(directory().join("dead").join(name).join(name)).expect("there");
-    // SAFETY: replaces whole pages of the environment, which has a long variable that nobody reads.
+    // SAFETY: replaces whole pages of the environment. They hold a long variable that this process never
+    // reads.
     let mapped = unsafe {
         rustix::mm::mmap(
             start as *mut _,
@@ -97,7 +98,8 @@ impl DeadFiles {
     }
 }
 
-/// Others are observed exactly, the file is refused, and the observer ends, all while the file system does not answer.
+/// While the file system does not answer, other processes are counted exactly, the file is refused, and the
+/// observer can end.
 pub(crate) fn observing_goes_on() {
     let stage = Stage::alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_files");
@@ -132,7 +134,7 @@ pub(crate) fn slow_answer() {
     drop(dead.holder);
 }
 
-/// A process whose environment does not answer holds up nobody either.
+/// Other processes are observed although reads of one process's environment do not return.
 pub(crate) fn dead_environment() {
     let stage = Stage::alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_environment");

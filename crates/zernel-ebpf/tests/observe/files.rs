@@ -29,7 +29,7 @@ fn loads_and_launches(driver: &Driver, rounds: u64) {
     launches(driver, rounds);
 }
 
-/// Maps a file as a library that is none.
+/// Maps a file that is not a library as if it were one.
 fn maps_garbage(_driver: &Driver, _rounds: u64) {
     map_code(&directory().join("garbage/libcuda.so.1"));
 }
@@ -44,7 +44,7 @@ fn remaps(_driver: &Driver, _rounds: u64) {
     let mut flags = MapFlags::PRIVATE;
     println!("done");
     for file in files.iter().cycle() {
-        // SAFETY: a mapping of its own, which nobody executes. Only this function replaces it.
+        // SAFETY: a new mapping that is never executed. Only this function replaces it.
         let mapped = unsafe { rustix::mm::mmap(address, 4096, protection, flags, file, 0) };
         address = mapped.expect("a file can be mapped");
         flags |= MapFlags::FIXED;
@@ -78,7 +78,7 @@ pub(crate) fn remapped() {
 pub(crate) fn map_code(path: &Path) {
     let file = fs::File::open(path).expect("it is there");
     let protection = ProtFlags::READ | ProtFlags::EXEC;
-    // SAFETY: a mapping of its own, which nobody executes.
+    // SAFETY: a new mapping that is never executed.
     let mapped = unsafe {
         rustix::mm::mmap(
             std::ptr::null_mut(),
@@ -128,7 +128,8 @@ pub(crate) fn replaced() {
     assert_exact(&mut observer, &stage, &[before, after]);
 }
 
-/// Writing to a mapped library is a mistake: the addresses of its functions are then unknown.
+/// A library that is written to while mapped loses its probes, because the addresses of its functions are
+/// then unknown.
 pub(crate) fn written_to() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe(&stage);
@@ -160,7 +161,7 @@ fn overwrite(library: &Path) {
     file.write_all(&content).expect("ours");
 }
 
-/// A process that goes on with a detached library is no longer complete. This needs no scan.
+/// A process that still uses a detached library is no longer complete. This is noticed without a scan.
 pub(crate) fn written_to_in_use() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe(&stage);
@@ -267,7 +268,7 @@ fn cut(path: &Path, to: &Path) {
     fs::write(to, &whole[..whole.len() / 3]).expect("ours");
 }
 
-/// Copies a library and claims in its headers that it has names of 300 MB.
+/// Copies a library, with headers that claim 300 MB of symbol names.
 fn inflate(path: &Path, to: &Path) {
     const SECTIONS_FIELD: usize = 40;
     const LENGTH_FIELD: usize = 32;
@@ -320,7 +321,7 @@ pub(crate) fn garbage() {
     }
 }
 
-/// As in a container: the path leads elsewhere outside.
+/// In a container a path names another file than outside.
 pub(crate) fn hidden() {
     let stage = Stage::new(Prologue::Push);
     let inside = stage.path().join("inside");

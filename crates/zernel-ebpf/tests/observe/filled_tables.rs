@@ -28,7 +28,7 @@ const CHILDREN_WITH_HISTOGRAMS: u64 = 900;
 /// More than there is room for.
 const COMMUNICATORS: u64 = 13_000;
 const CONTEXTS: u64 = 13_000;
-/// The second user, who is no user of this machine.
+/// The second uid, without a user on this machine.
 const SECOND: u32 = 54_322;
 
 /// Forks children that call one function of each timed kind, and wait. The calls fail, and are timed.
@@ -77,7 +77,8 @@ fn floods_step_marks(driver: &Driver, children: u64) {
     }
 }
 
-/// Has a user fill a table, and checks what the daemon reports, and that root's processes are counted exactly.
+/// Fills a table as a user, and checks that the refusals are reported and that root's processes are counted
+/// exactly.
 fn fill(role: &str, rounds: u64, cause: &str, refused: fn(&Losses) -> u64) {
     let stage = open_stage();
     let mut observer = observe(&stage);

@@ -63,7 +63,7 @@ fn eager(driver: &Driver, milliseconds: u64) {
     train(driver, milliseconds, |_| driver.launch(function));
 }
 
-/// The same with memory from a pool for each of its tensors, and now and then a launch by another name.
+/// The same, with pool memory for each tensor and an occasional launch by another function.
 fn eager_pooled(driver: &Driver, milliseconds: u64) {
     driver.open();
     let function = driver.kernel();
@@ -207,7 +207,7 @@ pub(crate) fn busy() {
     assert_eq!((launches.calls, launches.error), (1000, Some(0)));
 }
 
-/// A call that is open when its probe is detached is left out; it is no loss.
+/// A call that is open when its probe is detached is not counted, and is not a loss.
 pub(crate) fn detached_under_way() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&generous(&stage));
@@ -328,8 +328,8 @@ pub(crate) fn alarm() {
     assert!(is_sampled(&observer));
 }
 
-/// Without steps, the rate in windows stands for all of the time, up to the end of the process between two windows.
-/// The 95 % interval holds in 19 of 20 runs; twice as wide, in all but one of a thousand.
+/// Without steps, the rate in windows is extrapolated to the whole run time. The 95 % interval contains the
+/// truth in 19 of 20 runs. An interval twice as wide contains it in 999 of 1000 runs.
 pub(crate) fn estimate() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&generous(&stage));
@@ -423,8 +423,8 @@ fn wait_for_interval(watcher: &Watcher, pid: u32) {
     });
 }
 
-/// Two windows suffice, and come within a minute also where a window uses up the budget of many seconds. Launches by
-/// all functions are estimated together.
+/// Two windows are enough for an estimate. They open within a minute even if one window uses the budget of
+/// many seconds. Launches by all functions are estimated together.
 pub(crate) fn estimate_by_few_windows() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&governed(&stage));
@@ -472,8 +472,8 @@ pub(crate) fn estimate_of_newcomer() {
     assert_near(launches, truth);
 }
 
-/// With launches sampled, the phases of a training loop must be what they are with all of them seen: it
-/// computes nearly all the time, and loads hardly ever.
+/// The phases of a training loop must be the same with sampled launches as with all launches: it computes
+/// nearly all the time, and hardly ever loads.
 pub(crate) fn phases_while_sampled() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = Watcher::start(&governed(&stage));

@@ -1,4 +1,4 @@
-//! Programs are not harmed by probes that come and go, whatever they do.
+//! Attaching and detaching probes does not harm programs.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use zernel_testkit::{Need, eventually};
 
 use crate::harness::{attach_rest, exact, start_attached};
 
-/// How often probes are attached and detached, unless `ZERNEL_TEST_ROUNDS` says otherwise. Each time
-/// waits for the whole machine, so it is done side by side, with a program and files of its own each.
+/// Rounds of attaching and detaching, unless `ZERNEL_TEST_ROUNDS` is set. Each round waits for all CPUs, so
+/// rounds run in parallel, each with its own program and files.
 const ROUNDS: usize = 40;
 const LANES: usize = 4;
 
@@ -33,7 +33,7 @@ pub(crate) fn compiler() -> Need {
     }
 }
 
-/// Builds the program of C++, which C++'s own way of unwinding makes hard to probe.
+/// Builds the C++ program. C++ exceptions unwind the stack, which makes it hard to probe.
 fn build(stage: &Stage) -> PathBuf {
     let program = stage.path().join("unruly");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/observe/unruly.cpp");
@@ -66,7 +66,7 @@ fn bother(stage: &Stage, program: &Path, libraries: &Path) {
         observer.resume();
         attach_rest(&mut observer);
     }
-    // On a busy machine all that may be over before the program has begun.
+    // On a busy machine all rounds may end before the program has started.
     let pid = target.id();
     eventually("the probes are hit", || {
         observer.read().expect("maps can be read");

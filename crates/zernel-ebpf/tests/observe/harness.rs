@@ -50,8 +50,8 @@ pub(crate) fn start_attached(options: &ObserverOptions) -> Observer {
     observer
 }
 
-/// Attaches to the libraries that have no probes yet. Attaching may take longer than the observer waits on a busy machine;
-/// then it is done by the next scan.
+/// Attaches to the libraries that have no probes yet. On a busy machine attaching may take longer than the
+/// observer waits; then the next scan attaches.
 pub(crate) fn attach_rest(observer: &mut Observer) {
     eventually("every library has probes", || {
         let is_attached = observer.snapshot().ledger.files.iter().all(|file| {
@@ -91,7 +91,7 @@ impl Watcher {
     }
 }
 
-/// Has all of them do their work at the same time.
+/// Runs the next part of all targets at the same time.
 pub(crate) fn run(targets: &mut [Target]) {
     for target in &mut *targets {
         target.go();

@@ -1,4 +1,4 @@
-//! Probes on the software GPU, held against its own log of what really happened.
+//! Compares the probes with the truth log of the software GPU.
 
 mod bpffs;
 mod churn;

@@ -17,7 +17,7 @@ use crate::harness::{assert_exact, functions_of, observe};
 
 pub(crate) const ROLES: &[(&str, TargetRole)] = &[("maps_copies", maps_copies)];
 
-/// More than one user may have probed.
+/// More files than one user may have probed.
 const COPIES: u64 = 450;
 const NOBODY: u32 = 65534;
 
@@ -54,8 +54,7 @@ fn write_copies(stage: &Stage, user: u32, copies: u64) {
     }
 }
 
-/// A user with too many libraries gets a share of the probes. Other users get theirs, and are counted exactly. When its
-/// process exits, the probes of its files are detached.
+/// A user with too many libraries gets a share of the probes. Other users get theirs, and are counted exactly.
 pub(crate) fn one_tenant_has_a_share() {
     let stage = Stage::alone(Prologue::Push);
     fs::set_permissions(stage.path(), fs::Permissions::from_mode(0o755)).expect("ours");

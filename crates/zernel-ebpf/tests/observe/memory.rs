@@ -23,7 +23,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("mapped_memory", mapped_memory),
 ];
 
-/// What the driver hands out at least.
+/// The smallest allocation of physical memory.
 const PAGE: u64 = 2 << 20;
 
 /// The first words of `CUmemAllocationProp`: pinned memory of device 0.
@@ -388,20 +388,24 @@ fn nested(observer: &mut Observer, stage: &Stage, depth: u64) -> BTreeMap<u32, u
 pub(crate) fn nested_devices() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe(&stage);
-    let of = |device, depth| {
+    let bytes_on = |device, depth| {
         let levels = (0..=depth).filter(|level| level % 2 == device);
         let bytes =
             levels.map(|level| (1_u64 << level) + if level < depth { 1000 << level } else { 0 });
         bytes.sum::<u64>()
     };
     for depth in [2, 8] {
-        let expected = BTreeMap::from([(0, of(0, depth)), (1, of(1, depth))]);
+        let expected = BTreeMap::from([(0, bytes_on(0, depth)), (1, bytes_on(1, depth))]);
         assert_eq!(nested(&mut observer, &stage, depth), expected);
     }
     assert_eq!(observer.losses(), Default::default());
-    // Two lie too deep, and the first device stands for them; only one of them is not on it.
+    // Two contexts are too deep for the probe, and count for the first device. Only one of them is on the
+    // second.
     let too_deep = 1000 << 9;
-    let expected = BTreeMap::from([(0, of(0, 10) + too_deep), (1, of(1, 10) - too_deep)]);
+    let expected = BTreeMap::from([
+        (0, bytes_on(0, 10) + too_deep),
+        (1, bytes_on(1, 10) - too_deep),
+    ]);
     assert_eq!(nested(&mut observer, &stage, 10), expected);
     assert_eq!(observer.losses().contexts, 2);
 }

@@ -53,7 +53,8 @@ fn split(driver: &Driver, communicator: u64, color: u64) -> u64 {
     made
 }
 
-/// After each collective it waits for another stream, which shows nothing, and then for its own.
+/// After each collective it waits for another stream, which does not show the end of the collective, and
+/// then for its own.
 fn rank(driver: &Driver, rounds: u64) {
     let rank = own_rank();
     let (cuda, nccl) = (driver.cuda(), driver.nccl());
@@ -127,7 +128,8 @@ fn rank(driver: &Driver, rounds: u64) {
     }
 }
 
-/// From every call of a function to the end of the wait that shows it done: the second after it.
+/// The times from every call of a function to the end of the second wait after it, which shows that it is
+/// done.
 fn truth_until_sync(stage: &Stage, pid: u32, symbol: &str) -> u64 {
     let truth = stage.truth();
     let events: Vec<_> = truth
@@ -159,7 +161,7 @@ fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) 
             .expect(symbol);
         let truth = truth_until_sync(stage, pid, symbol);
         assert_eq!(seen.count, rounds, "{symbol}");
-        // A tenth, and what a busy machine may do to each of them between the two clocks.
+        // A tenth, plus 3 ms per round for preemption between the two clocks on a busy machine.
         let margin = truth / 10 + rounds * 3_000_000;
         let off = seen.sum_ns.abs_diff(truth);
         assert!(off < margin, "{symbol}: {} for {truth} ns", seen.sum_ns);
@@ -244,8 +246,8 @@ pub(crate) fn parts_that_are_stored_late() {
     assert_eq!(sequences, [0, 1, 2]);
 }
 
-/// While a long collective is under way on one stream, a short one is waited for on another, and an event that
-/// followed the long one is recorded anew.
+/// While a long collective runs on one stream, the program waits for a short one on another stream, and
+/// records an event again that had followed the long one.
 fn two_streams(driver: &Driver, _rounds: u64) {
     let (cuda, nccl) = (driver.cuda(), driver.nccl());
     driver.open();
@@ -395,7 +397,7 @@ pub(crate) fn sampled_events() {
     assert_eq!(observer.losses(), Default::default());
 }
 
-/// Both ways to broadcast, of which one calls the other.
+/// Both broadcast functions. One calls the other.
 fn broadcasts(driver: &Driver, rounds: u64) {
     driver.open();
     let mut id = UniqueId([0; 128]);

@@ -1,4 +1,4 @@
-//! Processes come and go, execute others, and leave their pids to others.
+//! Processes that start, exec and exit, and pids that are reused.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -52,14 +52,14 @@ fn steps_in_parts(driver: &Driver, steps: u64) {
     }
 }
 
-/// As a program does that loads another library which uses the driver.
+/// Initialises the driver twice, as a program does when it loads another library that uses the driver.
 fn initialises_again(driver: &Driver, rounds: u64) {
     launches(driver, rounds);
     pause();
     launches(driver, rounds);
 }
 
-/// Launches, and becomes another program that launches once more.
+/// Launches, then execs a program that launches once more.
 fn executes(driver: &Driver, rounds: u64) {
     launches(driver, rounds);
     pause();
@@ -79,7 +79,7 @@ pub(crate) fn fork_one_that_waits() -> i32 {
     })
 }
 
-/// Has a child that does nothing.
+/// Forks a child that does nothing.
 fn forks(driver: &Driver, rounds: u64) {
     launches(driver, rounds);
     let child = fork_one_that_waits();
@@ -149,7 +149,7 @@ pub(crate) fn expect_success(child: i32) {
 }
 
 /// All observed processes with a pid, the running one first.
-fn lives(observer: &Observer, pid: u32) -> Vec<&ObservedProcess> {
+fn processes_with_pid(observer: &Observer, pid: u32) -> Vec<&ObservedProcess> {
     let processes = observer.processes();
     processes.filter(|process| process.pid == pid).collect()
 }
@@ -176,10 +176,16 @@ pub(crate) fn execution() {
     target.go();
     target.step();
     observer.read().expect("maps can be read");
-    let lives = lives(&observer, target.pid());
-    let found: Vec<_> = lives
+    let processes = processes_with_pid(&observer, target.pid());
+    let found: Vec<_> = processes
         .iter()
-        .map(|life| (launches_of(life), life.ended_ns.is_some(), life.coverage))
+        .map(|process| {
+            (
+                launches_of(process),
+                process.ended_ns.is_some(),
+                process.coverage,
+            )
+        })
         .collect();
     let expected = [
         (11, false, Coverage::Complete),
@@ -237,7 +243,7 @@ pub(crate) fn killed() {
     assert_eq!(launches_of(process), 20);
     assert_eq!(process.probes.gpu_mem.by_device[&0].total.current_bytes, 0);
     hasty.read().expect("maps can be read");
-    assert_eq!(lives(&hasty, pid).len(), 0);
+    assert_eq!(processes_with_pid(&hasty, pid).len(), 0);
 }
 
 /// The need for a kernel on which the next pid can be set.
@@ -284,7 +290,10 @@ pub(crate) fn a_reused_pid() {
     let mut second = start_as(&stage, pid, 7);
     second.step();
     observer.read().expect("maps can be read");
-    let launches: Vec<_> = lives(&observer, pid).into_iter().map(launches_of).collect();
+    let launches: Vec<_> = processes_with_pid(&observer, pid)
+        .into_iter()
+        .map(launches_of)
+        .collect();
     assert_eq!(launches, [7, 10]);
     assert_exported_once(&observer);
 }
@@ -332,7 +341,7 @@ pub(crate) fn thousands_of_short_ones() {
     assert_eq!(observer.losses(), Default::default());
 }
 
-/// Processes that end while their libraries are being attached to.
+/// Processes that exit while probes are attached to their libraries.
 pub(crate) fn exits_during_attach() {
     let watcher = Watcher::start(&ObserverOptions::default());
     for _ in 0..10 {
@@ -366,7 +375,7 @@ pub(crate) fn late() {
     );
 }
 
-/// Work during a pause of observing is missing, and makes no long step.
+/// Work during a pause of observation is not counted, and does not make a step longer.
 pub(crate) fn paused() {
     let stage = Stage::alone(Prologue::Push);
     let mut observer = observe(&stage);

@@ -1,4 +1,4 @@
-//! Functions that do not begin as those of the real driver do.
+//! Functions with other prologues than those of the real driver.
 
 use zernel_ebpf::probes::SYMBOLS;
 use zernel_softgpu::install::Prologue;
@@ -6,7 +6,7 @@ use zernel_testkit::target::Stage;
 
 use crate::harness::{assert_exact, find, functions_of, observe, run, seen_of, truth_of};
 
-/// After `endbr64`, and after a `mov`, comes a push: that is where a probe is cheap.
+/// A push follows `endbr64` or `mov`. The probe is attached to the push, where it is cheap.
 pub(crate) fn displaced() {
     for (prologue, displacement) in [(Prologue::Endbr64, 4), (Prologue::Mov, 3)] {
         let stage = Stage::new(prologue);
@@ -22,7 +22,7 @@ pub(crate) fn displaced() {
     }
 }
 
-/// Where the kernel would have to single-step, functions that are called often are left alone.
+/// Functions that are called often get no probe if the kernel would have to single-step.
 pub(crate) fn refused() {
     let stage = Stage::new(Prologue::Sub);
     let mut observer = observe(&stage);

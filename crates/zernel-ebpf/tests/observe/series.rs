@@ -19,7 +19,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[("trainer", trainer)];
 const RANKS: u64 = 8;
 const LOADERS: u64 = 8;
 
-/// A rank that uses all it can, with children that load its data.
+/// A rank that calls every observed function, with loader children.
 fn trainer(driver: &Driver, rounds: u64) {
     let (rank, nccl) = (own_rank(), driver.nccl());
     everything(driver, rounds);
@@ -118,8 +118,8 @@ pub(crate) fn whole_node() {
     // Series of processes outside of this test do not count.
     let trainers: Vec<u32> = targets.iter().map(Target::pid).collect();
     let is_own = |process: &&ObservedProcess| {
-        let of = process.loads_for.unwrap_or(process.pid);
-        trainers.contains(&of)
+        let trainer = process.loads_for.unwrap_or(process.pid);
+        trainers.contains(&trainer)
     };
     let own: Vec<_> = (observer.processes().filter(is_own))
         .map(|process| format!("{{pid=\"{}\"", process.pid))

@@ -47,7 +47,7 @@ pub(crate) fn pinned() {
     let first = observe(&stage, &pins);
     let path = first.shared_state().expect("there is a bpffs");
     let id = pinned_id(&path);
-    // A second one leaves them alone while the first one lives.
+    // A second observer does not touch the pins while the first one runs.
     let second = observe(&stage, &pins);
     let reason = second.shared_state().expect_err("they belong to the first");
     assert!(reason.contains("another observer"), "{reason}");
@@ -173,7 +173,7 @@ pub(crate) fn killed() {
     assert_eq!(stale, None, "nothing is known of it yet");
 }
 
-/// An observer that is restarted at once takes over, and one that stops leaves its maps to a reader.
+/// An observer that is restarted at once takes over its maps. One that stops leaves its maps to a reader.
 pub(crate) fn restarted() {
     let stage = Stage::alone(Prologue::Push);
     let bpffs = Bpffs::mount(stage.path().join("bpffs"));

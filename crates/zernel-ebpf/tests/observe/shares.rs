@@ -1,4 +1,4 @@
-//! One tenant wants all of a table in the kernel: other tenants are still observed.
+//! One tenant tries to fill a table in the kernel. Other tenants are still observed.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -26,7 +26,7 @@ pub(crate) const NOBODY: u32 = 65534;
 /// More than there are places for, of processes and of allocations.
 pub(crate) const CHILDREN: u64 = 2100;
 const ALLOCATIONS: u64 = 140_000;
-/// What one tenant may have: the table without its reserve.
+/// The largest share of one tenant: the table without its reserve.
 pub(crate) const PROCESS_SHARE: u64 = 2047 - 512;
 const ALLOCATION_SHARE: u64 = (1 << 17) - (1 << 15);
 /// Entries that processes of other tests and of this machine may have meanwhile.
@@ -125,7 +125,7 @@ pub(crate) fn processes() {
     let stage = open_stage();
     let mut observer = observe(&stage);
     let mut refused = 0;
-    // The second time shows that exits give everything back.
+    // The second time shows that exits release all entries.
     for _ in 0..2 {
         let mut greedy = target_of(&stage, NOBODY, "keeps_children", CHILDREN);
         let parent = greedy.pid();

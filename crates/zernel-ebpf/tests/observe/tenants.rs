@@ -55,7 +55,7 @@ fn has_children_of_many_users(driver: &Driver, children: u64) {
     done.read_exact(&mut all).expect("every child calls");
 }
 
-/// Does so in a user namespace of its own, once the test has mapped uids.
+/// Forks the children in its own user namespace, after the test has mapped uids.
 fn enters_a_namespace(driver: &Driver, children: u64) {
     // SAFETY: a system call that takes a plain number.
     assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWUSER) }, 0);
@@ -144,7 +144,7 @@ pub(crate) fn indices_are_reused() {
     assert_eq!(observer.problems(), Vec::<String>::new());
 }
 
-/// A pod of root wants all processes. Root's other processes are another tenant.
+/// A pod of root tries to fill the table of processes. Root's other processes are another tenant.
 pub(crate) fn pods() {
     for pod in PodCgroup::in_each_hierarchy() {
         let stage = open_stage();

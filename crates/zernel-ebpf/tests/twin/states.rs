@@ -1,4 +1,4 @@
-//! Random states, configurations and events, with a liking for boundaries.
+//! Random states, configurations and events, often at boundaries.
 
 use std::env;
 
@@ -18,7 +18,7 @@ pub(crate) fn rng() -> Rng {
     Rng::with_seed(seed.unwrap_or(42))
 }
 
-/// What a thread does, so that rules for few threads are tried too.
+/// The kind of a thread, so that rules for rare kinds are tested too.
 #[derive(Clone, Copy)]
 pub(crate) struct ThreadKind {
     uses_gpu: bool,

@@ -20,8 +20,7 @@ pub(crate) fn load_there(versions: &[&str]) {
         let kernel = vm::kernel(version).expect("the oldest one was there");
         let own_program = env::current_exe().expect("we run");
         let outcome = VmSpec::new(kernel)
-            // Emulated, several processors see each other's code change half-way, and a kernel changes its
-            // own when something is attached.
+            // An attach changes kernel code, and emulated CPUs can see each other's code changes half-way.
             .cpus(1)
             .environment(zernel_testkit::REQUIRE, "root,bpf")
             .timeout(Duration::from_secs(300))

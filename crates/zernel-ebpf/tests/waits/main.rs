@@ -108,7 +108,7 @@ fn observe(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Target, R
     let switches: u64 = processes.map(|process| process.probes.sched.switches).sum();
     let missed = observer.missed_switches();
     eprintln!("{missed} of {switches} switches were not seen");
-    // Of a handful, one is more than the share that this is about.
+    // With few switches, a single missed one would exceed 5 %.
     assert!(missed * 20 <= switches.max(100), "{missed} of {switches}");
     check(&mut observer, &target, report);
     assert_eq!(observer.losses(), Default::default());
@@ -206,7 +206,7 @@ fn thousands_of_threads() {
     );
 }
 
-/// The threads of a loader that is killed work no more.
+/// Threads of a killed loader no longer count as working.
 fn killed_loader() {
     observe(
         "trains_after_a_loader_was_killed",
@@ -280,7 +280,7 @@ fn blocks() {
     });
 }
 
-/// What the sampled rule is given: recent waits, and no burst while it is blocked.
+/// The input of the sampled rule: recent waits, and no CPU burst while the thread is blocked.
 fn check_task_state(observer: &Observer, pid: u32) {
     let state = || {
         let state = observer.task_state(pid).expect("readable");
@@ -297,7 +297,7 @@ fn check_task_state(observer: &Observer, pid: u32) {
 
 fn adoption() {
     observe("has_threads", 1, |observer, _, report| {
-        // Reading has made the process known, and what it had before its first call with it.
+        // The read has found the process, with the children that it had before its first call.
         assert_eq!(report.children.len(), 3);
         for tid in &report.children {
             assert!(observer.task_state(*tid).expect("readable").is_some());
@@ -306,7 +306,7 @@ fn adoption() {
 }
 
 fn preemption() {
-    // Something to be preempted by, on every CPU.
+    // A rival on every CPU that preempts it.
     let cpus = std::thread::available_parallelism().expect("some").get();
     let _rivals: Vec<_> = (0..cpus).map(|_| Rival::start()).collect();
     observe("spins", 500, |observer, target, report| {

@@ -48,7 +48,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     }),
     ("trains_alone", train_alone),
     ("trains_alone_beside_a_helper", |driver, rounds| {
-        // Nobody asks it for anything.
+        // It gets no requests.
         driver.open();
         let _idle = Loader::fork(thread::sleep);
         train_alone(driver, rounds);
@@ -239,7 +239,7 @@ impl Loader {
     fn kill(mut self) {
         self.ask();
         self.next();
-        // SAFETY: our own child, whose status nobody needs.
+        // SAFETY: our own child. Its status is not needed.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             libc::waitpid(self.pid, std::ptr::null_mut(), 0);
@@ -250,14 +250,14 @@ impl Loader {
         self.asked.write_all(&[1]).expect("the loader lives");
     }
 
-    /// As a loader's queue does it: polls, then reads.
+    /// Polls, then reads, as the queue of a PyTorch loader does.
     fn next(&mut self) {
         wait_until_readable(&self.given);
         self.given.read_exact(&mut [0]).expect("the loader lives");
     }
 }
 
-/// So that what the clock shows is what it does, and not that others run.
+/// Gives this thread real-time priority, so that its clock does not include time in which others run.
 fn run_before_others() {
     let priority = libc::sched_param { sched_priority: 1 };
     // SAFETY: a valid parameter for the calling thread.
@@ -275,7 +275,7 @@ fn step(driver: &Driver, device: u64, function: u64) {
 /// Trains with two loader processes that are slower than the GPU.
 fn train(driver: &Driver, rounds: u64, work: fn(Duration)) {
     let mut report = Report::default();
-    // Known before it forks, as a trainer is that has moved its model to the GPU.
+    // Opened before the fork, as by a trainer that has moved its model to the GPU.
     driver.open();
     let (function, device) = (driver.kernel(), driver.allocate(4096));
     step(driver, device, function);
@@ -296,7 +296,7 @@ fn train(driver: &Driver, rounds: u64, work: fn(Duration)) {
     write(&report);
 }
 
-/// Reads its data itself, and prepares it itself.
+/// Reads and prepares its data itself, without loaders.
 fn train_alone(driver: &Driver, rounds: u64) {
     let mut report = Report::default();
     driver.open();
@@ -359,7 +359,7 @@ fn join(driver: &Driver, rank: i32) -> u64 {
     communicator
 }
 
-/// Reduces with another rank, of which the first is late every time.
+/// Reduces with another rank. The first rank is late every time.
 fn rank(driver: &Driver, rounds: u64, rank: i32) {
     let mut report = Report::default();
     driver.open_device(rank as u64);
@@ -425,7 +425,7 @@ impl Feeder {
         }
     }
 
-    /// Reads what has come already, so that the next read waits.
+    /// Reads all available data, so that the next read waits.
     fn drain(&mut self) {
         let files: [&dyn AsRawFd; 4] = [&self.pipe, &self.polled, &self.unix, &self.tcp];
         for file in files.map(AsRawFd::as_raw_fd) {
@@ -521,7 +521,7 @@ fn spin(driver: &Driver, rounds: u64) {
     driver.open();
     let before = now(ClockId::ThreadCPUTime);
     burn(Duration::from_millis(rounds));
-    // So that what it did counts.
+    // A switch, so that its CPU time is counted.
     thread::sleep(Duration::from_millis(1));
     write(&Report {
         cpu_ns: (now(ClockId::ThreadCPUTime) - before).as_nanos() as u64,
@@ -529,7 +529,7 @@ fn spin(driver: &Driver, rounds: u64) {
     });
 }
 
-/// Has a child that stays as it is, and one that executes another program.
+/// Forks a child that stays as it is, and one that execs another program.
 fn fork_children(driver: &Driver, _rounds: u64) {
     driver.open();
     let fork = |act: fn()| {

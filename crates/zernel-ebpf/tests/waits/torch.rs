@@ -44,7 +44,7 @@ fn observer() -> Observer {
     observer_on(&Rung::LADDER, None)
 }
 
-/// Watches torch, and a driver if there is one.
+/// An observer of torch, and of a driver if there is one.
 fn observer_on(rungs: &[Rung], driver: Option<&Path>) -> Observer {
     let torch = library().expect("checked");
     let options = ObserverOptions {
@@ -216,14 +216,14 @@ pub(crate) fn loaders() {
     assert!(computed(after) - computed(before) > loaded.seen_ns / 2);
 }
 
-/// Without loaders and without a GPU only its own blocks show that a thread loads.
+/// Without loaders and without a GPU, only a thread's own blocks show that it loads data.
 pub(crate) fn alone() {
     let loaded = load("0");
     assert_about("torch reading by itself", loaded.seen_ns, loaded.truth_ns);
 }
 
-/// Two ranks, one of which is slow; each says how long it waited, in collectives of its own or in those of a
-/// model that reduces its gradients.
+/// Two ranks, one of them slow. Each prints how long it waited in its own collectives or in those of a model
+/// that reduces its gradients.
 const RANKS: &str = r#"
 import ctypes, os, sys, time, torch
 import torch.distributed as dist
@@ -263,7 +263,7 @@ print(waited, flush=True)
 sys.stdin.readline()
 "#;
 
-/// How long the fast one of two ranks was seen to wait for the other, and how long it says it did.
+/// The observed and the true time that the fast rank waited for the slow one.
 fn await_peer(how: &str, driver: Option<&Path>) -> (u64, u64) {
     let mut observer = observer_on(&Rung::LADDER, driver);
     let folder = tempfile::tempdir().expect("a temporary directory");

@@ -1,4 +1,4 @@
-//! A training job of zernel-workload on the software GPU, and the phases it notes itself.
+//! A training job of zernel-workload on the software GPU, compared with the phases that it records itself.
 
 use zernel_ebpf::probes::DurationKind;
 use zernel_softgpu::install::Prologue;
@@ -24,7 +24,7 @@ pub(crate) fn waits() {
     let config = WorkloadConfig::default()
         .workers(1 + job.loaders)
         .work_type(WorkType::MlTraining(job))
-        // So that what they note is what they do, and not that others run.
+        // So that the recorded phases do not include time in which others run.
         .policy(SchedPolicy::Fifo { priority: 1 })
         .clone_mode(CloneMode::Fork);
     let mut handle = WorkloadHandle::spawn(&config).expect("workers start");

@@ -1,7 +1,7 @@
 //! Kernels kept on disk, so that each is fetched once.
 //!
-//! One folder a kernel, `<cache>/kernels/<release>/{vmlinuz,config}`. A folder appears complete or not at
-//! all, so any number of processes may look and fetch at once.
+//! One folder per kernel: `<cache>/kernels/<release>/{vmlinuz,config}`. A folder appears atomically, so any
+//! number of processes may read and fetch at once.
 
 use std::env;
 use std::fs;
@@ -12,8 +12,8 @@ use crate::package::{PackagedKernel, kernels_among};
 
 use super::{Kernel, KernelError, KernelRequest, KernelVersion, file_error};
 
-/// Searched in this order. Backports come first: the smallest list, and the newest kernels that are not
-/// being changed every day. What is no longer looked after comes last.
+/// Searched in this order. Backports come first: the shortest list, with the newest kernels that do not
+/// change every day. Suites without support come last.
 const SUITES: [&str; 5] = ["trixie-backports", "trixie", "bookworm", "sid", "bullseye"];
 
 /// A file in the cache: the release of the kernel that is booted when none is named.
@@ -88,7 +88,7 @@ impl KernelCache {
         for suite in SUITES {
             let (suite, kernels) = match kernels_in(suite) {
                 Ok(found) => found,
-                // One suite may be missing from a mirror; that is no reason to give up on the others.
+                // A mirror may lack one suite and have the others.
                 Err(error) => {
                     first_failure = first_failure.or(Some(error));
                     continue;
@@ -214,7 +214,7 @@ impl KernelCache {
             .map_err(|error| file_error(&self.folder, error))
     }
 
-    /// Every kernel in the cache. Folders that are no complete kernel are passed over.
+    /// Every kernel in the cache. Folders without a complete kernel are skipped.
     pub fn kernels(&self) -> Result<Vec<Kernel>, KernelError> {
         let folders = match fs::read_dir(&self.folder) {
             Ok(folders) => folders,
@@ -241,7 +241,7 @@ impl KernelCache {
         self.publish(&complete)
     }
 
-    /// Moves a complete kernel to its place. Losing the race to another process is as good as winning it.
+    /// Moves a complete kernel to its place. If another process was faster, its kernel is used.
     fn publish(&self, complete: &Path) -> Result<Kernel, KernelError> {
         let version = Kernel::from_folder(complete)?.version;
         let place = self.folder.join(version.as_str());

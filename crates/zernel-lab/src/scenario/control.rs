@@ -1,4 +1,4 @@
-//! What an administrator could do by hand instead of running another scheduler.
+//! Controls: settings that an administrator could make instead of running another scheduler.
 
 use std::fmt;
 use std::str::FromStr;

@@ -26,7 +26,7 @@ mod companion;
 
 use companion::{Observer, RunningScheduler};
 
-/// Time between two looks at the tasks.
+/// Time between two samples of the tasks.
 const SAMPLE_EVERY_MS: u64 = 100;
 /// Time between the first reading of all CPU time, which takes a while, and the measured time.
 const READING_BEFORE_MS: u64 = 200;
@@ -75,7 +75,7 @@ struct RunningGroup {
     spec: WorkSpec,
     handle: Option<WorkloadHandle>,
     pids: Vec<i32>,
-    /// The cgroups that it was in, which hold nobody else.
+    /// The cgroups that it was in. They hold no other group.
     leaves: Vec<PathBuf>,
     sampler: TaskSampler,
     before: Snapshot,
@@ -83,7 +83,7 @@ struct RunningGroup {
     reports: Vec<WorkerReport>,
 }
 
-/// What is known about a group at one moment.
+/// The counters of a group at one moment.
 #[derive(Default, Clone)]
 struct Snapshot {
     cpu_ns: u64,
@@ -353,7 +353,7 @@ impl<'a> Execution<'a> {
     }
 
     fn take_first_reading(&mut self) {
-        // Not more than once: this thread keeps a CPU from the workers meanwhile.
+        // One attempt only, because this thread occupies a CPU meanwhile.
         self.reading = CpuTimeReading::take_once(&self.parts()).ok();
     }
 
@@ -440,9 +440,9 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
-    /// Stops what runs and adds up.
+    /// Stops all groups and computes the figures.
     fn finish(mut self) -> RunFigures {
-        // All at once would be stopped one after another anyway; a frozen cgroup cannot stop.
+        // Frozen workers cannot stop.
         for cgroup in &self.scenario.cgroups {
             let _ = cgroup::freeze(&cgroup.name, false);
         }

@@ -1,4 +1,4 @@
-//! What a run measured.
+//! The figures of a run.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,7 +8,7 @@ use zernel_workload::Histogram;
 
 use crate::account::Account;
 
-/// What one run measured, as the virtual machine prints it.
+/// The figures of one run, as the virtual machine prints them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RunFigures {
     /// The measured time.
@@ -101,7 +101,7 @@ impl From<Account> for AccountFigures {
     }
 }
 
-/// How the scheduler fared.
+/// The scheduler's part in a run.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SchedulerFigures {
     /// Whether the run asked for a sched_ext scheduler.
@@ -123,7 +123,7 @@ pub struct GroupFigures {
     pub workers: usize,
     /// CPU time of its workers, their threads and the processes that they forked.
     pub cpu_ns: u64,
-    /// Time that those of them which still ran at the end spent waiting for a CPU.
+    /// Time that tasks waited for a CPU, without tasks that had exited at the end.
     pub run_delay_ns: u64,
     /// Rounds of its workers.
     pub rounds: u64,

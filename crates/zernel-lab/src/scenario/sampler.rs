@@ -34,7 +34,7 @@ fn state(stat: &str) -> Option<char> {
     rest.trim_start().chars().next()
 }
 
-/// The tasks of a group from one look to the next.
+/// The tasks of a group between two samples.
 #[derive(Debug, Default)]
 pub(super) struct TaskSampler {
     tasks: BTreeMap<i32, SampledTask>,
@@ -46,12 +46,12 @@ pub(super) struct TaskSampler {
 #[derive(Debug, Clone, Copy, Default)]
 struct SampledTask {
     times: TaskTimes,
-    /// Since when it was runnable at each look without having run.
+    /// Time since which it was runnable at every sample and did not run.
     waiting_since_ns: Option<u64>,
 }
 
 impl TaskSampler {
-    /// Looks at the threads of these processes and of their descendants.
+    /// Samples the threads of these processes and of their descendants.
     pub(super) fn sample(&mut self, pids: &[i32], now_ns: u64) {
         let mut seen = BTreeMap::new();
         let mut processes = pids.to_vec();
@@ -101,7 +101,7 @@ impl TaskSampler {
         })
     }
 
-    /// The longest time for which a task was runnable at every look and did not run.
+    /// The longest time for which a task was runnable at every sample and did not run.
     pub(super) fn longest_wait_ns(&self) -> u64 {
         self.longest_wait_ns
     }

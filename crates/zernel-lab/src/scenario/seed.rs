@@ -1,4 +1,4 @@
-//! What a seed changes: when the groups start, and how long their work takes.
+//! The effect of a seed: start times of the groups, and durations of their work.
 //!
 //! A deterministic run repeats to the last digit, so one run shows one order of events. Seeds give
 //! many orders, and a comparison counts how many of them a scheduler wins.

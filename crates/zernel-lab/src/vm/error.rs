@@ -66,7 +66,7 @@ pub enum VmError {
     QemuFailed {
         /// How it ended.
         status: ExitStatus,
-        /// What it said.
+        /// Its error output.
         message: String,
         /// What is left of the run.
         remains: Box<Remains>,
@@ -76,13 +76,13 @@ pub enum VmError {
         "KVM cannot run the guest: {message}; use the emulator instead (Accelerator::Auto or Tcg)"
     )]
     KvmUnusable {
-        /// What QEMU said.
+        /// The error output of QEMU.
         message: String,
     },
     /// The guest's kernel crashed.
     #[error("the guest's kernel crashed: {message}\n{remains}")]
     KernelPanic {
-        /// The kernel's own words.
+        /// The kernel's message.
         message: String,
         /// What is left of the run.
         remains: Box<Remains>,

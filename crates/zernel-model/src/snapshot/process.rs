@@ -80,7 +80,7 @@ pub enum Role {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PhaseSnapshot {
-    /// Current phase; `None` if no thread drives steps.
+    /// Current phase; `None` without a training thread.
     pub phase: Option<WorkloadPhase>,
     /// Thread id of the training thread.
     pub step_thread: Option<u32>,

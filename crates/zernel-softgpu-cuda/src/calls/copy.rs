@@ -14,16 +14,16 @@ use crate::types::{Copy2D, Copy3D, Side2D, Side3D};
 use Claim::{Device, Host, Unified};
 use Return::{AtOnce, WhenDone};
 
-/// What the caller says an address is.
+/// The kind of an address, as the caller states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Claim {
     Device,
     Host,
-    /// Whatever the driver knows it to be.
+    /// The kind that the driver knows.
     Unified,
 }
 
-/// What one side of a copy really is.
+/// The real kind of one side of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Device,
@@ -47,7 +47,7 @@ fn place(claim: Claim, address: u64, bytes: u64) -> Result<Place, CudaError> {
     Ok(place)
 }
 
-/// When the caller may go on.
+/// When the call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Return {
     AtOnce,

@@ -24,7 +24,7 @@ const INTERPROCESS: u32 = 4;
 /// All events.
 pub(super) static EVENTS: Registry<Event> = Registry::new();
 
-/// An event: what its last record stands for.
+/// An event, with the state of its last record.
 #[derive(Debug)]
 pub(super) struct Event {
     flags: u32,

@@ -1,7 +1,7 @@
 //! Memory pools and allocation in stream order.
 //!
-//! A simulated pool keeps nothing back: what is freed goes to the device at once, whatever the release
-//! threshold says, so reserved and used bytes are the same.
+//! A simulated pool releases freed memory to the device at once and ignores the release threshold. So its
+//! reserved and used bytes are the same.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -35,7 +35,7 @@ struct Pool {
     high: AtomicU64,
 }
 
-/// The pools of one device: the one it was born with, and the one it uses.
+/// The pools of one device: its default pool and its current pool.
 #[derive(Debug, Clone, Copy)]
 struct DevicePools {
     ordinal: i32,
@@ -113,7 +113,7 @@ fn allocate(
     Ok(address.set(allocated)?)
 }
 
-/// Frees memory when the stream gets there.
+/// Work that frees memory in stream order.
 fn free_in_order(address: u64, pool: Option<Arc<Pool>>) -> Work {
     Work::Action(Arc::new(move || {
         let freed = MEMORY.remove(address, |_| true).unwrap_or(0);

@@ -123,7 +123,7 @@ exports! { "cuda" =>
         Ok(device.set(stream(call, handle)?.context()?.ordinal)?)
     }
 
-    /// The function runs on a thread of the driver's own when the stream has got there.
+    /// The function runs on a thread of the driver after all earlier work of the stream.
     per_thread(cuLaunchHostFunc_ptsz)
     fn cuLaunchHostFunc(
         call, handle: u64, function: Option<extern "C" fn(*mut c_void)>, argument: u64,

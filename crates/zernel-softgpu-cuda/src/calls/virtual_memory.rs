@@ -50,7 +50,7 @@ exports! { "cuda" =>
         }
     }
 
-    /// The wished-for address is a hint, and is not taken.
+    /// The requested address is a hint and is ignored.
     fn cuMemAddressReserve(
         call, address: Out<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64,
     ) -> Outcome {

@@ -1,4 +1,4 @@
-//! `softgpu-truth DIRECTORY`: what a truth log says, summed over all processes.
+//! `softgpu-truth DIRECTORY`: prints the counts of a truth log, summed over all processes.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -15,7 +15,7 @@ use super::call::{Call, Symbol};
 use super::format::*;
 use crate::{clock, config, process, sys};
 
-/// Counts the processes a chain of forks made of this one: what an older one opened is not ours.
+/// Number of forks from the first process to this one. A file of another generation belongs to an ancestor.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 static LOG: AtomicPtr<Log> = AtomicPtr::new(ptr::null_mut());
 
@@ -23,7 +23,7 @@ thread_local! {
     static THREAD: Cell<Option<&'static ThreadLog>> = const { Cell::new(None) };
 }
 
-/// Where this process logs to, if anywhere.
+/// The directory of the log; `None` without a log.
 fn directory() -> Option<&'static Path> {
     static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
     DIRECTORY
@@ -81,13 +81,13 @@ fn log(library: &str) -> Option<&'static Log> {
         .compare_exchange(ptr::null_mut(), own, AcqRel, Acquire)
         .is_err()
     {
-        // What cannot be removed is an empty log, which is no lie.
+        // A file that cannot be removed is an empty log, which is still correct.
         let _ = std::fs::remove_file(path);
     }
     current()
 }
 
-/// A truth log that was asked for and cannot be written would make every comparison wrong.
+/// Ends the process: without the requested truth log every comparison would be wrong.
 fn give_up(directory: &Path, error: &io::Error) -> ! {
     eprintln!(
         "softgpu: cannot write the truth log in {} ({} is set): {error}",
@@ -177,7 +177,7 @@ fn store_text(words: &[AtomicU64], text: &str) {
     }
 }
 
-/// What one thread writes. Only that thread writes it, so adding is a load and a store.
+/// The block of one thread. Only that thread writes it, so an addition is a load and a store.
 #[derive(Debug)]
 pub(super) struct ThreadLog {
     log: &'static Log,
@@ -200,8 +200,8 @@ fn add(word: &AtomicU64, value: u64) {
 }
 
 impl ThreadLog {
-    /// It is never freed: destructors of other thread-local values may still call exported functions
-    /// after this one's would have run.
+    /// The block is never freed: destructors of other thread-local values may still call exported functions
+    /// after this one's destructor.
     fn open(library: &str, generation: u32) -> Option<&'static Self> {
         let log = log(library)?;
         let thread: &'static Self = Box::leak(Box::new(Self {

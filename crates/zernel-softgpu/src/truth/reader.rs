@@ -6,7 +6,7 @@ use std::{fmt, fs, io};
 
 use super::format::*;
 
-/// Everything a directory of truth files says.
+/// The content of a directory of truth files.
 #[derive(Debug, Default, Clone)]
 pub struct TruthLog {
     /// One entry per process and library.

@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: fresh processes, and the libraries as C programs see them.
+//! Shared code of the end-to-end tests: fresh processes, and the libraries as C programs see them.
 //!
 //! The libraries keep state per process and read the environment once, so each test runs in
 //! processes of its own: the test program runs itself, and an environment variable makes it a child.
@@ -121,7 +121,7 @@ impl Actor {
             "process in role {} failed: {status}",
             self.role
         );
-        // A misspelled test name would run nothing, successfully.
+        // With a misspelled test name the child would run no test and succeed.
         let output = fs::read_to_string(&self.output).unwrap();
         assert!(
             output.contains("1 passed"),
@@ -143,12 +143,12 @@ impl Drop for Actor {
     }
 }
 
-/// In which role this process was started; none in the test itself.
+/// The role of this process; `None` in the test itself.
 pub(crate) fn role() -> Option<String> {
     env::var(ROLE).ok()
 }
 
-/// Runs this test anew in another role, in the same process. Returns only if that fails.
+/// Execs this test in another role, in the same process. Returns only if that fails.
 pub(crate) fn become_role(role: &str) -> std::io::Error {
     let arguments = env::args_os().skip(1);
     Command::new(env::current_exe().unwrap())
@@ -170,7 +170,7 @@ pub(crate) fn alone(test: &'static str, body: fn()) {
     }
 }
 
-/// Publishes `content` under a name of the stage, whole or not at all.
+/// Writes `content` to a file of the stage, atomically.
 pub(crate) fn publish(name: &str, content: &[u8]) {
     let path = stage_path().join(name);
     let temporary = path.with_extension("new");
@@ -178,7 +178,7 @@ pub(crate) fn publish(name: &str, content: &[u8]) {
     fs::rename(temporary, path).unwrap();
 }
 
-/// Waits for what another process publishes.
+/// Waits for a file that another process publishes.
 pub(crate) fn published(name: &str) -> Vec<u8> {
     let path = stage_path().join(name);
     eventually(name, || path.exists());

@@ -26,7 +26,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("zernel-report", &["zernel-model"]),
     ("zernel-serve", &["zernel-identity", "zernel-model"]),
     ("zernel-model", &["zernel-phase"]),
-    ("zernel-scheduler", &["zernel-phase"]),
+    ("zernel-scheduler", &["zernel-model"]),
     ("zernel-truth", &["zernel-phase", "zernel-report"]),
     ("zernel-elf", &[]),
     ("zernel-phase", &[]),

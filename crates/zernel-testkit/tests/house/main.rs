@@ -1,11 +1,12 @@
 //! Checks house rules: the dependencies between crates, the length of files and functions, that every public type of
-//! the workspace has a name of its own, and that the drills of CONTRIBUTING.md still apply.
+//! the workspace has a name of its own, that the drills of CONTRIBUTING.md still apply, and the words of all texts.
 
 mod arrows;
 mod drills;
 mod exceptions;
 mod sources;
 mod tokens;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -15,7 +15,7 @@ pub(crate) enum Schedule {
     Block = 4,
 }
 
-/// `CU_STREAM_NON_BLOCKING`: ranks that are threads on one device do not wait for one another's work.
+/// `CU_STREAM_NON_BLOCKING`: ranks that are threads on one device do not wait for each other's work.
 const NON_BLOCKING: c_uint = 1;
 
 library_calls! {
@@ -95,7 +95,7 @@ impl Device {
         Ok(device)
     }
 
-    /// Memory of the device, which is the caller's until the process ends.
+    /// Allocates device memory. It is never freed.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Address, LibraryError> {
         let mut address = 0;
         // SAFETY: the pointer is to a local that lives through the call.

@@ -1,6 +1,6 @@
 //! Libraries chosen at run time, and the few of their functions that a training step calls.
 //!
-//! They are loaded by the worker itself, and never unloaded: what they hold does not survive a fork.
+//! The worker itself loads them, because their state does not survive a fork. They are never unloaded.
 
 use std::ffi::{CStr, c_void};
 use std::path::Path;
@@ -31,8 +31,8 @@ impl Library {
     /// Loads the library at `path`, or the one that the loader finds if it is a bare name.
     pub(crate) fn load(path: &Path) -> Result<Self, LibraryError> {
         let library = path.into_with_c_str(|path| {
-            // SAFETY: the path ends with NUL. That the library's initialisers are sound is what
-            // naming it vouches for.
+            // SAFETY: the path ends with NUL. The user who names a library is responsible for its
+            // initialisers.
             Ok(unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) })
         });
         let library = library.ok().filter(|library| !library.is_null());

@@ -112,8 +112,8 @@ impl PrivateMapping {
 
     /// Gives the pages back; the next touch of each one faults. Fork safe.
     pub(crate) fn discard(&mut self) -> Result<(), rustix::io::Errno> {
-        // SAFETY: private anonymous memory of ours that reads as zeros afterwards; nobody borrows
-        // it now.
+        // SAFETY: private anonymous memory of this object, which reads as zeros afterwards. It is not
+        // borrowed now.
         unsafe { madvise(self.base.as_ptr(), self.length, Advice::LinuxDontNeed) }
     }
 }

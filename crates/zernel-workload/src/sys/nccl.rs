@@ -6,7 +6,7 @@ use std::ptr;
 
 use super::library::{Address, Handle, Library, LibraryError, Status, check, library_calls};
 
-/// Words of a unique id, which is 128 bytes that mean nothing to us.
+/// Words of a unique id: 128 opaque bytes.
 pub(crate) const ID_WORDS: usize = 16;
 
 /// The unique id of a communicator. One rank creates it and passes it to the others.
@@ -34,8 +34,8 @@ pub(crate) struct Nccl {
 }
 
 impl Nccl {
-    /// Loads `libnccl.so.2`: the one beside the driver, if there is one, as the software GPU's works with
-    /// no other; else the one that the loader finds.
+    /// Loads `libnccl.so.2` from the folder of the driver, because the software GPU needs its own NCCL. If
+    /// there is none, loads the one that the dynamic loader finds.
     pub(crate) fn load_for(driver: &Path) -> Result<Self, LibraryError> {
         const NAME: &str = "libnccl.so.2";
         let beside = driver.with_file_name(NAME);

@@ -43,8 +43,8 @@ pub(crate) fn fork(child: impl FnOnce() -> i32) -> io::Result<pid_t> {
     }
 }
 
-/// Asks the kernel to kill this process when the *thread* that forked it ends. Returns whether that
-/// parent, `parent`, still lives: one that died before this call sends no signal. Fork safe.
+/// Makes the kernel kill this process when the *thread* that forked it ends. Returns whether `parent` still
+/// lives: a parent that died before this call sends no signal. Fork safe.
 ///
 /// A change of identity clears the request, so it is made again after one.
 pub(crate) fn die_with(parent: pid_t) -> bool {

@@ -1,5 +1,4 @@
-//! Signals: how a forked worker is stopped, and how a blocked thread worker is made to look at its
-//! stop word.
+//! Signals that stop a forked worker, and that make a blocked thread worker check its stop word.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -92,8 +91,8 @@ pub(crate) fn in_worker_process(
     code
 }
 
-/// The signal that interrupts a blocked thread worker of this process: a real-time signal that
-/// nobody used when the first handle with threads was made. Its handler does nothing.
+/// The signal that interrupts a blocked thread worker of this process: a real-time signal that had no
+/// handler when the first handle with threads was created. Its handler does nothing.
 pub(crate) fn thread_interrupt() -> i32 {
     static SIGNAL: OnceLock<i32> = OnceLock::new();
     *SIGNAL.get_or_init(|| {

@@ -67,7 +67,7 @@ impl Work for CgroupChurn {
     }
 }
 
-/// Moves the calling thread, and nobody else: a thread among others goes through `cgroup.threads`.
+/// Moves the calling thread only. A thread of a process with several threads is moved by `cgroup.threads`.
 fn enter(cgroup: &Path) -> Result<(), Failure> {
     let is_alone = gettid() == rustix::process::getpid();
     let file = if is_alone {

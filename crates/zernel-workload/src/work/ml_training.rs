@@ -289,7 +289,7 @@ impl MlTraining {
         };
         let mut step = 0;
         let trained = self.train_until_stopped(worker, rank, &mut gpu, &mut collective, &mut step);
-        // Whatever ended the training, others may wait for this rank.
+        // Other ranks may wait for this rank, even if its training failed.
         let last = collective.finish(worker);
         trained?;
         if let Reduced::Together(interval) = last? {
@@ -349,7 +349,7 @@ impl MlTraining {
     }
 }
 
-/// Notes the phases of one step, each from the end of the one before.
+/// Records the phases of one step. Each phase begins at the end of the one before.
 struct Laps {
     step: u32,
     since_ns: u64,
@@ -369,7 +369,7 @@ impl Laps {
         self.since_ns = now_ns;
     }
 
-    /// Notes a phase whose moments are known.
+    /// Records a phase with known start and end.
     fn note(&mut self, worker: &Worker<'_>, phase: u32, interval: &Interval) {
         worker.trace(self.step, phase, interval.start_ns, interval.end_ns);
         self.since_ns = interval.end_ns;

@@ -1,4 +1,4 @@
-//! A task that reads here and there from a file that is not in memory.
+//! A task that reads random blocks of a file that is not in memory.
 
 use std::path::PathBuf;
 
@@ -49,8 +49,8 @@ impl Work for RandomRead {
         let mut block = [0; BLOCK];
         while worker.proceed() {
             let offset = random.below((bytes as usize / BLOCK).max(1)) as u64 * BLOCK as u64;
-            // Without it the second read of a block would never sleep. Some file systems cannot:
-            // then it does not.
+            // Drops the block from the page cache, so that the next read of it blocks. Not all file systems
+            // can.
             let _ = fadvise(
                 &file,
                 offset,

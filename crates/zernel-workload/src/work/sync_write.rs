@@ -1,4 +1,4 @@
-//! A task that writes and waits until the disk has it.
+//! A task that writes and waits for the disk.
 
 use std::path::PathBuf;
 

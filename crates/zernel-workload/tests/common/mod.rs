@@ -1,5 +1,5 @@
-//! What the test programs share. Trials that look at a whole process, or end one, run a helper: the
-//! test program started again with the helper's name in an environment variable.
+//! Shared code of the test programs. Trials that check or end a whole process run a helper: the test program
+//! again, with the helper's name in an environment variable.
 #![allow(dead_code)] // not every test program uses everything
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use zernel_testkit::eventually;
 use zernel_workload::{CloneMode, WorkloadConfig, WorkloadHandle};
 
-/// The variable that names the helper to be.
+/// The variable with the name of the helper.
 const HELPER: &str = "ZERNEL_WORKLOAD_HELPER";
 pub(crate) const MODES: [CloneMode; 2] = [CloneMode::Fork, CloneMode::Thread];
 
@@ -44,8 +44,8 @@ pub(crate) fn exists(pid: i32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// The helper to be, if this program was started as one. Ctrl-C ends a helper even where the shell
-/// that started the tests ignores it.
+/// The name of the helper, if this program was started as one. Ctrl-C ends a helper even if the shell that
+/// started the tests ignores it.
 pub(crate) fn helper() -> Option<String> {
     let name = std::env::var(HELPER).ok()?;
     // SAFETY: sets a disposition before the helper does anything else.

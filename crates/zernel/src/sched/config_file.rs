@@ -113,6 +113,12 @@ mod tests {
     }
 
     #[test]
+    fn the_file_of_the_package_has_the_defaults() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/sched.toml");
+        assert_eq!(load(Path::new(path)), Ok(PolicyOptions::default()));
+    }
+
+    #[test]
     fn mistakes_are_named_with_their_line() {
         for (text, line, named) in [
             ("\nslice = 2000", 2, "unknown field `slice`"),

@@ -25,7 +25,7 @@ const RESTART_AFTER: Duration = Duration::from_secs(1);
 #[derive(Debug, Args)]
 pub(crate) struct LoadOptions {
     #[command(flatten)]
-    policy: PolicyOptions,
+    pub(super) policy: PolicyOptions,
     /// Read slice, privilege and guarantee from this TOML file, and again on SIGHUP or when it changes
     #[arg(long, value_name = "PATH", conflicts_with_all = ["slice_us", "privilege", "guarantee"])]
     config: Option<PathBuf>,

@@ -24,7 +24,7 @@ pub(super) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
         }
         next += interval;
         let statistics = published::read(Path::new(published::DIRECTORY))?;
-        if let Some(text) = table.add(statistics) {
+        if let Some(text) = table.add(&statistics) {
             crate::print(text.as_bytes())?;
         }
     }

@@ -39,16 +39,20 @@ impl Session {
         }
     }
 
+    /// A session that prints nothing about itself and notifies no service manager.
+    pub(super) fn quiet(policy: PolicyOptions) -> Self {
+        let mut session = Self::new(policy);
+        session.manager = None;
+        session.is_announced = true;
+        session
+    }
+
     /// A session in which this process and its descendants are privileged.
     pub(crate) fn for_own_tree() -> Self {
-        Self {
-            manager: None,
-            is_announced: true,
-            ..Self::new(PolicyOptions {
-                privilege: PrivilegeOption::own_tree(),
-                ..PolicyOptions::default()
-            })
-        }
+        Self::quiet(PolicyOptions {
+            privilege: PrivilegeOption::own_tree(),
+            ..PolicyOptions::default()
+        })
     }
 
     /// Prints statistics every so many seconds.
@@ -168,7 +172,7 @@ impl IntervalPrinter {
             return;
         }
         self.next = Instant::now() + self.interval;
-        if let Some(text) = self.table.add(statistics()) {
+        if let Some(text) = self.table.add(&statistics()) {
             // Scheduling goes on without a reader.
             let _ = crate::print(text.as_bytes());
         }

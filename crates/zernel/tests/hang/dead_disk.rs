@@ -1,7 +1,7 @@
-//! A file system whose files can be opened and never be read: a disk that does not answer.
+//! A disk that does not answer: a file system on which files can be opened, and reads never return.
 //!
-//! It is mounted in a mount namespace of the calling thread, and of the processes that this starts: whatever
-//! becomes of the test, the mount ends with them. Closing the connection fails all reads that hang.
+//! It is mounted in a mount namespace of the calling thread and of the processes that this thread starts. So
+//! the mount ends with them, even if the test is killed. Closing the connection fails all pending reads.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};

@@ -1,4 +1,4 @@
-//! `zernel hang`, asked about four ranks of the software GPU of which one comes to a bad end.
+//! `zernel hang` on four ranks on the software GPU, one of which stops taking part.
 
 mod dead_disk;
 mod ranks;
@@ -126,7 +126,7 @@ fn a_rank_at_a_dead_disk_is_named() {
     });
 }
 
-/// As when a loader reads for a rank.
+/// A child of the rank reads from the disk, as a loader does.
 fn a_child_at_a_dead_disk_is_named() {
     report_of_a_dead_disk("wait for a reader", |doing| {
         assert_eq!(doing["state"], "waits", "{doing:#}");
@@ -175,11 +175,14 @@ fn a_running_job_does_not_hang() {
     job.wait_for_collective(HEALTHY_ROUNDS);
     for _ in 0..20 {
         let output = job.hang(&[]);
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(output.status.code(), Some(0), "{said}");
-        assert!(said.contains("4 of 4 ranks are on this node"), "{said}");
-        assert!(said.contains("no rank hangs"), "{said}");
-        assert!(!said.contains("HANG"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{printed}");
+        assert!(
+            printed.contains("4 of 4 ranks are on this node"),
+            "{printed}"
+        );
+        assert!(printed.contains("no rank hangs"), "{printed}");
+        assert!(!printed.contains("HANG"), "{printed}");
         thread::sleep(Duration::from_millis(50));
     }
 }
@@ -239,8 +242,8 @@ fn other_users_see_nothing() {
         .gid(NOBODY)
         .output()
         .expect("zernel runs");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{printed}");
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(report["verdict"], "nothing-hangs");
     assert_eq!(report["communicators"], json!([]));
@@ -284,11 +287,14 @@ fn a_job_is_selected() {
     assert_eq!(ask(&[&job.name()]).status.code(), Some(1));
     let other = ask(&["no-such-job"]);
     assert_eq!(other.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&other.stdout).into_owned();
-    assert!(said.contains("no process of job no-such-job"), "{said}");
+    let printed = String::from_utf8_lossy(&other.stdout).into_owned();
+    assert!(
+        printed.contains("no process of job no-such-job"),
+        "{printed}"
+    );
 }
 
-/// All ranks of a communicator wait for each other to split it, whichever part they are to belong to.
+/// All ranks of a communicator wait for each other in a split, also those of different colours.
 fn a_rank_that_takes_no_part_is_named() {
     let job = Job::start("no part");
     let found = |report: &Value| {
@@ -302,7 +308,8 @@ fn a_rank_that_takes_no_part_is_named() {
     assert_eq!(found["pid"], job.unlucky());
 }
 
-/// Programs begin at different times, so it is only late for a minute, unless seconds are asked for.
+/// Programs start at different times, so a rank that does not join is late for a minute, unless `--after` is
+/// given.
 fn a_rank_that_does_not_join_is_named() {
     let job = Job::start("absent");
     job.wait_until_reported(|report| {
@@ -315,7 +322,10 @@ fn a_rank_that_does_not_join_is_named() {
     assert_eq!(findings[0]["pid"], job.unlucky());
     assert_eq!(findings[0]["rank"], ranks::UNLUCKY);
     let output = job.hang(&["--after", "1"]);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("has not joined the communicator"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(
+        printed.contains("has not joined the communicator"),
+        "{printed}"
+    );
 }

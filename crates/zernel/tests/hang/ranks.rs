@@ -1,4 +1,4 @@
-//! Four ranks of one communicator, one of which comes to a bad end.
+//! Four ranks of one communicator, one of which stops taking part.
 
 use std::fs::File;
 use std::io::Read;
@@ -23,7 +23,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[("rank", rank)];
 pub(crate) const RANKS: u64 = 4;
 /// The rank that something happens to.
 pub(crate) const UNLUCKY: u64 = 2;
-/// After how many collectives that is.
+/// Collectives before that.
 pub(crate) const HEALTHY_ROUNDS: u64 = 20;
 /// What happens to it.
 const FATE: &str = "ZERNEL_TARGET_FATE";
@@ -36,7 +36,7 @@ const ELEMENTS: u64 = 1000;
 const FLOAT: u64 = 7;
 
 fn rank(driver: &Driver, _rounds: u64) {
-    // Ranks that wait for each other do not notice that nobody looks at them any more.
+    // Ranks that wait for each other do not notice the end of the test.
     set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
     let rank = own_rank();
     driver.open();
@@ -98,7 +98,7 @@ fn rank(driver: &Driver, _rounds: u64) {
             );
         }
         if parts {
-            // Real ranks wait for ever here; what the software GPU makes of it does not matter.
+            // Real ranks wait for ever here. The software GPU may return an error, which does not matter.
             thread::sleep(Duration::MAX);
         }
         call!(driver.cuda(), "cuStreamSynchronize", stream);
@@ -165,7 +165,8 @@ impl Job {
         }
     }
 
-    /// The same in a PID namespace of their own, as in a container. Which of them is which is not known here.
+    /// Starts the ranks in their own pid namespace, as in a container. The pid of each rank is then unknown
+    /// to the test.
     pub(crate) fn start_in_a_pid_namespace(fate: &str) -> Self {
         let stage = Stage::new(Prologue::Push);
         let daemon = Daemon::start(ZERNEL, &stage);

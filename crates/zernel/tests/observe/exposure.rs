@@ -129,10 +129,10 @@ pub(crate) fn a_token_that_others_can_read_is_refused() {
     let any = "127.0.0.1:0";
     let output = command.args(["--http", any, "--websocket", any]).output();
     let output = output.expect("zernel runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    let is_named = said.contains(&*file.to_string_lossy());
-    assert!(is_named && said.contains("chmod"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    let is_named = printed.contains(&*file.to_string_lossy());
+    assert!(is_named && printed.contains("chmod"), "{printed}");
 }
 
 pub(crate) fn a_token_for_nothing_is_wrong_usage() {
@@ -141,7 +141,7 @@ pub(crate) fn a_token_for_nothing_is_wrong_usage() {
         .args(["--expose", "all", "--token-file", "x"])
         .output();
     let output = output.expect("zernel runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("--token-file"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{printed}");
+    assert!(printed.contains("--token-file"), "{printed}");
 }

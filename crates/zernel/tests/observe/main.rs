@@ -105,6 +105,11 @@ fn main() -> ExitCode {
             service::systemd_understands_the_unit,
         ),
         trial(
+            "systemd_understands_the_unit_of_the_scheduler",
+            &[service::systemd()],
+            service::systemd_understands_the_unit_of_the_scheduler,
+        ),
+        trial(
             "the_sandbox_is_as_tight_as_documented",
             &[service::systemd()],
             service::the_sandbox_is_as_tight_as_documented,
@@ -183,7 +188,7 @@ fn open_metrics_has_an_end() {
     );
     assert!(answer.body.ends_with("\n# EOF\n"));
     assert_eq!(answer.body.matches("# EOF").count(), 1);
-    // A counter's family is called by what it counts, its samples by what they are.
+    // OpenMetrics: the family of a counter has no suffix, its samples end with `_total`.
     assert!(
         answer
             .body
@@ -216,9 +221,9 @@ fn a_port_in_use_is_named() {
         &"--socket",
         &socket,
     ]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(&address), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.contains(&address), "{printed}");
     assert!(!socket.exists());
 }
 
@@ -234,9 +239,12 @@ fn a_socket_in_use_is_named() {
         &"--socket",
         &daemon.socket,
     ]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(&*daemon.socket.to_string_lossy()), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(
+        printed.contains(&*daemon.socket.to_string_lossy()),
+        "{printed}"
+    );
     assert!(daemon.get("/healthz").head.starts_with("HTTP/1.1 200"));
 }
 
@@ -258,8 +266,8 @@ fn a_stopped_daemon_leaves_nothing() {
     daemon.wait_for(&exported_launches(target.pid(), 5));
     let objects = daemon.kernel_objects();
     assert!(socket.exists());
-    let (status, said) = daemon.end(Signal::TERM);
-    assert_eq!(status.code(), Some(0), "{said}");
+    let (status, printed) = daemon.end(Signal::TERM);
+    assert_eq!(status.code(), Some(0), "{printed}");
     assert!(!socket.exists());
     objects.wait_until_gone();
     target.end();
@@ -351,8 +359,8 @@ fn the_ledger_is_printed() {
 fn a_bad_budget_is_wrong_usage() {
     for budget in ["0", "-1%", "200%", "much"] {
         let output = output(&[&format!("--budget={budget}")]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{budget}: {said}");
-        assert!(said.contains("--budget"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{budget}: {printed}");
+        assert!(printed.contains("--budget"), "{printed}");
     }
 }

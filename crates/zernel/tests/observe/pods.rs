@@ -34,8 +34,8 @@ fn listed(daemon: &Daemon, cgroup: &Path, wrapper: &[&str]) -> BTreeSet<u64> {
         .args([ZERNEL, "ps", "--json", "--socket"])
         .arg(&daemon.socket);
     let output = command.output().expect("a shell runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{wrapper:?}: {said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{wrapper:?}: {printed}");
     let jobs: Vec<Value> = serde_json::from_slice(&output.stdout).expect("JSON");
     let pids = jobs.iter().map(|job| job["pid"].as_u64().expect("a pid"));
     pids.collect()

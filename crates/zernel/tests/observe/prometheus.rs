@@ -14,7 +14,7 @@ use zernel_testkit::{Need, eventually_within};
 
 use crate::{exported_launches, launched};
 
-/// For how many seconds it scrapes, once a second.
+/// The variable with the number of scrapes, one per second.
 const SECONDS: &str = "ZERNEL_TEST_SCRAPES";
 
 pub(crate) fn needed(name: &'static str) -> Need {
@@ -48,11 +48,11 @@ pub(crate) fn promtool_finds_nothing() {
         input.write_all(text.as_bytes()).expect("it reads");
         drop(input);
         let output = promtool.wait_with_output().expect("our child");
-        let said = [output.stdout, output.stderr].concat();
+        let printed = [output.stdout, output.stderr].concat();
         assert!(
             output.status.success(),
             "{path}: {}",
-            String::from_utf8_lossy(&said)
+            String::from_utf8_lossy(&printed)
         );
     }
 }

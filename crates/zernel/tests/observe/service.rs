@@ -17,12 +17,13 @@ use crate::users::{launched_by, pids, public_copy};
 use crate::{exported_launches, launched};
 
 const UNIT: &str = include_str!("../../../../deploy/zernel.service");
+const SCHEDULER_UNIT: &str = include_str!("../../../../deploy/zernel-sched.service");
 /// Neither root nor the user of an observed process.
 const DAEMON: u32 = 65533;
 /// The user of an observed process.
 const OTHER_USER: u32 = 65532;
 
-/// What the unit sets, word by word.
+/// The words of a setting of the unit.
 fn setting(name: &str) -> Vec<&'static str> {
     let values = UNIT.lines().filter_map(|line| line.split_once('='));
     let mut values = values.filter(|(key, _)| *key == name);
@@ -35,7 +36,7 @@ fn capabilities() -> Vec<&'static str> {
     setting("AmbientCapabilities")
 }
 
-/// What runs a program as the unit does: as a user of its own, with these capabilities and no way to others.
+/// A command that runs a program as the unit does: as its own user, with only these capabilities.
 fn confined(program: &Path, capabilities: &[&str]) -> Command {
     let held: String = capabilities
         .iter()
@@ -91,8 +92,8 @@ pub(crate) fn each_capability_is_needed() {
     let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
     let target = launched(&stage, 1);
     let output = ledger_with(&zernel, &capabilities());
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
     let ledger: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert!(pids(&ledger["processes"]).contains(&u64::from(target.pid())));
     for lacking in capabilities() {
@@ -101,9 +102,13 @@ pub(crate) fn each_capability_is_needed() {
             .filter(|name| *name != lacking)
             .collect();
         let output = ledger_with(&zernel, &rest);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "without {lacking}: {said}");
-        assert!(said.contains(lacking), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            output.status.code(),
+            Some(1),
+            "without {lacking}: {printed}"
+        );
+        assert!(printed.contains(lacking), "{printed}");
     }
 }
 
@@ -159,9 +164,13 @@ pub(crate) fn systemd() -> Need {
 
 /// Writes the unit to a folder, with the program of this build.
 fn written_unit(folder: &Path) -> PathBuf {
-    let unit = folder.join("zernel.service");
-    // It looks whether the program is there.
-    let here = UNIT.replace("/usr/bin/zernel", env!("CARGO_BIN_EXE_zernel"));
+    write_unit(folder, "zernel.service", UNIT)
+}
+
+fn write_unit(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let unit = folder.join(name);
+    // systemd-analyze checks that the program exists.
+    let here = text.replace("/usr/bin/zernel", env!("CARGO_BIN_EXE_zernel"));
     fs::write(&unit, here).expect("ours");
     fs::set_permissions(&unit, Permissions::from_mode(0o644)).expect("ours");
     unit
@@ -183,8 +192,8 @@ pub(crate) fn the_sandbox_is_as_tight_as_documented() {
     let mut command = Command::new("systemd-analyze");
     command.args(["security", "--offline=true"]).arg(unit);
     let output = command.output().expect("systemd-analyze runs");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let (_, rest) = said.rsplit_once("zernel.service: ").expect("a score");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let (_, rest) = printed.rsplit_once("zernel.service: ").expect("a score");
     let score: f64 = rest
         .split(' ')
         .next()
@@ -192,7 +201,7 @@ pub(crate) fn the_sandbox_is_as_tight_as_documented() {
         .expect("a number");
     assert!(
         score <= documented + 1.0,
-        "{score} instead of {documented}: {said}"
+        "{score} instead of {documented}: {printed}"
     );
 }
 
@@ -209,8 +218,8 @@ pub(crate) fn systemd_creates_the_user_of_the_unit() {
     command.arg("--root").arg(root.path()).arg("--inline");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let output = command.args(lines).output().expect("systemd-sysusers runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
     for name in ["etc/passwd", "etc/group"] {
         let accounts = fs::read_to_string(root.path().join(name)).expect("written");
         assert!(accounts.contains("zernel:"), "{accounts}");
@@ -227,8 +236,22 @@ pub(crate) fn systemd_understands_the_unit() {
     let mut command = Command::new("systemd-analyze");
     let output = command.args(["verify", "--man=no"]).arg(&unit).output();
     let output = output.expect("systemd-analyze runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
     // What it does not know it ignores, and says so.
-    assert!(!said.contains("zernel.service"), "{said}");
+    assert!(!printed.contains("zernel.service"), "{printed}");
+}
+
+pub(crate) fn systemd_understands_the_unit_of_the_scheduler() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // The scheduler's unit names the observer's.
+    written_unit(folder.path());
+    let unit = write_unit(folder.path(), "zernel-sched.service", SCHEDULER_UNIT);
+    let mut command = Command::new("systemd-analyze");
+    command.env("SYSTEMD_UNIT_PATH", format!("{}:", folder.path().display()));
+    let output = command.args(["verify", "--man=no"]).arg(&unit).output();
+    let output = output.expect("systemd-analyze runs");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
+    assert!(!printed.contains("zernel-sched.service"), "{printed}");
 }

@@ -94,7 +94,10 @@ pub(crate) fn missing_privilege_is_reported() {
     let mut command = Command::new(zernel);
     let output = command.arg("observe").uid(NOBODY).gid(NOBODY).output();
     let output = output.expect("zernel runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("root") && said.contains("CAP_BPF"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(
+        printed.contains("root") && printed.contains("CAP_BPF"),
+        "{printed}"
+    );
 }

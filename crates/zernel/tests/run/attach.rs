@@ -24,27 +24,27 @@ pub(crate) fn a_running_job_is_reported() {
         .args(["attach", &pid.to_string(), "--for", "3s", "--json", "-"])
         .output()
         .unwrap();
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let printed = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{printed}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["ended"], Value::Null);
-    assert_trains(&report, &said);
+    assert_trains(&report, &printed);
     for rank in report["ranks"].as_array().unwrap() {
         assert_eq!(rank["still_running"], true, "{rank:#}");
         assert_eq!(rank["complete"], false, "{rank:#}");
         assert_eq!(rank["steps"]["warm_up"], 0, "{rank:#}");
         assert_eq!(rank["before_first_call_seconds"], Value::Null, "{rank:#}");
     }
-    assert!(said.starts_with("zernel attach"), "{said}");
+    assert!(printed.starts_with("zernel attach"), "{printed}");
     let launcher = Pid::from_raw(pid.cast_signed()).unwrap();
     test_kill_process(launcher).expect("the job goes on");
     running.stop();
 }
 
 /// Whether two ranks were seen to make steps.
-fn assert_trains(report: &Value, said: &str) {
+fn assert_trains(report: &Value, printed: &str) {
     let ranks = report["ranks"].as_array().unwrap();
-    assert_eq!(ranks.len(), 2, "{said}");
+    assert_eq!(ranks.len(), 2, "{printed}");
     for rank in ranks {
         let steps = &rank["steps"];
         assert!(steps["count"].as_u64() > Some(10), "{rank:#}");
@@ -58,8 +58,8 @@ pub(crate) fn nothing_to_attach_to() {
     for (pid, problem) in [("2147483646", "no process"), ("x", "invalid value")] {
         let output = zernel().args(["attach", pid]).output().unwrap();
         assert_ne!(output.status.code(), Some(0));
-        let said = text(&output.stderr);
-        assert!(said.contains(problem), "{said}");
+        let printed = text(&output.stderr);
+        assert!(printed.contains(problem), "{printed}");
     }
 }
 
@@ -117,12 +117,12 @@ pub(crate) fn without_privilege_the_daemon_is_asked() {
         .gid(NOBODY)
         .output()
         .unwrap();
-    let said = text(&output.stderr);
+    let printed = text(&output.stderr);
     let report: Value = serde_json::from_slice(&fs::read(&written).unwrap())
-        .unwrap_or_else(|error| panic!("{error}: {said}"));
-    assert_eq!(report["observing"]["by_daemon"], true, "{said}");
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert_trains(&report, &said);
+        .unwrap_or_else(|error| panic!("{error}: {printed}"));
+    assert_eq!(report["observing"]["by_daemon"], true, "{printed}");
+    assert_eq!(output.status.code(), Some(0), "{printed}");
+    assert_trains(&report, &printed);
     running.stop();
 }
 

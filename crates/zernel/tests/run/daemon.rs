@@ -44,12 +44,14 @@ impl Daemon {
             directory,
             _running: Running(child),
         };
-        // It listens before it says so.
-        eventually("the daemon serves", || daemon.said().contains("metrics on"));
+        // It prints this line after it listens.
+        eventually("the daemon serves", || {
+            daemon.printed().contains("metrics on")
+        });
         daemon
     }
 
-    fn said(&self) -> String {
+    fn printed(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap()
     }
 
@@ -111,13 +113,13 @@ pub(crate) fn hang_names_a_stopped_rank() {
     let stopped = job.trainers()[1];
     kill_process(Pid::from_raw(stopped).unwrap(), Signal::STOP).unwrap();
     eventually("a hang is reported", || hang("1").status.code() == Some(1));
-    let said = text(&hang("1").stdout);
-    let words: Vec<&str> = said.split_whitespace().collect();
+    let printed = text(&hang("1").stdout);
+    let words: Vec<&str> = printed.split_whitespace().collect();
     let words = words.join(" ");
-    assert!(words.contains(&format!("(pid {stopped})")), "{said}");
-    assert!(words.contains("it is stopped"), "{said}");
+    assert!(words.contains(&format!("(pid {stopped})")), "{printed}");
+    assert!(words.contains("it is stopped"), "{printed}");
     // No other rank is blamed.
-    assert_eq!(words.matches("(pid ").count(), 1, "{said}");
+    assert_eq!(words.matches("(pid ").count(), 1, "{printed}");
     kill_process(Pid::from_raw(stopped).unwrap(), Signal::CONT).unwrap();
     eventually("the hang is over", || hang("1").status.code() == Some(0));
 }
@@ -133,8 +135,8 @@ pub(crate) fn without_a_daemon() {
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(code));
-        let said = text(&output.stderr);
-        assert!(said.contains("zernel observe"), "{said}");
+        let printed = text(&output.stderr);
+        assert!(printed.contains("zernel observe"), "{printed}");
         assert!(output.stdout.is_empty());
     }
 }

@@ -55,9 +55,12 @@ pub(crate) fn reports_are_written_with_the_rights_of_the_caller_of_sudo() {
     fs::create_dir(&closed).unwrap();
     for name in ["precious", "link", "closed/report", "/etc/zernel-report"] {
         let output = run_under_sudo(folder.path(), &["--json", name]);
-        let said = text(&output.stderr);
-        assert!(!output.status.success(), "{name}: {said}");
-        assert!(said.contains(&format!("cannot write {name}")), "{said}");
+        let printed = text(&output.stderr);
+        assert!(!output.status.success(), "{name}: {printed}");
+        assert!(
+            printed.contains(&format!("cannot write {name}")),
+            "{printed}"
+        );
         assert!(output.stdout.is_empty(), "{name}");
     }
     assert_eq!(fs::read_to_string(&precious).unwrap(), "of root");
@@ -77,9 +80,9 @@ pub(crate) fn a_full_disk_keeps_the_older_report() {
         .args(["-c", &script])
         .output();
     let output = output.unwrap();
-    let said = text(&output.stderr);
-    assert!(said.contains("cannot write report"), "{said}");
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let printed = text(&output.stderr);
+    assert!(printed.contains("cannot write report"), "{printed}");
+    assert_eq!(output.status.code(), Some(0), "{printed}");
     let kept = fs::read_to_string(folder.path().join("report"));
     assert_eq!(kept.unwrap(), "an old one");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
@@ -95,10 +98,10 @@ pub(crate) fn the_group_of_the_caller_is_never_roots() {
     assert_eq!(text(&run(NOBODY).stdout), "65534\n65534\n");
     // No account has this id, so its group is unknown.
     let unknown = run(4_000_000_001);
-    let said = text(&unknown.stderr);
+    let printed = text(&unknown.stderr);
     assert!(
-        !unknown.status.success() && said.contains("SUDO_GID"),
-        "{said}"
+        !unknown.status.success() && printed.contains("SUDO_GID"),
+        "{printed}"
     );
     assert!(unknown.stdout.is_empty());
 }

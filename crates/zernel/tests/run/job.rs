@@ -54,7 +54,7 @@ impl Job {
         self.directory.path().join("spec.toml")
     }
 
-    /// No other job's.
+    /// The name of the job. It is unique.
     pub(crate) fn name(&self) -> String {
         let name = self.directory.path().file_name().unwrap();
         name.to_str().unwrap().trim_start_matches('.').to_owned()
@@ -108,7 +108,7 @@ impl Running {
 }
 
 impl Drop for Running {
-    /// As a user would end it, so that nothing stays behind; in the end it ends in any case.
+    /// Ends it as a user would, so that no file is left behind. Kills it if it does not end.
     fn drop(&mut self) {
         let _ = kill_process(Pid::from_child(&self.0), Signal::INT);
         let limit = Instant::now() + Duration::from_secs(10);

@@ -171,9 +171,9 @@ fn exit_codes_are_passed_on() {
         (&["/etc/passwd"], 126),
     ] {
         let output = zernel().args(["run", "--"]).args(command).output().unwrap();
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{command:?}: {said}");
-        assert!(said.contains(command[0]), "{command:?}: {said}");
+        let printed = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{command:?}: {printed}");
+        assert!(printed.contains(command[0]), "{command:?}: {printed}");
         assert!(output.stdout.is_empty());
     }
 }
@@ -201,7 +201,7 @@ fn signals_are_passed_on() {
     }
 }
 
-/// Waits until a command says something.
+/// Waits until a command prints something.
 fn wait_for_output(child: &mut std::process::Child) {
     let mut byte = [0];
     let output = child.stdout.as_mut().unwrap();
@@ -216,12 +216,12 @@ fn output_is_the_commands_alone() {
         .output()
         .unwrap();
     assert_eq!(text(&output.stdout), "from the environment");
-    let said = text(&output.stderr);
-    assert!(said.starts_with("zernel run sh -c"), "{said}");
-    assert!(!said.contains('\x1b'), "{said}");
+    let printed = text(&output.stderr);
+    assert!(printed.starts_with("zernel run sh -c"), "{printed}");
+    assert!(!printed.contains('\x1b'), "{printed}");
     assert!(
-        said.lines().all(|line| line.chars().count() <= 100),
-        "{said}"
+        printed.lines().all(|line| line.chars().count() <= 100),
+        "{printed}"
     );
 }
 
@@ -235,13 +235,13 @@ fn a_narrow_terminal_gets_short_lines() {
             .env("NO_COLOR", "1")
             .output()
             .unwrap();
-        let said = text(&output.stdout);
-        let begin = said.find("zernel run true").expect("a report");
-        let lines = said[begin..].lines();
+        let printed = text(&output.stdout);
+        let begin = printed.find("zernel run true").expect("a report");
+        let lines = printed[begin..].lines();
         lines.map(|line| line.chars().count()).max()
     };
     assert!(longest(70) > Some(60) && longest(70) <= Some(70));
-    // What does not say how wide it is has lines as a file has.
+    // A terminal of unknown width gets the same lines as a file.
     for columns in [0, 300] {
         assert!(longest(columns) > Some(90) && longest(columns) <= Some(100));
     }
@@ -256,9 +256,9 @@ fn wrong_usage_runs_nothing() {
         let mut run = zernel();
         run.arg("run").args(options).args(["--", "echo", "it ran"]);
         let output = run.output().unwrap();
-        let said = text(&output.stderr);
+        let printed = text(&output.stderr);
         assert!(!output.status.success(), "{options:?}");
-        assert!(said.contains(complaint), "{options:?}: {said}");
+        assert!(printed.contains(complaint), "{options:?}: {printed}");
         assert!(output.stdout.is_empty(), "{options:?}");
     }
 }
@@ -302,7 +302,7 @@ fn a_command_runs_as_the_caller_of_sudo() {
 }
 
 fn without_privilege() {
-    // Where nobody may go.
+    // A folder that the user nobody cannot enter.
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), open).unwrap();
@@ -317,10 +317,10 @@ fn without_privilege() {
         .unwrap();
     assert_eq!(text(&output.stdout), "works\n");
     assert_eq!(output.status.code(), Some(3));
-    let said = text(&output.stderr);
+    let printed = text(&output.stderr);
     assert!(
-        said.contains("missing   phases") && said.contains("CAP_BPF"),
-        "{said}"
+        printed.contains("missing   phases") && printed.contains("CAP_BPF"),
+        "{printed}"
     );
 }
 
@@ -330,10 +330,10 @@ fn what_trains_nothing() {
     assert_eq!(report["ranks"], Value::Array(Vec::new()));
     let others = (&report["loaders"], &report["others"]);
     assert_eq!(others, (&0.into(), &0.into()), "{report}");
-    let said = text(&output.stderr);
+    let printed = text(&output.stderr);
     assert!(
-        said.contains("no process made a training call to CUDA, NCCL or torch"),
-        "{said}"
+        printed.contains("no process made a training call to CUDA, NCCL or torch"),
+        "{printed}"
     );
 }
 
@@ -355,22 +355,22 @@ fn a_training_job_is_reported() {
     let script = format!("exec {binary} workload run {spec} >/dev/null");
     // A shell between them: children of children count.
     let (report, output) = report_on(&options, &["sh", "-c", &script]);
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let printed = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{printed}");
     let ranks = report["ranks"].as_array().unwrap();
     let numbers: Vec<_> = ranks.iter().map(|rank| rank["rank"].as_u64()).collect();
     assert_eq!(numbers, [Some(0), Some(1)], "{report:#}");
     for rank in ranks {
         assert_is_whole(rank);
     }
-    // What one rank takes part in, all do.
+    // All ranks take part in the same collectives.
     assert_eq!(
         ranks[0]["collectives"][0]["calls"],
         ranks[1]["collectives"][0]["calls"]
     );
-    assert!(said.lines().count() <= 40, "{said}");
+    assert!(printed.lines().count() <= 40, "{printed}");
     for part in ["rank 0", "rank 1", "AllReduce", "verdict", "overhead"] {
-        assert!(said.contains(part), "{part} is not in\n{said}");
+        assert!(printed.contains(part), "{part} is not in\n{printed}");
     }
     let page = std::fs::read_to_string(page).unwrap();
     for part in ["rank 0", "rank 1", "AllReduce", "Step time", "GPU memory"] {
@@ -378,7 +378,7 @@ fn a_training_job_is_reported() {
     }
 }
 
-/// Whether of a rank everything was seen, and its phases add up.
+/// Checks that a rank was observed completely, and that its phases add up.
 fn assert_is_whole(rank: &Value) {
     let number = |value: &Value| value.as_f64().unwrap();
     let wall = number(&rank["wall_seconds"]);
@@ -446,16 +446,19 @@ for batch in DataLoader(Slow(), batch_size=4, num_workers=1):
 
 fn torch_waits_for_its_loader() {
     let (report, output) = report_on(&[], &[PYTHON, "-c", SLOW_LOADER]);
-    let said = text(&output.stderr);
+    let printed = text(&output.stderr);
     assert_eq!(report["ranks"].as_array().unwrap().len(), 1, "{report:#}");
     let before = report["ranks"][0]["before_first_call_seconds"].as_f64();
     let wall = report["wall_seconds"].as_f64();
     assert!(before > Some(0.5) && before < wall, "{report:#}");
-    assert!(said.contains("s to the first call"), "{said}");
+    assert!(printed.contains("s to the first call"), "{printed}");
     assert_eq!(report["ranks"][0]["complete"], Value::Null, "{report:#}");
     let waits = &report["ranks"][0]["data_waits"];
     let cause = |name: &str| waits[name].as_f64().unwrap();
-    assert!(cause("prepare") > cause("fetch") + cause("other"), "{said}");
+    assert!(
+        cause("prepare") > cause("fetch") + cause("other"),
+        "{printed}"
+    );
     let bound = report["verdict"]["bound"].as_str().unwrap();
     let run_delay = report["ranks"][0]["run_delay_seconds"].as_f64().unwrap();
     // On a busy machine its loader may not get to run.
@@ -463,7 +466,7 @@ fn torch_waits_for_its_loader() {
         true => &["input"][..],
         false => &["input", "cpu-scheduler"],
     };
-    assert!(expected.contains(&bound), "{said}");
+    assert!(expected.contains(&bound), "{printed}");
 }
 
 /// Without a GPU and without announcements, polls for loaders show the waits.
@@ -473,14 +476,14 @@ fn torch_waits_for_loaders_that_sleep() {
         .replace("while time.thread_time() < end:", "if False:");
     assert!(script.contains("time.sleep(0.01)"));
     let (report, output) = report_on(&[], &[PYTHON, "-c", &script]);
-    let said = text(&output.stderr);
+    let printed = text(&output.stderr);
     let times = &report["ranks"][0]["training"];
     let wall = times["wall_seconds"].as_f64().unwrap();
     let loading = times["phases"]["data_loading"].as_f64().unwrap();
-    assert!(loading > 0.7 * wall, "{said}");
-    assert_eq!(report["verdict"]["bound"], "input", "{said}");
+    assert!(loading > 0.7 * wall, "{printed}");
+    assert_eq!(report["verdict"]["bound"], "input", "{printed}");
     let step = &report["verdict"]["next_steps"][0];
-    assert_eq!(step["what"], "more workers", "{said}");
+    assert_eq!(step["what"], "more workers", "{printed}");
 }
 
 fn processes_of_others() {

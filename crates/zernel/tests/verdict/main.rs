@@ -66,9 +66,9 @@ fn report_on(prepare: impl FnOnce(&mut Command), command: &[&str]) -> (Value, Ou
     run.args(["run", "--json", "-"]);
     prepare(&mut run);
     let output = run.arg("--").args(command).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8_lossy(&output.stderr);
     let report = serde_json::from_slice(&output.stdout);
-    let report = report.unwrap_or_else(|error| panic!("{error}: {said}"));
+    let report = report.unwrap_or_else(|error| panic!("{error}: {printed}"));
     (report, output)
 }
 
@@ -83,11 +83,11 @@ fn report_on_job(job: &Job) -> (Value, String) {
         job.alone(run);
     };
     let (report, output) = report_on(attach, &[program.to_str().unwrap()]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{printed}");
     let plan = job.plan();
     eprintln!("{} {}: {}", plan.cause.name(), plan.seed, report["verdict"]);
-    (report, said)
+    (report, printed)
 }
 
 /// The phases of a rank are found although busy background threads leave no CPU idle.
@@ -98,28 +98,28 @@ fn threads_that_nobody_waits_for() {
     });
     for rank in report["ranks"].as_array().unwrap() {
         let phases = &rank["training"]["phases"];
-        let of = |phase: &str| phases[phase].as_f64().unwrap();
-        assert!(of("gpu_compute") > of("data_loading"), "{phases}");
+        let seconds = |phase: &str| phases[phase].as_f64().unwrap();
+        assert!(seconds("gpu_compute") > seconds("data_loading"), "{phases}");
     }
 }
 
 fn check_verdict(plan: Plan) -> Value {
     let job = Job::new(plan).unwrap();
-    let (report, said) = report_on_job(&job);
+    let (report, printed) = report_on_job(&job);
     let verdict = &report["verdict"];
     let (bound, part) = expected(job.plan());
-    assert_eq!(verdict["bound"], bound, "{said}");
-    assert_eq!(verdict["cause"], part, "{said}");
+    assert_eq!(verdict["bound"], bound, "{printed}");
+    assert_eq!(verdict["cause"], part, "{printed}");
     let slow = job.plan().slow.map(|slow| slow.rank);
     let straggler = verdict["straggler"].as_u64();
-    assert_eq!(straggler, slow.map(u64::from), "{said}");
+    assert_eq!(straggler, slow.map(u64::from), "{printed}");
     for rank in 0..job.plan().ranks {
         assert!(job.stamps(rank).unwrap().len() >= job.plan().steps as usize);
     }
     report
 }
 
-/// The same job with all that interrupts training.
+/// The same job with evaluations, checkpoints and other pauses.
 fn with_pauses(plan: &Plan) -> Plan {
     Plan {
         steps: plan.steps / 2,
@@ -139,14 +139,14 @@ fn overlapping_collectives_are_mentioned() {
         overlaps: true,
         ..Plan::new(Cause::Communication, 0)
     };
-    let (report, said) = report_on_job(&Job::new(plan).unwrap());
+    let (report, printed) = report_on_job(&Job::new(plan).unwrap());
     let verdict = &report["verdict"];
-    assert_eq!(verdict["bound"], "gpu", "{said}");
+    assert_eq!(verdict["bound"], "gpu", "{printed}");
     let evidence = verdict["evidence"].as_str().unwrap();
-    assert!(evidence.contains("may be collectives"), "{said}");
+    assert!(evidence.contains("may be collectives"), "{printed}");
     assert!(
         verdict["helps"].as_str().unwrap().contains("fewer bytes"),
-        "{said}"
+        "{printed}"
     );
 }
 

@@ -43,9 +43,9 @@ fn runs(program: &str) -> Result<(), String> {
 
 fn expect_cannot_tell(command: &[&str]) {
     let (report, output) = report_on(|_| {}, command);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert_eq!(report["verdict"]["bound"], "cannot-tell", "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
+    assert_eq!(report["verdict"]["bound"], "cannot-tell", "{printed}");
 }
 
 fn idle_python() {

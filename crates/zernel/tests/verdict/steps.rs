@@ -1,4 +1,4 @@
-//! The steps that `zernel run` finds, held against those that the ranks note themselves.
+//! Compares the steps that `zernel run` finds with those that the ranks record.
 
 use libtest_mimic::Trial;
 use serde_json::Value;
@@ -50,22 +50,22 @@ fn are_found(change: Change) {
     plan.steps = 120;
     change(&mut plan);
     let job = Job::new(plan).unwrap();
-    let (report, said) = report_on_job(&job);
+    let (report, printed) = report_on_job(&job);
     let ranks = report["ranks"].as_array().unwrap();
-    assert_eq!(ranks.len(), job.plan().ranks as usize, "{said}");
+    assert_eq!(ranks.len(), job.plan().ranks as usize, "{printed}");
     for (number, rank) in ranks.iter().enumerate() {
         let stamps = job.stamps(number as u32).unwrap();
-        assert_agrees(&rank["steps"], &stamps, &said);
-        assert_launches(rank, job.plan(), &said);
+        assert_agrees(&rank["steps"], &stamps, &printed);
+        assert_launches(rank, job.plan(), &printed);
     }
 }
 
 /// Launches per step and launches in all are within 5 % of the truth. The launches of an evaluation count as far as
 /// they were seen: while launches are sampled, windows miss most of them.
-fn assert_launches(rank: &Value, plan: &Plan, said: &str) {
-    let of = |key: &str| rank[key].as_f64().expect("a number");
-    let (launches, error) = (of("launches"), of("launches_error"));
-    let per_step = of("launches_per_step");
+fn assert_launches(rank: &Value, plan: &Plan, printed: &str) {
+    let number = |key: &str| rank[key].as_f64().expect("a number");
+    let (launches, error) = (number("launches"), number("launches_error"));
+    let per_step = number("launches_per_step");
     let all = f64::from(plan.all_launches());
     let mut without_evaluation = plan.clone();
     without_evaluation.evaluate_every = 0;
@@ -74,20 +74,20 @@ fn assert_launches(rank: &Value, plan: &Plan, said: &str) {
     eprintln!(
         "{launches} ± {error} launches of {in_steps} to {all}, {per_step} per step of {truth}"
     );
-    assert!(launches >= 0.95 * in_steps, "{in_steps}: {said}");
-    assert!(launches <= 1.05 * all, "{all}: {said}");
-    assert!(per_step >= 0.95 * truth, "{truth}: {said}");
+    assert!(launches >= 0.95 * in_steps, "{in_steps}: {printed}");
+    assert!(launches <= 1.05 * all, "{all}: {printed}");
+    assert!(per_step >= 0.95 * truth, "{truth}: {printed}");
     assert!(
         per_step <= 1.05 * all / f64::from(plan.steps),
-        "{all}: {said}"
+        "{all}: {printed}"
     );
-    assert!(error < 0.25 * launches, "{said}");
+    assert!(error < 0.25 * launches, "{printed}");
 }
 
-fn assert_agrees(found: &Value, stamps: &[Stamp], said: &str) {
+fn assert_agrees(found: &Value, stamps: &[Stamp], printed: &str) {
     let is_step = |stamp: &&Stamp| matches!(stamp.part, Part::Step | Part::WarmUp);
     let steps = stamps.iter().filter(is_step).count();
-    assert_eq!(found["count"].as_u64(), Some(steps as u64), "{said}");
+    assert_eq!(found["count"].as_u64(), Some(steps as u64), "{printed}");
     let usual = stamps.iter().filter(|stamp| stamp.part == Part::Step);
     let mut usual: Vec<u64> = usual.map(|stamp| stamp.end_ns - stamp.start_ns).collect();
     usual.sort_unstable();
@@ -96,16 +96,16 @@ fn assert_agrees(found: &Value, stamps: &[Stamp], said: &str) {
     eprintln!("median {median} of {truth}, {found}");
     assert!(
         (median - truth).abs() <= 0.02 * truth,
-        "{median} of {truth}: {said}"
+        "{median} of {truth}: {printed}"
     );
     // The time between steps is not counted as steps.
     let is_between = |stamp: &&Stamp| matches!(stamp.part, Part::Evaluation | Part::Checkpoint);
     let between = stamps.iter().filter(is_between);
     let between: Vec<u64> = between.map(|stamp| stamp.end_ns - stamp.start_ns).collect();
     let pauses = found["pauses"].as_array().unwrap().len();
-    assert_eq!(pauses, between.len().min(5), "{said}");
+    assert_eq!(pauses, between.len().min(5), "{printed}");
     let paused = between.iter().sum::<u64>() as f64 / 1e9;
     let seen = found["pause_seconds"].as_f64().unwrap();
     // A rank that waits for the checkpoint of another has a longer pause than its own.
-    assert!(seen >= 0.9 * paused - 0.01, "{seen} of {paused}: {said}");
+    assert!(seen >= 0.9 * paused - 0.01, "{seen} of {paused}: {printed}");
 }

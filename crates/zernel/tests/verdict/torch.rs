@@ -1,4 +1,4 @@
-//! Loops of PyTorch, and what they announce themselves, held against phases and verdict.
+//! Compares phases and verdicts of PyTorch loops with what the loops announce.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::PoisonError;
@@ -63,7 +63,7 @@ fn percent(rank: &Value, phase: &str) -> f64 {
 
 fn phases_are_the_jobs_own(plan: Plan) {
     let job = Job::new(plan).unwrap();
-    let (report, said) = report_on_job(&job);
+    let (report, printed) = report_on_job(&job);
     let stamps = job.stamps(0).unwrap();
     let first = stamps.iter().find(|stamp| stamp.part == Part::Step);
     let begin_ns = first.expect("steps").start_ns;
@@ -80,10 +80,10 @@ fn phases_are_the_jobs_own(plan: Plan) {
         let truth = 100.0 * seconds(part) / seconds(Part::Step);
         let seen = percent(rank(&report), phase);
         eprintln!("{phase}: {seen:.1} % of {truth:.1} %");
-        assert!((seen - truth).abs() <= POINTS, "{phase}: {said}");
+        assert!((seen - truth).abs() <= POINTS, "{phase}: {printed}");
     }
-    assert_eq!(percent(rank(&report), "nccl_collective"), 0.0, "{said}");
-    assert!(percent(rank(&report), "unknown") < POINTS, "{said}");
+    assert_eq!(percent(rank(&report), "nccl_collective"), 0.0, "{printed}");
+    assert!(percent(rank(&report), "unknown") < POINTS, "{printed}");
 }
 
 fn inference() {
@@ -97,16 +97,16 @@ fn inference() {
         steps: 600,
         ..Plan::new(Cause::Host, 0)
     };
-    let (report, said) = report_on_job(&Job::new(plan).unwrap());
+    let (report, printed) = report_on_job(&Job::new(plan).unwrap());
     let rank = rank(&report);
     for absent in ["optimizer_step", "nccl_collective", "data_loading"] {
-        assert!(percent(rank, absent) < 1.0, "{absent}: {said}");
+        assert!(percent(rank, absent) < 1.0, "{absent}: {printed}");
     }
-    assert!(percent(rank, "gpu_compute") > 90.0, "{said}");
+    assert!(percent(rank, "gpu_compute") > 90.0, "{printed}");
     let verdict = &report["verdict"];
-    assert_eq!(verdict["bound"], "host", "{said}");
+    assert_eq!(verdict["bound"], "host", "{printed}");
     let evidence = verdict["evidence"].as_str().unwrap();
-    assert!(evidence.contains("nothing shows training"), "{said}");
+    assert!(evidence.contains("nothing shows training"), "{printed}");
 }
 
 fn gloo() {
@@ -114,13 +114,16 @@ fn gloo() {
         gloo_us: 15_000,
         ..announcing(1)
     };
-    let (report, said) = report_on_job(&Job::new(plan).unwrap());
-    assert_eq!(report["verdict"]["bound"], "communication", "{said}");
+    let (report, printed) = report_on_job(&Job::new(plan).unwrap());
+    assert_eq!(report["verdict"]["bound"], "communication", "{printed}");
     let rank = rank(&report);
-    assert!(percent(rank, "nccl_collective") > 50.0, "{said}");
+    assert!(percent(rank, "nccl_collective") > 50.0, "{printed}");
     let times = &rank["training"];
     let waits = times["peer_wait_seconds"].as_f64().unwrap();
-    assert!(waits <= times["wall_seconds"].as_f64().unwrap(), "{said}");
+    assert!(
+        waits <= times["wall_seconds"].as_f64().unwrap(),
+        "{printed}"
+    );
 }
 
 fn sleeping_loaders() {
@@ -133,12 +136,12 @@ fn sleeping_loaders() {
         steps: 100,
         ..Plan::new(Cause::LoaderCpu, 0)
     };
-    let (report, said) = report_on_job(&Job::new(plan).unwrap());
+    let (report, printed) = report_on_job(&Job::new(plan).unwrap());
     let verdict = &report["verdict"];
-    assert_eq!(verdict["bound"], "input", "{said}");
+    assert_eq!(verdict["bound"], "input", "{printed}");
     let first = &verdict["next_steps"][0];
-    assert_eq!(first["what"], "more workers", "{said}");
-    assert!(said.contains("num_workers=N"), "{said}");
+    assert_eq!(first["what"], "more workers", "{printed}");
+    assert!(printed.contains("num_workers=N"), "{printed}");
 }
 
 /// A job that ends with the test.
@@ -170,9 +173,9 @@ fn attach_and_run_agree() {
         // Beside a job that has priority, it would hardly run.
         job.alone(&mut attach);
         let output = attach.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
+        let printed = String::from_utf8_lossy(&output.stderr);
         let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
-        assert_eq!(report["verdict"]["bound"], "input", "{said}");
+        assert_eq!(report["verdict"]["bound"], "input", "{printed}");
         for rank in report["ranks"].as_array().unwrap() {
             let times = &rank["training"];
             let waits = &times["data_waits"];
@@ -183,7 +186,7 @@ fn attach_and_run_agree() {
             let loading = percent(rank, "data_loading");
             let wall = times["wall_seconds"].as_f64().unwrap();
             eprintln!("waits {waited:.2} s of {wall:.2} s, loading {loading:.1} %");
-            assert!((100.0 * waited / wall - loading).abs() < 15.0, "{said}");
+            assert!((100.0 * waited / wall - loading).abs() < 15.0, "{printed}");
         }
     }
 }

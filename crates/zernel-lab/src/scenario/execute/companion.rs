@@ -18,13 +18,13 @@ const SCHEDULER_LOG: &str = "/run/scheduler.log";
 const OBSERVER_LOG: &str = "/run/observer.log";
 /// The observer's name in an account.
 const OBSERVER: &str = "observer";
-/// What the observer pins when it is ready.
+/// The observer pins this when it is ready.
 const HEARTBEAT: &str = "/sys/fs/bpf/zernel/heartbeat";
 /// Time that a program has to become ready. A large BPF scheduler takes seconds to verify.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 /// Time that a program has to end after SIGINT.
 const END_WITHIN: Duration = Duration::from_secs(5);
-/// Time between two looks.
+/// Time between two checks.
 const POLL: Duration = Duration::from_millis(20);
 /// The part of a program's output that a result carries.
 const OUTPUT_BYTES: usize = 2000;
@@ -83,7 +83,7 @@ impl RunningScheduler {
         }
     }
 
-    /// Notes whether it is still loaded.
+    /// Records whether it is still loaded.
     pub(super) fn look(&mut self) {
         self.figures.at_end = read(STATE) == "enabled";
     }

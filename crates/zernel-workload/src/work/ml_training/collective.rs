@@ -1,8 +1,7 @@
-//! How the trainers of a job add up their gradients: around a ring of futexes where the CPU's clock
-//! stands for the GPU, with NCCL where there is a driver.
+//! The all-reduce of a job's trainers: a ring of futexes without a GPU, NCCL with a driver.
 //!
-//! A collective of NCCL waits for every rank, and nothing short of killing ends that wait. So ranks agree
-//! in shared memory on how many they join before the first of them enters the next one: see
+//! A collective of NCCL waits for every rank, and only a kill ends that wait. So before a rank enters a
+//! collective, the ranks agree in shared memory on the number of collectives that all of them join: see
 //! [`Agreement`].
 
 use std::rc::Rc;
@@ -32,17 +31,17 @@ pub(super) struct CollectiveSlots<'a> {
 
 /// One rank's part in the collectives of its job.
 pub(super) enum Collective<'a> {
-    /// A single rank has nobody to share with.
+    /// The job has a single rank.
     Alone,
     Ring(Ring<'a>),
     Nccl(NcclRank<'a>),
 }
 
-/// What came of a collective.
+/// The result of a collective.
 pub(super) enum Reduced {
-    /// All ranks have the sum; this was the time from entering the collective until it was waited for.
+    /// All ranks have the sum. The interval is from the entry of this rank to the end of its wait.
     Together(Interval),
-    /// There was nobody to wait for.
+    /// There was no collective to join.
     Alone,
     /// A rank was stopped before the collective was complete.
     Stopped,
@@ -97,7 +96,7 @@ impl<'a> Collective<'a> {
         }
     }
 
-    /// Joins the collective that another rank may wait in, for the last time.
+    /// Closes the agreement and joins the last committed collective, in which another rank may wait.
     pub(super) fn finish(&mut self, worker: &mut Worker<'_>) -> Result<Reduced, Failure> {
         match self {
             Self::Nccl(rank) => rank.finish(worker),
@@ -150,7 +149,7 @@ impl Agreement<'_> {
         self.0.word.fetch_update(AcqRel, Acquire, commit).is_ok()
     }
 
-    /// Closes it; how many collectives all ranks join.
+    /// Closes the agreement and returns the number of collectives that all ranks join.
     fn close(&self) -> u32 {
         self.0.word.fetch_or(CLOSED, AcqRel) & !CLOSED
     }
@@ -186,7 +185,7 @@ impl<'a> NcclRank<'a> {
         if rank == 0 {
             id.leave_message(&nccl.unique_id().map_err(failed)?.0);
         }
-        // Joining waits for all ranks, so each first makes sure that all can.
+        // The join waits for all ranks, so each rank first checks that all can join.
         worker.post_all(ready);
         if !wait_for_all(worker, ready, job.ranks) {
             // Another rank may have seen that all are ready, and wait.

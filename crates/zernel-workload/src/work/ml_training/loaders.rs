@@ -1,6 +1,6 @@
-//! Loaders that a trainer forks itself, as PyTorch's do: children of their rank, which is how an observer from
-//! outside knows whose they are. They are no workers of the handle: nobody reports on them, and they end with
-//! their trainer.
+//! Loaders that a trainer forks itself, as PyTorch's do. An observer assigns them to their rank because they
+//! are its children. They are not workers of the handle: they have no reports, and they end with their
+//! trainer.
 
 use libc::pid_t;
 use rustix::io::Errno;
@@ -34,7 +34,7 @@ impl Loaders {
         Ok(loaders)
     }
 
-    /// Ends them, and says if one had given up before.
+    /// Ends them. Returns an error if one had failed before.
     pub(super) fn end(mut self) -> Result<(), Failure> {
         match self.kill_and_reap() {
             Some(errno) => Err(Step::RunLoader.failed()(errno)),
@@ -42,7 +42,7 @@ impl Loaders {
         }
     }
 
-    /// The error of the first that gave up.
+    /// Kills and reaps all loaders. Returns the error of the first that had failed.
     fn kill_and_reap(&mut self) -> Option<Errno> {
         self.0
             .iter()
@@ -71,7 +71,7 @@ fn run(load: impl FnOnce(&mut Worker<'_>) -> Result<(), Failure>) -> i32 {
         slots: &[],
         pipes: &[],
     };
-    // Its numbers are its own, or they would mix with its trainer's.
+    // It has its own record, so that its numbers do not mix with those of its trainer.
     let Ok(own) = Shared::new(1, 0, 0) else {
         return Errno::NOMEM.raw_os_error();
     };

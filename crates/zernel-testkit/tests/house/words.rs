@@ -1,0 +1,247 @@
+//! Comments, documents, messages and names use the words of the field and name their subject.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+
+use crate::{compare, workspace};
+
+/// Phrases that no text may contain, each with what to write instead. Letter case matters only for a phrase with a
+/// capital.
+const DENIED: &[(&str, &str)] = &[
+    ("tell", "report, print, export, show, distinguish"),
+    ("tells", "report, print, export, show, distinguish"),
+    ("told", "report, print, export, show, distinguish"),
+    ("telling", "report, print, export, show, distinguish"),
+    ("so many", "name the number"),
+    ("so much", "name the number"),
+    ("in a hundred", "percent"),
+    ("let go", "detach, release"),
+    ("lets go", "detach, release"),
+    ("letting go", "detach, release"),
+    ("gone", "exited, removed, freed"),
+    ("rubbish", "invalid, malformed"),
+    ("such a one", "name the subject"),
+    ("who", "name the subject"),
+    ("Whose", "name the subject"),
+    ("whom", "name the object"),
+    ("whoever", "name the subject"),
+    ("somebody", "name the process, thread or user"),
+    ("someone", "name the process, thread or user"),
+    ("anybody", "any process, thread or user"),
+    ("anyone", "any process, thread or user"),
+    ("everybody", "all processes, threads or users"),
+    ("everyone", "all processes, threads or users"),
+    ("he", "name the subject"),
+    ("him", "name the object"),
+    ("his", "name the owner"),
+];
+
+/// Phrases in which a denied word is right.
+const ALLOWED: &[&str] = &[
+    // A verdict and its name in JSON.
+    "can't tell",
+    "cannot tell",
+    // Time that has passed, as in "it has gone 60 s without a collective".
+    "has gone",
+    // A field of the snapshot.
+    "gone_ranks",
+    // People.
+    "user who",
+    "users who",
+    "engineers who",
+];
+
+/// Files where one phrase is right, with the reason.
+const EXCEPTIONS: &[(&str, &str)] = &[
+    // The value `gone` in the JSON of `zernel hang`.
+    ("crates/zernel/src/hang/analysis.rs", "gone"),
+    ("crates/zernel/tests/hang/main.rs", "gone"),
+    // A name that tests of attacks use, too.
+    ("crates/zernel-testkit/src/daemon.rs", "gone"),
+    ("crates/zernel/tests/observe/main.rs", "gone"),
+    // Part of the recorded truth.
+    ("truth/job.py", "so many"),
+];
+
+/// Files and folders that are being changed.
+const BEING_CHANGED: &[&str] = &[
+    "bpf/",
+    "crates/zernel-ebpf/src/",
+    "crates/zernel-scheduler/",
+    "crates/zernel/src/run/",
+    "crates/zernel/src/sched",
+    "crates/zernel/tests/attacks/",
+    "crates/zernel/tests/sched",
+    "docs/scheduler.md",
+];
+
+/// Sealed or generated files, texts of others, and the lists above.
+const NOT_READ: &[&str] = &[
+    "Cargo.lock",
+    "LICENSE",
+    "crates/zernel-testkit/tests/house/words.rs",
+    "truth/data/",
+    "truth/held_out/",
+];
+
+/// A word of a text.
+struct Word<'a> {
+    text: &'a str,
+    line: usize,
+    /// Whether only blanks, joiners of a name or comment markers are between this word and the one before.
+    continues: bool,
+}
+
+/// The words of a text. Parts of a name like `one_two` are words of their own. A comment continues on the next line.
+fn words(text: &str) -> Vec<Word<'_>> {
+    let mut words = Vec::new();
+    let mut continues = true;
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim_start().trim_start_matches(['/', '!', '#', '*']);
+        let is_of_word = |character: char| character.is_alphanumeric() || character == '\'';
+        let mut rest = line;
+        while let Some(start) = rest.find(is_of_word) {
+            let between = &rest[..start];
+            continues &= between.chars().all(|c| matches!(c, ' ' | '_' | '-' | ','));
+            let end = rest[start..].find(|c| !is_of_word(c));
+            let end = end.map_or(rest.len(), |length| start + length);
+            words.push(Word {
+                text: without_genitive(&rest[start..end]),
+                line: index + 1,
+                continues,
+            });
+            continues = true;
+            rest = &rest[end..];
+        }
+        continues &= rest
+            .chars()
+            .all(|c| matches!(c, ' ' | '_' | '-' | ',' | '\\'));
+    }
+    words
+}
+
+/// `somebody` for `somebody's`, without quotes.
+fn without_genitive(word: &str) -> &str {
+    let word = word.trim_matches('\'');
+    word.strip_suffix("'s").unwrap_or(word)
+}
+
+/// Whether the words from `start` are those of `phrase`.
+fn is_at(words: &[Word<'_>], start: usize, phrase: &[Word<'_>]) -> bool {
+    let Some(found) = words.get(start..start + phrase.len()) else {
+        return false;
+    };
+    let is_equal = |(found, expected): (&Word<'_>, &Word<'_>)| {
+        let has_capital = || expected.text.contains(char::is_uppercase);
+        found.text.eq_ignore_ascii_case(expected.text)
+            && (found.text == expected.text || !has_capital())
+    };
+    found.iter().skip(1).all(|word| word.continues) && found.iter().zip(phrase).all(is_equal)
+}
+
+/// Whether an allowed phrase covers the words from `start` to `end`.
+fn is_allowed(words: &[Word<'_>], start: usize, end: usize) -> bool {
+    ALLOWED.iter().any(|allowed| {
+        let allowed = self::words(allowed);
+        let first = (start + 1).saturating_sub(allowed.len());
+        (first..=start).any(|place| is_at(words, place, &allowed) && place + allowed.len() >= end)
+    })
+}
+
+/// The denied phrases of a text: the line, the phrase and what to write instead.
+fn denied(text: &str) -> Vec<(usize, &'static str, &'static str)> {
+    let words = words(text);
+    let rules: Vec<_> = DENIED
+        .iter()
+        .map(|rule| (self::words(rule.0), rule))
+        .collect();
+    let mut found = Vec::new();
+    for start in 0..words.len() {
+        for (phrase, (name, instead)) in &rules {
+            let end = start + phrase.len();
+            if is_at(&words, start, phrase) && !is_allowed(&words, start, end) {
+                found.push((words[start].line, *name, *instead));
+            }
+        }
+    }
+    found
+}
+
+/// The paths of all files in the repository that are read.
+fn paths() -> Vec<String> {
+    let mut git = Command::new("git");
+    git.args(["ls-files", "-z"]).current_dir(workspace());
+    let output = git.output().expect("git runs");
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).expect("paths in UTF-8");
+    let is_read = |path: &&str| {
+        let is_below = |prefix: &&str| path.starts_with(*prefix);
+        !path.is_empty() && !NOT_READ.iter().chain(BEING_CHANGED).any(is_below)
+    };
+    let paths = text.split('\0').filter(is_read);
+    paths.map(str::to_owned).collect()
+}
+
+#[test]
+fn no_text_contains_a_denied_word() {
+    let (workspace, paths) = (workspace(), paths());
+    assert!(paths.len() > 300, "{} files", paths.len());
+    let mut found: BTreeMap<String, String> = BTreeMap::new();
+    for path in paths {
+        // A file that is deleted but not yet committed is still listed.
+        let Ok(text) = fs::read(workspace.join(&path)) else {
+            continue;
+        };
+        for (line, phrase, instead) in denied(&String::from_utf8_lossy(&text)) {
+            let places = found.entry(format!("{path} {phrase}")).or_default();
+            *places += &format!("\n    {path}:{line}: write {instead}");
+        }
+    }
+    let exceptions = EXCEPTIONS
+        .iter()
+        .map(|(path, phrase)| format!("{path} {phrase}"));
+    let exceptions: Vec<String> = exceptions.collect();
+    let exceptions: Vec<&str> = exceptions.iter().map(|exception| &**exception).collect();
+    let rule = "words of the field, and a named subject";
+    if let Err(report) = compare(rule, &found, &exceptions) {
+        panic!("{report}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn phrases(text: &str) -> Vec<(usize, &'static str)> {
+        let found = denied(text).into_iter();
+        found.map(|(line, phrase, _)| (line, phrase)).collect()
+    }
+
+    #[test]
+    fn a_bad_sentence_is_found_with_its_line() {
+        let text = "/// Told of nobody.\nfn f() {}\n// It has so\n// many children.\n";
+        assert_eq!(phrases(text), [(1, "told"), (3, "so many")]);
+        assert_eq!(phrases("# The process is gone."), [(1, "gone")]);
+        assert_eq!(phrases("panic!(\"somebody's file\")"), [(1, "somebody")]);
+    }
+
+    #[test]
+    fn parts_of_names_are_words() {
+        assert_eq!(phrases("let is_told = 1;"), [(1, "told")]);
+        assert_eq!(phrases("Stage::Gone"), [(1, "gone")]);
+        assert_eq!(phrases("let (go, gate) = channel();"), []);
+    }
+
+    #[test]
+    fn right_uses_are_allowed() {
+        assert_eq!(phrases("\"Can't tell\" is a verdict (`cannot-tell`)."), []);
+        assert_eq!(
+            phrases("/// A user\n    /// who starts it, and users, who see it"),
+            []
+        );
+        assert_eq!(phrases("/// The user. Who starts it?"), [(1, "who")]);
+        assert_eq!(phrases("a process whose files"), []);
+        assert_eq!(phrases("/// Whose files?"), [(1, "Whose")]);
+    }
+}

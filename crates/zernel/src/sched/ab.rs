@@ -1,0 +1,234 @@
+//! `zernel sched --ab`: compares this machine's training with and without the scheduler, in alternating blocks of time.
+
+use std::error::Error;
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use zernel_lab::compare::statistics::SignTestOutcome;
+use zernel_scheduler::scheduler;
+
+use super::load::check_kernel;
+use super::paired_blocks::{PairedBlocks, StepCounts, StepRates};
+use super::policy::PolicyOptions;
+use super::published::monotonic_ns;
+use super::session::Session;
+use crate::client::{ClientError, Socket};
+use crate::interrupt;
+use crate::run::attach::parse_time;
+
+/// Pairs of blocks in the whole time, if blocks are then long enough.
+const PAIRS: u32 = 20;
+/// The shortest block: training must make many steps in it.
+const SHORTEST_BLOCK: Duration = Duration::from_secs(5);
+/// The part of a block that is not counted, while training adapts to the change.
+const SETTLES_IN: f64 = 0.2;
+const POLL: Duration = Duration::from_millis(50);
+/// The exit code if the scheduler makes training slower.
+const WORSE: u8 = 3;
+
+#[derive(Debug, Args)]
+pub(crate) struct AbOptions {
+    /// For TIME, such as 10m, alternate between this scheduler and the kernel's, and compare steps/s
+    ///
+    /// Needs `zernel observe`. Blocks come in pairs, in random order. The comparison stops early if a sign test over the
+    /// pairs shows that the scheduler is worse, and then exits with 3.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(conflicts_with_all = ["stats", "restart", "monitor", "dry_run", "config"])]
+    pub(super) ab: Option<Duration>,
+    #[command(flatten)]
+    socket: Socket,
+}
+
+pub(super) fn run(
+    options: &AbOptions,
+    time: Duration,
+    policy: &PolicyOptions,
+) -> Result<ExitCode, Box<dyn Error>> {
+    let stop = interrupt::flag()?;
+    check_kernel()?;
+    if read_counts(&options.socket)?.is_empty() {
+        return Err("no training process runs; start one first".into());
+    }
+    let length = (time / (2 * PAIRS)).max(SHORTEST_BLOCK);
+    eprintln!(
+        "zernel: blocks of {:.0} s; the comparison stops early if the scheduler is worse in 6 of 6 pairs, 11 of 13 or the \
+         like (sign test, p ≤ 0.016)",
+        length.as_secs_f64()
+    );
+    let comparison = Comparison {
+        socket: &options.socket,
+        policy,
+        length,
+        stop: &stop,
+    };
+    let mut blocks = PairedBlocks::default();
+    let end = Instant::now() + time;
+    while Instant::now() < end && blocks.outcome() != SignTestOutcome::Worse {
+        match comparison.pair()? {
+            Some((with, without)) => blocks.add(&with, &without),
+            None => break,
+        }
+        if let Some(ratio) = blocks.ratio() {
+            eprintln!("zernel: so far, {ratio}");
+        }
+    }
+    crate::print(report(&blocks).as_bytes())?;
+    Ok(match blocks.outcome() {
+        SignTestOutcome::Worse => ExitCode::from(WORSE),
+        _ => ExitCode::SUCCESS,
+    })
+}
+
+fn report(blocks: &PairedBlocks) -> String {
+    let mut text = match blocks.ratio() {
+        Some(ratio) => format!("{ratio}\n"),
+        None => "too few pairs of blocks to compare\n".to_owned(),
+    };
+    text += match blocks.outcome() {
+        SignTestOutcome::Better => "the scheduler is better\n",
+        SignTestOutcome::Worse => "the scheduler is worse\n",
+        SignTestOutcome::Undecided => "neither is shown to be better\n",
+    };
+    if blocks.discarded > 0 {
+        let discarded = blocks.discarded;
+        text += &format!(
+            "{discarded} pairs were discarded: training processes came, went or made no steps\n"
+        );
+    }
+    text
+}
+
+/// What all blocks have in common.
+struct Comparison<'a> {
+    socket: &'a Socket,
+    policy: &'a PolicyOptions,
+    length: Duration,
+    stop: &'a AtomicBool,
+}
+
+impl Comparison<'_> {
+    /// Measures a block with the scheduler and one without it, in random order. `None`: it was interrupted.
+    fn pair(&self) -> Result<Option<(StepRates, StepRates)>, Box<dyn Error>> {
+        let begins_with = is_heads()?;
+        let first = self.block(begins_with)?;
+        let second = match first {
+            Some(_) => self.block(!begins_with)?,
+            None => None,
+        };
+        let pair = first.zip(second);
+        Ok(pair.map(|(first, second)| match begins_with {
+            true => (first, second),
+            false => (second, first),
+        }))
+    }
+
+    fn block(&self, is_scheduled: bool) -> Result<Option<StepRates>, Box<dyn Error>> {
+        let mut block = Block::new(self);
+        if is_scheduled {
+            let mut session = Session::quiet(self.policy.clone());
+            scheduler::run(&session.settings(), |loaded| {
+                match session.poll(loaded, self.stop) {
+                    ControlFlow::Continue(()) => block.poll(),
+                    stopped @ ControlFlow::Break(()) => stopped,
+                }
+            })?;
+        } else {
+            while !self.stop.load(Ordering::Relaxed) && block.poll().is_continue() {
+                thread::sleep(POLL);
+            }
+        }
+        match self.stop.load(Ordering::Relaxed) {
+            true => Ok(None),
+            false => Ok(Some(block.rates()?)),
+        }
+    }
+}
+
+/// A block of time, which begins with the first poll.
+struct Block<'a> {
+    comparison: &'a Comparison<'a>,
+    began: Option<Instant>,
+    first: Option<StepCounts>,
+    rates: Result<StepRates, String>,
+}
+
+impl<'a> Block<'a> {
+    fn new(comparison: &'a Comparison<'a>) -> Self {
+        Self {
+            comparison,
+            began: None,
+            first: None,
+            rates: Err("the block was not completed".to_owned()),
+        }
+    }
+
+    /// Breaks at the end of the block, or when the observer does not answer.
+    fn poll(&mut self) -> ControlFlow<()> {
+        let began = *self.began.get_or_insert_with(Instant::now);
+        let length = self.comparison.length;
+        let elapsed = began.elapsed();
+        if elapsed < length.mul_f64(SETTLES_IN) || (elapsed < length && self.first.is_some()) {
+            return ControlFlow::Continue(());
+        }
+        let counts = match read_counts(self.comparison.socket) {
+            Ok(counts) => counts,
+            Err(error) => {
+                self.rates = Err(error.to_string());
+                return ControlFlow::Break(());
+            }
+        };
+        match &self.first {
+            None => {
+                self.first = Some(counts);
+                ControlFlow::Continue(())
+            }
+            Some(first) => {
+                self.rates = Ok(first.rates_until(&counts));
+                ControlFlow::Break(())
+            }
+        }
+    }
+
+    fn rates(self) -> Result<StepRates, String> {
+        self.rates
+    }
+}
+
+fn read_counts(socket: &Socket) -> Result<StepCounts, ClientError> {
+    let snapshot = socket.fresh_snapshot()?;
+    Ok(StepCounts::of(&snapshot, monotonic_ns()))
+}
+
+/// Tosses a coin.
+fn is_heads() -> Result<bool, Box<dyn Error>> {
+    let mut byte = [0];
+    rustix::rand::getrandom(&mut byte, rustix::rand::GetRandomFlags::empty())?;
+    Ok(byte[0] & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_says_what_was_shown() {
+        let mut blocks = PairedBlocks::default();
+        assert!(report(&blocks).contains("too few pairs"));
+        let rates = |rate: f64| StepRates::from([((1, 1), rate)]);
+        for _ in 0..6 {
+            blocks.add(&rates(1.2), &rates(1.0));
+        }
+        blocks.add(&rates(1.2), &StepRates::new());
+        let text = report(&blocks);
+        assert!(
+            text.starts_with("steps/s with the scheduler: 1.200 times"),
+            "{text}"
+        );
+        assert!(text.contains("the scheduler is better\n"), "{text}");
+        assert!(text.contains("1 pairs were discarded"), "{text}");
+    }
+}
