@@ -80,7 +80,7 @@ pub(crate) fn end_waits_on(stop: Arc<AtomicBool>) {
     STOP.with_borrow_mut(|own| *own = Some(stop));
 }
 
-/// What tells this thread to stop, if it can be told.
+/// The flag that asks this thread to stop, if it has one.
 pub(crate) fn stop_flag() -> Option<Arc<AtomicBool>> {
     STOP.with_borrow(Clone::clone)
 }

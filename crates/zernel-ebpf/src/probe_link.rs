@@ -7,7 +7,7 @@
 //!
 //! So links are pinned in a bpffs that only this process holds, and that is mounted nowhere. When the process ends, by whatever signal,
 //! the bpffs goes, and its pins with it. Without the privilege to create a bpffs, a link is pinned for a moment when it is dropped, in
-//! the directory of the pinned task states. Where that does not work either, whoever drops a link waits.
+//! the directory of the pinned task states. Where that does not work either, dropping a link waits.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
