@@ -21,8 +21,8 @@ struct {
 	__type(value, struct zernel_histogram);
 } histograms SEC(".maps");
 
-/* Free indices; 0 is never one of them. A histogram is cleared when it is taken, because somebody
- * who had it before may have written to it after it was freed. */
+/* Free indices; 0 is never one of them. A histogram is cleared when it is taken, because its
+ * last user may have written to it after it was freed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);
 	__uint(max_entries, ZERNEL_HISTOGRAMS);

@@ -5,7 +5,7 @@
  * A process gets an index with its first event and keeps it until userspace has read its exit.
  * Everything that belongs to a process (threads, loaders, entries of other maps) remembers its
  * handle: the index, and above it how often the index was used before. So neither a reused pid nor
- * an exec is mistaken for the process before it, and whoever still has the handle of an exited
+ * an exec is mistaken for the process before it, and a late writer with the handle of an exited
  * process writes nowhere. Handle 0 means none.
  */
 #ifndef ZERNEL_PROCESS_H
@@ -122,7 +122,7 @@ __noinline int zernel_count_entries_of(__u32 handle, __u32 table, __s64 change)
 	return 0;
 }
 
-/* Clears a record before its first use: whoever had the handle before may have written to it after
+/* Clears a record before its first use: a thread of the process before may have written to it after
  * userspace read it for the last time. */
 static __always_inline struct zernel_process *zernel_clear_record(__u32 index)
 {

@@ -123,7 +123,7 @@ __noinline __u32 zernel_subordinate_user(__u32 uid)
 	return range && range->first <= uid && uid <= range->last ? range->user : uid;
 }
 
-/* The user for whom root has mapped a range of uids: its first uid. A uid that is mapped to itself
+/* The owner of a range of uids that root has mapped: its first uid. A uid that is mapped to itself
  * stands for itself. */
 static __always_inline __u32 zernel_user_of_range(struct user_namespace *namespace, __u32 uid)
 {

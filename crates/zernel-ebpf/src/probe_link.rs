@@ -7,10 +7,10 @@
 //!
 //! So links are pinned in a bpffs that only this process holds, and that is mounted nowhere. When the process ends, by whatever signal,
 //! the bpffs goes, and its pins with it. Without the privilege to create a bpffs, a link is pinned for a moment when it is dropped, in
-//! the directory of the pinned task states. Where that does not work either, whoever drops a link waits.
+//! the directory of the pinned task states. Where that does not work either, dropping a link waits.
 
 use std::ffi::CString;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -55,6 +55,12 @@ pub(crate) fn pin_links(shared: &Path) {
             private,
         }
     });
+}
+
+/// The descriptor of the bpffs of this process, if it has one.
+pub(crate) fn bpffs() -> Option<RawFd> {
+    let directory = DIRECTORY.get()?;
+    directory.private.as_ref().map(AsRawFd::as_raw_fd)
 }
 
 /// Leaves links that are dropped from now on to the end of this process. That is faster than to remove their pins one by one.

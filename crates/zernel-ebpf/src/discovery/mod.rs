@@ -181,10 +181,10 @@ impl Discovery {
         let before = events.len();
         self.scan_everything(&mut events)?;
         let late = self.trace.wait(Duration::ZERO)?;
-        let told: HashSet<_> = late.iter().map(|notice| notice.process().pid).collect();
+        let reported: HashSet<_> = late.iter().map(|notice| notice.process().pid).collect();
         if self.scanned {
             let missed = events[before..].iter().filter(|event| match event {
-                ProcessEvent::Mapped { process, .. } => !told.contains(&process.pid),
+                ProcessEvent::Mapped { process, .. } => !reported.contains(&process.pid),
                 _ => false,
             });
             self.missed_by_events += missed.count() as u64;

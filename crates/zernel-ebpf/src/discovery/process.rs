@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use procfs::process::Process;
 use zernel_model::snapshot::START_UNIT_NS;
 
-/// A process. The start time tells it from earlier processes with the same pid.
+/// A process. The start time distinguishes it from earlier processes with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {
     /// Its pid in the initial pid namespace: the thread group.

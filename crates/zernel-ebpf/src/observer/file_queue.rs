@@ -22,7 +22,7 @@ use crate::discovery::ProcessKey;
 use crate::foreign_file::ForeignFile;
 use crate::quarantine;
 
-/// For whom a file is attached to.
+/// The processes that need the probes of a file, and their tenant.
 #[derive(Debug, Clone)]
 pub(super) struct FileDemand {
     /// The processes that map it.
@@ -79,7 +79,7 @@ impl FileQueue {
         self.waiting.push_back(NewFile { kind, file, demand });
     }
 
-    /// For whom a file of this identity is in the queue, if it is.
+    /// The demand for a file of this identity; `None` if it is not in the queue.
     pub(super) fn demand_for(&mut self, identity: FileIdentity) -> Option<&mut FileDemand> {
         let waiting = self.waiting.iter_mut();
         let waiting = waiting.map(|it| (it.file.identity, &mut it.demand));
@@ -89,7 +89,7 @@ impl FileQueue {
         files.find_map(|(other, demand)| (other == identity).then_some(demand))
     }
 
-    /// The kind of each file, and for whom it is attached to.
+    /// The kind of each file, and the demand for it.
     pub(super) fn demands(&self) -> impl Iterator<Item = (LibraryKind, &FileDemand)> {
         let waiting = self.waiting.iter().map(|it| (it.kind, &it.demand));
         let pending = self.pending.iter().map(|it| (it.task.kind, &it.demand));

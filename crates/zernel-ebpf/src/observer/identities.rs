@@ -1,7 +1,7 @@
 //! Reads the identities of processes, in child processes.
 //!
 //! The environment of a process is part of its memory. A process can map a file there whose file system does not answer, and
-//! then whoever reads it waits. So the processes of each tenant are read by child processes of their own, a few at a time. What
+//! then its reader waits. So the processes of each tenant are read by child processes of their own, a few at a time. What
 //! is not read at once comes in a later round.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -202,7 +202,7 @@ impl ObservedProcess {
         }
     }
 
-    /// Tells the step detector which marks are sampled: they do not occur in every step. An announced optimizer step is a
+    /// Passes the step detector the marks that are sampled: they do not occur in every step. An announced optimizer step is a
     /// mark that is never sampled.
     pub(super) fn update_sampled_marks(&mut self) {
         let is_sampled = |mark: &Mark| {

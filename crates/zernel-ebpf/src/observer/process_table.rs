@@ -246,7 +246,7 @@ impl ProcessTable {
         }
     }
 
-    /// Exited processes of tenants who have many newer ones. Loaders go before trainers.
+    /// Exited processes of tenants with many newer ones. Loaders go before trainers.
     fn surplus_exited(&self) -> BTreeSet<ProcessKey> {
         if self.exited.len() <= self.max_exited {
             return BTreeSet::new();

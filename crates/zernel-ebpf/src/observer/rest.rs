@@ -1,4 +1,4 @@
-//! Stops observing who costs too much, and nobody else.
+//! Stops observing a process that costs too much, and no other.
 //!
 //! A process whose overhead stays above the ceiling although its frequent functions are sampled is *rested* for a while. The
 //! kernel skips its calls at the entry of the probes. Probes are detached from the files that only its user has mapped; the

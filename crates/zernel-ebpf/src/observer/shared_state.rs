@@ -32,7 +32,7 @@ pub(super) struct PinDirectory {
     pub(super) reuses_tasks: bool,
 }
 
-/// The pins of this observer; dropping it removes them unless somebody reads them.
+/// The pins of this observer; dropping it removes them unless a scheduler reads them.
 #[derive(Debug)]
 pub(super) struct SharedState {
     directory: PinDirectory,

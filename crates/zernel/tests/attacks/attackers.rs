@@ -171,7 +171,7 @@ fn map_copies(functions: &[&'static str], copies: u64) {
     }
 }
 
-/// Calls `cuInit` all the time, in a private copy and in the library that everybody uses.
+/// Calls `cuInit` all the time, in a private copy and in the library that all users share.
 fn loops_cu_init(driver: &Driver, _rounds: u64) {
     let copy = own_path("libcuda.so.1");
     fs::copy(directory().join("lib/libcuda.so.1"), &copy).expect("ours");

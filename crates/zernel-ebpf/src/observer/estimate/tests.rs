@@ -178,7 +178,7 @@ fn steps_of_one_window_may_be_alike() {
 
 /// Calls come independently of each other, 2000 per second.
 #[test]
-fn without_steps_the_rate_tells() {
+fn without_steps_the_rate_decides() {
     for (windows, close, width) in [(3, 50, 0.25), (5, 70, 0.15), (40, 100, 0.04)] {
         let mut random = Rng::with_seed(7);
         let mut quality = Quality::default();

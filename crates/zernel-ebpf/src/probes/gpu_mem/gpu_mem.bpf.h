@@ -277,13 +277,13 @@ static __always_inline void change_references(__u32 process, __u64 handle, __s32
 {
 	struct allocation_key key = { .object = handle, .process = process, .kind = MEMORY_HANDLE };
 	struct allocation *found = bpf_map_lookup_elem(&allocations, &key);
-	struct allocation gone;
+	struct allocation freed;
 
 	if (!found || (__s32)__sync_fetch_and_add(&found->references, change) + change > 0)
 		return;
-	gone = *found;
+	freed = *found;
 	if (delete_allocation(&key))
-		record_free(process, &gone);
+		record_free(process, &freed);
 }
 
 struct unmapping {

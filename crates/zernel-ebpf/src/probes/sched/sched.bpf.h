@@ -55,7 +55,7 @@ static __always_inline __u64 burst_ns_of(const struct zernel_thread *thread, __u
 	return run->burst_ns + stretch_ns + 1;
 }
 
-/* The tracker's event. A trainer polls for data if somebody loads data for it, and a loader polls
+/* The tracker's event. A trainer polls for data if it has loaders, and a loader polls
  * for its next work. */
 static __always_inline __u8 event_of_block(const struct zernel_process *process, __u8 reason)
 {
@@ -123,7 +123,7 @@ static __noinline int set_run_state(struct zernel_thread *thread, struct zernel_
 	return 0;
 }
 
-/* Ends the work of a thread whose process was freed before the thread was gone. */
+/* Ends the work of a thread whose process was freed before the thread had exited. */
 static __noinline int abandon_work(struct zernel_thread *thread, __u64 now_ns)
 {
 	struct sched_thread *run = &thread->sched;
@@ -512,7 +512,7 @@ static __always_inline struct zernel_thread *give_storage(struct task_struct *ta
 }
 
 /* Stops observing the current thread, which exits or calls exec. Its process may be freed before
- * the thread is gone: closing a file may take seconds. */
+ * the thread has exited: closing a file may take seconds. */
 static __always_inline void forget_thread(struct zernel_thread *thread)
 {
 	struct zernel_process *process = zernel_process(thread->process);
