@@ -37,7 +37,7 @@ pub(crate) struct AbOptions {
     /// Needs `zernel observe`. Blocks come in pairs, in random order. The comparison stops early if a sign test over the
     /// pairs shows that the scheduler is worse, and then exits with 3.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
-    #[arg(conflicts_with_all = ["stats", "restart", "monitor", "dry_run", "config"])]
+    #[arg(conflicts_with_all = ["stats", "restart", "monitor", "dry_run", "config", "watchdog_ms", "without"])]
     pub(super) ab: Option<Duration>,
     #[command(flatten)]
     socket: Socket,

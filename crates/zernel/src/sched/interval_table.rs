@@ -23,6 +23,12 @@ pub(super) struct IntervalTable {
 }
 
 impl IntervalTable {
+    /// Whether the last line, or the begin of the first interval, is of these statistics.
+    pub(super) fn is_added(&self, statistics: &SchedulerStatistics) -> bool {
+        let last = self.last.as_ref();
+        last.is_some_and(|last| last.taken_ns == statistics.taken_ns)
+    }
+
     /// The line of the interval since the last call, below a header if one is due. The first call begins the first
     /// interval and returns nothing.
     pub(super) fn add(&mut self, now: &SchedulerStatistics) -> Option<String> {
@@ -113,7 +119,10 @@ mod tests {
     #[test]
     fn a_line_describes_its_interval() {
         let mut table = IntervalTable::default();
+        assert!(!table.is_added(&statistics(1)));
         assert_eq!(table.add(&statistics(1)), None);
+        assert!(table.is_added(&statistics(1)));
+        assert!(!table.is_added(&statistics(3)));
         let text = table.add(&statistics(3)).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");

@@ -11,6 +11,9 @@ use super::interval_table::IntervalTable;
 use super::published;
 use crate::interrupt;
 
+/// Time between two looks at the published statistics.
+const POLL: Duration = Duration::from_millis(50);
+
 /// Prints a line per interval until Ctrl-C, or until the scheduler ends.
 pub(super) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
     let stop = interrupt::flag()?;
@@ -18,12 +21,16 @@ pub(super) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
     let mut table = IntervalTable::default();
     let mut next = Instant::now();
     while !stop.load(Ordering::Relaxed) {
+        thread::sleep(POLL);
         if Instant::now() < next {
-            thread::sleep(Duration::from_millis(50));
             continue;
         }
-        next += interval;
         let statistics = published::read(Path::new(published::DIRECTORY))?;
+        if table.is_added(&statistics) {
+            // The next ones are published within a second.
+            continue;
+        }
+        next = Instant::now() + interval;
         if let Some(text) = table.add(&statistics) {
             crate::print(text.as_bytes())?;
         }
