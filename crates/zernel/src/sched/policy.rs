@@ -12,6 +12,8 @@ use zernel_scheduler::scheduler::{Privilege, SchedSettings};
 
 /// Slices in microseconds.
 const SLICES_US: std::ops::RangeInclusive<u64> = 100..=100_000;
+/// The id of the root cgroup, in which all tasks are.
+const ROOT_CGROUP: u64 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Args, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -21,8 +23,8 @@ pub(crate) struct PolicyOptions {
     #[arg(value_parser = value_parser!(u64).range(SLICES_US))]
     #[serde(deserialize_with = "slice")]
     pub(super) slice_us: u64,
-    /// Whose critical threads go first: nobody, all, or cgroup=PATH. Needs a running `zernel observe`
-    #[arg(long, value_name = "WHO", default_value = "nobody")]
+    /// Tasks with critical threads that go first: nobody, all, or cgroup=PATH. Needs a running `zernel observe`
+    #[arg(long, value_name = "TASKS", default_value = "nobody")]
     pub(super) privilege: PrivilegeOption,
     /// Part of their fair share that others keep beside critical threads, from 0 to 1
     #[arg(long, value_name = "SHARE", default_value = "0.5")]
@@ -75,7 +77,7 @@ fn slice<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     }
 }
 
-/// Whose critical threads go first.
+/// The tasks with critical threads that go first.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(super) struct PrivilegeOption {
@@ -117,7 +119,10 @@ impl FromStr for PrivilegeOption {
             "nobody" => Privilege::Nobody,
             "all" => Privilege::All,
             _ => match text.strip_prefix("cgroup=") {
-                Some(path) => Privilege::Cgroup(cgroup_id(path)?),
+                Some(path) => match cgroup_id(path)? {
+                    ROOT_CGROUP => Privilege::All,
+                    id => Privilege::Cgroup(id),
+                },
                 None => return Err("use nobody, all or cgroup=PATH".to_owned()),
             },
         };
