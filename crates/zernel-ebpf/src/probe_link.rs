@@ -100,7 +100,7 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        // It fails only if somebody else removed it.
+        // It fails only if another process removed it.
         let _ = fs::remove_file(&self.path);
     }
 }

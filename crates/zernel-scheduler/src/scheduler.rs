@@ -43,12 +43,12 @@ const LIMITS_EVERY: Duration = Duration::from_secs(1);
 /// The callback that reports changes of `cpu.max`.
 const REPORTS_LIMITS: &str = "cgroup_set_bandwidth";
 
-/// Whose critical threads go first.
+/// The tasks with critical threads that go first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Privilege {
     /// Nobody's.
     Nobody,
-    /// Everybody's.
+    /// All tasks.
     All,
     /// Those of a cgroup and its descendants, by its id: the inode number of its folder.
     Cgroup(u64),
@@ -73,11 +73,11 @@ impl Privilege {
 pub struct SchedSettings {
     /// Time that a task runs before others get their turn. Slices end at the kernel's ticks.
     pub slice: Duration,
-    /// Whose critical threads go first.
+    /// The tasks with critical threads that go first.
     pub privilege: Privilege,
     /// The percentage of their fair share that others keep.
     pub guarantee_percent: u32,
-    /// Whether somebody may become privileged later, by [`LoadedScheduler::set_policy`].
+    /// Whether tasks may become privileged later, by [`LoadedScheduler::set_policy`].
     pub may_privilege: bool,
     /// The kernel ejects the scheduler if a task waits for this long. At most [`Self::WATCHDOG`].
     pub watchdog: Duration,
@@ -144,8 +144,8 @@ pub enum SchedError {
     /// The kernel ejected the scheduler, because of an error.
     #[error("the kernel ejected the scheduler: {0}")]
     Ejected(String),
-    /// Somebody else unloaded the scheduler, such as with SysRq-S.
-    #[error("somebody unloaded the scheduler: {0}")]
+    /// The scheduler was unloaded from outside, such as with SysRq-S.
+    #[error("the scheduler was unloaded from outside: {0}")]
     Unloaded(String),
 }
 
@@ -241,7 +241,7 @@ fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<()
     Ok(())
 }
 
-/// Whether the kernel tells a scheduler when a `cpu.max` changes.
+/// Whether the kernel informs a scheduler when a `cpu.max` changes.
 fn kernel_reports_limits() -> bool {
     let Ok(btf) = Btf::from_vmlinux() else {
         return false;

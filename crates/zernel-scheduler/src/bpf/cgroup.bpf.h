@@ -56,7 +56,7 @@ struct {
 } free_nodes SEC(".maps");
 
 static __u32 used_nodes = ROOT + 1;
-/* Weights of the root's runnable tasks and active children, if somebody may be privileged. */
+/* Weights of the root's runnable tasks and active children, if tasks may be privileged. */
 static __s64 root_active;
 /* In place of the index of a node. */
 #define NO_NODE (~0U)

@@ -2,7 +2,7 @@
 /*
  * Virtual clocks. A task's virtual time grows while it runs: by the time that it ran, times 100,
  * divided by its effective weight. A clock follows the virtual time of the tasks that are chosen to
- * run, and so shows how far everybody should have come.
+ * run, and so shows how far all tasks should have come.
  */
 #ifndef ZERNEL_SCHED_CLOCK_H
 #define ZERNEL_SCHED_CLOCK_H

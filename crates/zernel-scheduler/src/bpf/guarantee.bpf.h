@@ -2,7 +2,7 @@
 /*
  * What others keep beside critical threads and loaders.
  *
- * Were everybody treated alike, a clock would advance by CPUs / (sum of the weights of all runnable
+ * Were all tasks treated alike, a clock would advance by CPUs / (sum of the weights of all runnable
  * tasks). The promised clock advances at a fraction of that speed, the guarantee. Tasks that go
  * first do not advance the clock, so it slows down while they take more than their share. How far
  * it is behind the promised clock is what others have lost. While this is less than a slice, ranks

@@ -19,7 +19,7 @@ enum {
 	FIRST_WAIT_POWER = 10,
 };
 
-/* Whose critical threads go first. */
+/* The tasks with critical threads that go first. */
 enum privilege {
 	PRIVILEGE_NOBODY,
 	PRIVILEGE_ALL,
@@ -40,7 +40,7 @@ struct settings {
 	__u64 privileged_cgroup; /* its id */
 	enum privilege privilege;
 	__u32 guarantee_percent; /* the part of their fair share that others keep */
-	__u32 may_privilege; /* somebody is privileged, or may become so while the scheduler runs */
+	__u32 may_privilege; /* tasks are privileged, or may become so while the scheduler runs */
 	__u32 privileged_process; /* its pid; 0: none */
 	__u32 policies; /* enum policy_part */
 	__u32 cpus; /* numbers of possible CPUs are below this */

@@ -4,7 +4,7 @@
  * tasks), and one for the tasks that wait for a budget. Critical threads and loaders wait in queues
  * of their own beside each of the first two kinds.
  *
- * Pinned tasks have a clock per CPU: ten of them on one CPU fall behind everybody else, and one
+ * Pinned tasks have a clock per CPU: ten of them on one CPU fall behind all others, and one
  * that has a CPU to itself runs ahead, and neither may disturb the weights elsewhere. An offset
  * makes both clocks comparable on that CPU. It changes only while one side has nothing runnable
  * there, or owes too much.

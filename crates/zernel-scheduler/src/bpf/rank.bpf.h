@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Who goes first. A thread is critical if a training step waits for it, as the probes see it: it
+ * Ranks: which tasks go first. A thread is critical if a training step waits for it, as the probes see it: it
  * launches work, is in a collective, updates the model, or fetches its next batch. Neither its
  * kind of work nor that of loaders counts without privilege, or without a running observer.
  */

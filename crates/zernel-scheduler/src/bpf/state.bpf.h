@@ -66,7 +66,7 @@ struct cpu {
 
 static struct cpu cpus[MAX_CPUS];
 static struct clock shared_clock;
-/* CPUs that run an ordinary task, while somebody is privileged. */
+/* CPUs that run an ordinary task, while tasks are privileged. */
 static __s64 ordinary_cpus;
 /* The CPU to look at next for a task to preempt. */
 static __u32 next_candidate;

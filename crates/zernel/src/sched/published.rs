@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use zernel_model::scheduler::SchedulerStatistics;
 
-/// Directory of the file. Everybody may read it, only root may write to it.
+/// Directory of the file. All users may read it, only root may write to it.
 pub(crate) const DIRECTORY: &str = "/run/zernel-sched";
 const FILE: &str = "statistics.json";
 const EVERY: Duration = Duration::from_secs(1);

@@ -55,7 +55,7 @@ impl Session {
         })
     }
 
-    /// Prints statistics every so many seconds.
+    /// Prints statistics every `seconds`.
     pub(super) fn stats(mut self, seconds: u64) -> Self {
         self.stats = Some(IntervalPrinter::new(seconds));
         self

@@ -36,7 +36,7 @@ pub(super) fn statistics_are_printed() {
     monitor.wait().unwrap();
     for printed in [of_monitor, of_stats] {
         assert!(printed[1].contains("PREEMPT/S"), "{printed:?}");
-        // The class of everybody is other: nobody observes.
+        // All tasks are of class other: nothing is observed.
         let words: Vec<&str> = printed[3].split_whitespace().collect();
         assert_eq!(words[..9], ["0", "-", "0%"].repeat(3), "{printed:?}");
         let other_runs: u64 = words[9].parse().unwrap();
@@ -161,13 +161,13 @@ pub(super) fn ejections_end_in_a_lock_out() {
     wait_for("disabled", ENDS_WITHIN);
 }
 
-/// Somebody who unloads the scheduler with SysRq does not want it back.
+/// A scheduler that was unloaded with SysRq is not loaded again.
 pub(super) fn sysrq_unloads_for_good() {
     let mut scheduler = start(&["--restart", "5"]);
     let printed = collect_stderr(&mut scheduler);
     fs::write("/proc/sysrq-trigger", "S").unwrap();
     let status = scheduler.wait().unwrap();
-    wait_for_text(&printed, "somebody unloaded the scheduler");
+    wait_for_text(&printed, "the scheduler was unloaded from outside");
     assert_eq!(status.code(), Some(1));
     wait_for("disabled", ENDS_WITHIN);
 }
