@@ -43,6 +43,7 @@ const SCENARIOS: [&str; 6] = [
 /// A trainer with a backward thread and one at the mercy of its loaders, beside spinners.
 const TRAINERS: &str = r#"
 about = "Hand-off and feed."
+topology = "2"
 warmup_ms = 2000
 duration_ms = 600
 observe = true
@@ -61,7 +62,7 @@ work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, decode_us = 400
 
 [[group]]
 name = "noise"
-workers = 8
+workers = 4
 work = "spin_wait"
 "#;
 

@@ -25,38 +25,43 @@ families! {
         "Time from a wake-up of a thread of the class until it ran.";
 }
 
+/// A figure of the scheduler.
+type SchedulerFigure = fn(&SchedulerStatistics) -> f64;
 /// A figure of a class.
-type Figure = fn(&ClassStatistics) -> f64;
+type ClassFigure = fn(&ClassStatistics) -> f64;
 
+/// Without a scheduler, all families but the first have no series.
 pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistics>) {
     single(out, &LOADED, &[], f64::from(u8::from(scheduler.is_some())));
-    let Some(scheduler) = scheduler else {
-        return;
-    };
-    single(out, &RESTARTS, &[], f64::from(scheduler.restarts));
-    single(out, &SLICE, &[], scheduler.slice_us as f64 / 1e6);
-    single(out, &GUARANTEE, &[], scheduler.guarantee);
+    let figures: [(MetricFamily, SchedulerFigure); 3] = [
+        (RESTARTS, |scheduler| f64::from(scheduler.restarts)),
+        (SLICE, |scheduler| scheduler.slice_us as f64 / 1e6),
+        (GUARANTEE, |scheduler| scheduler.guarantee),
+    ];
+    for (family, figure) in figures {
+        head(out, &family);
+        if let Some(scheduler) = scheduler {
+            out.sample(family.name, "", &[], figure(scheduler));
+        }
+    }
     head(out, &EVENTS);
-    for (event, count) in scheduler.counters.iter() {
+    for (event, count) in scheduler.iter().flat_map(|it| it.counters.iter()) {
         out.sample(EVENTS.name, "", &[("event", &event)], count);
     }
-    let counters: [(MetricFamily, Figure); 2] = [
+    let classes = || scheduler.iter().flat_map(|it| &it.classes);
+    let counters: [(MetricFamily, ClassFigure); 2] = [
         (RUNS, |class| class.runs as f64),
         (RUN_SECONDS, |class| class.run_ns as f64 / 1e9),
     ];
     for (family, figure) in counters {
         head(out, &family);
-        for (class, counted) in &scheduler.classes {
-            out.sample(
-                family.name,
-                "",
-                &[("class", &label(*class))],
-                figure(counted),
-            );
+        for (class, counted) in classes() {
+            let labels = [("class", &label(*class) as _)];
+            out.sample(family.name, "", &labels, figure(counted));
         }
     }
     head(out, &WAIT);
-    for (class, counted) in &scheduler.classes {
+    for (class, counted) in classes() {
         out.histogram(WAIT.name, &[("class", &label(*class))], &counted.waits());
     }
 }
