@@ -46,6 +46,8 @@ struct Measured {
     exits: Vec<Duration>,
     /// The longest time from SIGTERM to the exit.
     slowest_exit: Duration,
+    /// From the exit of the daemon until nothing was attached.
+    slowest_detach: Duration,
     attacks: usize,
     peak: u64,
     /// Growth of the resident memory in the second half of each life, in KiB per minute.
@@ -154,10 +156,12 @@ pub(crate) fn soak() {
     old.kill();
     if minutes.is_some() {
         report(time, &measured);
+        // Limits of time are for a release build that runs long enough.
         assert_answered(&measured.answers);
+        let (exit, detached) = (measured.slowest_exit, measured.slowest_detach);
+        assert!(exit < EXIT_LIMIT, "exit after {exit:?}");
+        assert!(detached < DETACH_LIMIT, "detached {detached:?} later");
     }
-    let exit = measured.slowest_exit;
-    assert!(exit < EXIT_LIMIT, "{exit:?}");
 }
 
 /// One life of the daemon, which ends by a signal.
@@ -178,13 +182,17 @@ fn live(
     assert_eq!(is_complete(&daemon, old.pid()), Some(false));
     let mut new = start_victim(stage, u64::MAX);
     let mut sizes = Vec::new();
-    while Instant::now() < end {
+    // At least once: on a busy machine a short life may be over before the jobs are found.
+    loop {
         attackers.turn(stage);
         old.step();
         new.step();
         let left = end.saturating_duration_since(Instant::now());
         sizes.push((left, resident(daemon.pid())));
         thread::sleep(Duration::from_millis(50));
+        if left.is_zero() {
+            break;
+        }
     }
     assert_counted_since(&daemon, stage, old.pid(), &start);
     assert_counted_since(&daemon, stage, new.pid(), &(Calls::new(), Calls::new()));
@@ -208,11 +216,7 @@ fn live(
     assert!(signal == Signal::KILL || status.success(), "{said}");
     // A child process that cannot die keeps the programs.
     objects.wait_until_detached();
-    let detached = begin.elapsed();
-    assert!(
-        detached - exit < DETACH_LIMIT,
-        "{signal:?}: exit after {exit:?}, detached after {detached:?}"
-    );
+    measured.slowest_detach = measured.slowest_detach.max(begin.elapsed() - exit);
     new.kill();
 }
 
