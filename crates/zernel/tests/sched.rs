@@ -43,7 +43,6 @@ const SCENARIOS: [&str; 6] = [
 /// A trainer with a backward thread and one at the mercy of its loaders, beside spinners.
 const TRAINERS: &str = r#"
 about = "Hand-off and feed."
-topology = "2"
 warmup_ms = 2000
 duration_ms = 600
 observe = true
@@ -62,7 +61,7 @@ work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, decode_us = 400
 
 [[group]]
 name = "noise"
-workers = 4
+workers = 8
 work = "spin_wait"
 "#;
 
