@@ -2,7 +2,7 @@
 //!
 //! The kernel detaches probes when the last reference to their link goes. If that is a descriptor, the process that closes it waits
 //! for grace periods of RCU, which take a second on a busy machine. One user can make the daemon hold hundreds of links, and a process
-//! that is killed closes its descriptors one after the other: it took minutes to die, with its probes attached. If the last reference
+//! that is killed closes its descriptors one after the other: it would take minutes to die, with its probes attached. If the last reference
 //! is a pin in a bpffs, a work queue of the kernel detaches, hundreds of links at a time, and no process waits.
 //!
 //! So links are pinned in a bpffs that only this process holds, and that is mounted nowhere. When the process ends, by whatever signal,
@@ -105,7 +105,7 @@ impl Drop for Pin {
     }
 }
 
-/// A link to attached probes. Dropping it detaches them. Nobody waits for that, if the link can be pinned.
+/// A link to attached probes. Dropping it detaches them, without a wait if the link can be pinned.
 #[derive(Debug)]
 pub(crate) struct ProbeLink {
     /// `None` only while the link is taken apart. It is closed before the pin is removed, so the pin is the last reference.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Feeding. Loaders go before ordinary tasks. A loader whose trainer is hungry also preempts them
- * when it wakes up. A trainer is hungry while it waits for data, and to a loader until that loader
+ * Feeding. Loaders go before ordinary tasks. The loaders of a hungry trainer also preempt them
+ * when they wake up. A trainer is hungry while it waits for data, and to a loader until that loader
  * blocks: then the trainer's queue is full.
  */
 #ifndef ZERNEL_SCHED_FEED_H

@@ -14,8 +14,8 @@
  * The shared clock has a promise, and the clock of each CPU has one for the tasks pinned there: a
  * critical thread goes first on a CPU only while neither has lost too much. Tasks that may use some
  * CPUs only can lose more than others. So a CPU serves all of its queues by virtual time when the
- * first ordinary task has lost three slices by itself. A tenant whose tasks lose more than those of
- * others is protected by the same rule.
+ * first ordinary task has lost three slices by itself. The same rule protects a tenant with
+ * tasks that lose more than those of others.
  *
  * So nobody waits longer than it takes the promised clock to advance by three slices. A small
  * guarantee would make this long, so a CPU also serves all of its queues ten times a second.

@@ -41,7 +41,7 @@ static enum rank rank_of_class(__u64 class_word)
 {
 	switch (zernel_word_class(class_word)) {
 	case ZERNEL_CLASS_CRITICAL:
-	/* Nobody knows when the GPU is done, so the thread must be on its CPU then. */
+	/* When the GPU will be done is unknown, so the thread stays on its CPU. */
 	case ZERNEL_CLASS_GPU_WAIT:
 		return CRITICAL;
 	case ZERNEL_CLASS_FEED:

@@ -123,7 +123,7 @@ static __noinline int set_run_state(struct zernel_thread *thread, struct zernel_
 	return 0;
 }
 
-/* Ends the work of a thread whose process was freed before the thread had exited. */
+/* Ends the work of a thread that exits after its process was freed. */
 static __noinline int abandon_work(struct zernel_thread *thread, __u64 now_ns)
 {
 	struct sched_thread *run = &thread->sched;
