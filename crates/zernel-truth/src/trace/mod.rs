@@ -36,11 +36,11 @@ pub const CALL_EVENT: u8 = 0xf0;
 /// Event number of the exit of a thread.
 pub const EXIT_EVENT: u8 = 0xf1;
 
-const EVENT: u8 = 0;
-const PROCESS: u8 = 1;
-const SAMPLE: u8 = 2;
-const COVERAGE: u8 = 3;
-const LOSS: u8 = 4;
+const EVENT_TAG: u8 = 0;
+const PROCESS_TAG: u8 = 1;
+const SAMPLE_TAG: u8 = 2;
+const COVERAGE_TAG: u8 = 3;
+const LOSS_TAG: u8 = 4;
 const KIND_BITS: u8 = 7;
 const NEW_THREAD: u8 = 8;
 const HAS_SYMBOL: u8 = 16;
