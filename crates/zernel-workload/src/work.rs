@@ -94,10 +94,10 @@ pub(crate) trait Work {
     /// The numbers of workers that a group may have.
     fn worker_rule(&self) -> String {
         // Larger than any fixed team.
-        const MANY: usize = 1 << 20;
-        match (self.team_size(MANY), self.smallest_team()) {
-            (1, _) | (MANY, 1) => "any number".to_owned(),
-            (MANY, smallest) => format!("at least {smallest}"),
+        const MANY_WORKERS: usize = 1 << 20;
+        match (self.team_size(MANY_WORKERS), self.smallest_team()) {
+            (1, _) | (MANY_WORKERS, 1) => "any number".to_owned(),
+            (MANY_WORKERS, smallest) => format!("at least {smallest}"),
             (team, _) => format!("a multiple of {team}"),
         }
     }

@@ -54,7 +54,7 @@ pub(super) struct Interval {
 }
 
 impl Reduced {
-    fn since(start_ns: u64) -> Self {
+    fn ended_now(start_ns: u64) -> Self {
         Self::Together(Interval {
             start_ns,
             end_ns: clock::now_ns(),
@@ -122,7 +122,7 @@ impl Ring<'_> {
             worker.take(self.slots.arrived)
         });
         match done {
-            true => Reduced::since(start_ns),
+            true => Reduced::ended_now(start_ns),
             false => Reduced::Stopped,
         }
     }
@@ -224,7 +224,7 @@ impl<'a> NcclRank<'a> {
         worker
             .blocking(|| device.synchronize())
             .map_err(gpu::failed)?;
-        Ok(Reduced::since(start_ns))
+        Ok(Reduced::ended_now(start_ns))
     }
 
     fn finish(&mut self, worker: &mut Worker<'_>) -> Result<Reduced, Failure> {
