@@ -27,7 +27,7 @@ const ATTEMPTS: usize = 1000;
 
 /// What the last process does with the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Afterwards {
+pub(crate) enum AfterLastProcess {
     /// Keeps it, empty.
     Keep,
     /// Removes it too.
@@ -39,13 +39,13 @@ pub(crate) enum Afterwards {
 pub(crate) struct StateDirectory {
     directory: OwnedFd,
     path: PathBuf,
-    afterwards: Afterwards,
+    afterwards: AfterLastProcess,
     opener: Pid,
 }
 
 impl StateDirectory {
     /// Opens the directory and the file in it, and creates them if they do not exist.
-    pub(crate) fn enter(path: &Path, afterwards: Afterwards) -> io::Result<(Self, File)> {
+    pub(crate) fn enter(path: &Path, afterwards: AfterLastProcess) -> io::Result<(Self, File)> {
         // Without a slash at the end, which would follow a link in spite of NOFOLLOW.
         let path: PathBuf = path.components().collect();
         let (directory, file) = open_both(&path)?;
@@ -72,7 +72,7 @@ impl StateDirectory {
         }
         // If something cannot be removed it stays, and is used again.
         let _ = unlinkat(&self.directory, FILE, AtFlags::empty());
-        if self.afterwards == Afterwards::Remove {
+        if self.afterwards == AfterLastProcess::Remove {
             let _ = rustix::fs::rmdir(&self.path);
         }
         let _ = flock(&self.directory, FlockOperation::Unlock);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     fn enter(path: &Path) -> io::Result<(StateDirectory, File)> {
-        StateDirectory::enter(path, Afterwards::Keep)
+        StateDirectory::enter(path, AfterLastProcess::Keep)
     }
 
     #[test]
@@ -227,7 +227,10 @@ mod tests {
     #[test]
     fn the_last_to_leave_removes_the_state() {
         let test = TestDirectory::new("state-leave");
-        for (afterwards, is_kept) in [(Afterwards::Keep, true), (Afterwards::Remove, false)] {
+        for (afterwards, is_kept) in [
+            (AfterLastProcess::Keep, true),
+            (AfterLastProcess::Remove, false),
+        ] {
             let path = test.path().join("directory");
             let first = StateDirectory::enter(&path, afterwards).unwrap();
             let second = StateDirectory::enter(&path, afterwards).unwrap();
@@ -246,7 +249,8 @@ mod tests {
         let path = test.path().join("directory");
         let come_and_go = || {
             for _ in 0..500 {
-                let (_directory, file) = StateDirectory::enter(&path, Afterwards::Remove).unwrap();
+                let (_directory, file) =
+                    StateDirectory::enter(&path, AfterLastProcess::Remove).unwrap();
                 let named = fs::metadata(path.join(FILE)).unwrap();
                 assert_eq!(named.ino(), file.metadata().unwrap().ino());
             }
