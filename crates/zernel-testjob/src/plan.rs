@@ -180,8 +180,8 @@ impl Plan {
     #[must_use]
     pub fn new(cause: Cause, seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed ^ (cause as u64) << 32);
-        let mut plan = Self::unhindered(cause, seed, &mut random);
-        plan.hinder(&mut random);
+        let mut plan = Self::without_bottleneck(cause, seed, &mut random);
+        plan.add_bottleneck(&mut random);
         plan.steps = (TRAINING_US / plan.slowest_us()) as u32;
         plan
     }
@@ -196,7 +196,7 @@ impl Plan {
     }
 
     /// A job without a bottleneck, with steps of some milliseconds.
-    fn unhindered(cause: Cause, seed: u64, random: &mut fastrand::Rng) -> Self {
+    fn without_bottleneck(cause: Cause, seed: u64, random: &mut fastrand::Rng) -> Self {
         Self {
             cause,
             seed,
@@ -235,7 +235,7 @@ impl Plan {
         }
     }
 
-    fn hinder(&mut self, random: &mut fastrand::Rng) {
+    fn add_bottleneck(&mut self, random: &mut fastrand::Rng) {
         let hindrance_us = random.u64(22_000..34_000);
         let kernels = u64::from(3 * self.launches);
         match self.cause {
