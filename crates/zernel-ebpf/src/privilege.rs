@@ -39,7 +39,7 @@ const fn or_admin(name: &'static str, capability: CapabilitySet) -> NeededCapabi
 
 /// Capabilities that this thread can use.
 #[must_use]
-pub fn held() -> CapabilitySet {
+pub fn held_capabilities() -> CapabilitySet {
     capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective)
 }
 

@@ -27,7 +27,7 @@ const LOADER_SHARES: Shares = Shares {
 /// How long a file system may take to deliver a loader.
 const READ_LIMIT: Duration = Duration::from_secs(10);
 /// How long a scan waits for new loaders. Later ones are taken over by the next scan.
-const PATIENCE: Duration = Duration::from_millis(500);
+const SCAN_WAIT: Duration = Duration::from_millis(500);
 
 /// A dynamic loader that some process uses.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl Loaders {
     pub(super) fn attach(&mut self, mappings: &[Mapping], trace: &Trace) -> bool {
         // While a loader does not answer, others are taken over as they come, without waiting.
         let patience = match self.pending.is_empty() {
-            true => PATIENCE,
+            true => SCAN_WAIT,
             false => Duration::ZERO,
         };
         for mapping in mappings.iter().filter(|m| m.subject == Subject::Loader) {

@@ -211,7 +211,7 @@ impl ObservedProcess {
             !is_announced && self.counts.calls_sampled(is_wanted)
         };
         let sampled: Vec<Mark> = Mark::ALL.into_iter().filter(is_sampled).collect();
-        self.steps.distrust(&sampled);
+        self.steps.ignore_marks(&sampled);
     }
 
     /// Looks up the devices that it can use.

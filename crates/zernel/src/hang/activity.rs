@@ -268,11 +268,11 @@ impl Thread {
 
     fn waits_for(&self) -> (State, &'static str) {
         if self.syscall.is_some_and(syscalls::is_futex) {
-            return (State::Lock, LOCK);
+            return (State::Lock, LOCK_WAIT_TEXT);
         }
         let place = self.place.as_deref().unwrap_or("");
         let known = [
-            ("futex", State::Lock, LOCK),
+            ("futex", State::Lock, LOCK_WAIT_TEXT),
             ("locks_lock", State::Lock, "waits for a lock on a file"),
             (
                 "poll",
@@ -305,7 +305,7 @@ impl Thread {
     }
 }
 
-const LOCK: &str = "waits for a lock or for another thread";
+const LOCK_WAIT_TEXT: &str = "waits for a lock or for another thread";
 
 /// Whether a kernel function waits for a file system.
 fn is_file_system_wait(place: &str) -> bool {
