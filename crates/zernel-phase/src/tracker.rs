@@ -567,7 +567,7 @@ impl PhaseTracker {
             && (self.announces_updates || since_marker_ns < self.config.optimizer_launch_max_ns)
     }
 
-    /// Whether the thread still does what is no part of a step. It may launch, copy and sync meanwhile, and run backward
+    /// Whether the thread still does work that is no part of a step, such as compiling or saving. It may launch, copy and sync meanwhile, and run backward
     /// passes without data.
     fn works_outside_steps(&self) -> bool {
         self.activity == Activity::OtherWork && self.now_ns < self.activity_until_ns
