@@ -30,7 +30,7 @@ pub(crate) struct HostBound {
     remedy: &'static str,
 }
 
-/// What the GPUs did while the training threads ran.
+/// How busy the GPUs were while the training threads ran.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum GpuActivity {
     /// No rank used a GPU.

@@ -130,7 +130,7 @@ impl ResourceTime {
         self.total.share_text(self.seconds)
     }
 
-    /// The description of the verdict that `resource` bounds the job. Its evidence gets the other resources added.
+    /// The description of the verdict that `resource` bounds the job. The evidence ends with the other resources.
     pub(super) fn describe(
         &self,
         resource: &Resource,

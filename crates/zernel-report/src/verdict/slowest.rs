@@ -11,13 +11,13 @@ const MIN_SHORTER_WAIT_SHARE: f64 = 0.05;
 /// The rank that the others wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Slowest {
-    /// Its index in the list of ranks.
+    /// Index of the slowest rank in the list of ranks.
     pub(crate) index: usize,
-    /// How much less it waited in collectives than the rank that waited longest.
+    /// Seconds that the slowest rank waited less in collectives than the rank that waited longest.
     pub(crate) seconds: f64,
-    /// What it spent more time in than its peers on average. `None`: in nothing, or in something unknown.
+    /// The part that the slowest rank spent more time in than its peers on average. `None`: no part, or an unknown one.
     pub(crate) reason: Option<Part>,
-    /// How much more time that was. 0: its peers spent as much in everything.
+    /// Seconds that the slowest rank spent more in `reason` than its peers on average; 0 if there is no such part.
     pub(crate) more_seconds: f64,
 }
 
