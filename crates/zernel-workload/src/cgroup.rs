@@ -151,7 +151,7 @@ struct EnabledControllers {
 }
 
 impl EnabledControllers {
-    /// Without extended attributes, overlapping workloads may leave controllers enabled.
+    /// Marks the controllers as enabled by a workload. Without extended attributes, overlapping workloads may leave them enabled.
     fn mark_enabled(&self) {
         for name in &self.controllers {
             let _ = setxattr(

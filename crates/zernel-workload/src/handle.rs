@@ -43,8 +43,8 @@ const READY_LIMIT_NS: u64 = 2_000_000_000;
 /// # }
 /// ```
 ///
-/// Dropping a handle kills its processes and stops its threads. They also end with the calling process, even
-/// if it is killed, but not with the thread that spawned them.
+/// Dropping a handle kills its processes and stops its threads. Workers also end with the calling process, even if
+/// it is killed, but not with the thread that spawned them.
 ///
 /// The calling process must neither ignore `SIGCHLD` nor reap children it did not start: a worker's
 /// exit status would be lost.

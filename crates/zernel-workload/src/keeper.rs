@@ -187,7 +187,7 @@ fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the keeper thread holds.
+/// What the keeper thread works on: it forks the processes of the plan and reaps them.
 struct KeeperTask {
     plan: Arc<Plan>,
     shared: Arc<Shared>,

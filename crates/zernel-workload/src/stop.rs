@@ -204,7 +204,7 @@ impl Stragglers {
         let record = handle.shared.record(worker);
         let tid = record.tid.load(Relaxed);
         if record.ended_ns.load(Relaxed) != 0 {
-            // It was held or is about to exit, and its numbers are final.
+            // The worker was held or is about to exit, and its numbers are final.
             return raise_priority(tid);
         }
         procfs::read_counters(pid, tid, &record.kernel);

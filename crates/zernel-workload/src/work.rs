@@ -38,7 +38,7 @@ pub use sequence::Phase;
 /// What a work type does and what it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct About {
-    /// Its name in a spec file.
+    /// Name of the work type in a spec file.
     pub name: &'static str,
     /// What a worker does, and what counts as a unit of work.
     pub does: &'static str,
@@ -48,7 +48,7 @@ pub struct About {
 
 /// A work type, as the rest of the crate uses it.
 pub(crate) trait Work {
-    /// Its name, what it does and what it exercises.
+    /// Name of the work type, what it does and what it exercises.
     fn about(&self) -> About;
 
     /// Returns the field and the problem if its parameters are invalid.
@@ -248,7 +248,7 @@ impl WorkType {
         })
     }
 
-    /// What it does and what it exercises.
+    /// What the work type does and what it exercises.
     #[must_use]
     pub fn describe(&self) -> About {
         self.as_work().about()
@@ -264,7 +264,7 @@ impl WorkType {
         }
     }
 
-    /// Its name in spec files and reports.
+    /// Name of the work type in spec files and reports.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {

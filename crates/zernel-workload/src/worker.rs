@@ -163,7 +163,7 @@ impl<'a> Worker<'a> {
         self.shared.advance(self.number, Stage::Worked);
     }
 
-    /// Its place among the workers of its group.
+    /// Index of the worker among the workers of its group.
     #[must_use]
     pub fn index(&self) -> usize {
         self.index

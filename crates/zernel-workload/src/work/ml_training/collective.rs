@@ -132,8 +132,8 @@ impl Ring<'_> {
 ///
 /// A rank enters a collective only after it has *committed* to it here, and no rank commits after a
 /// rank has *closed* the agreement. A rank that stops closes it, and then joins the collectives that are
-/// committed. That is at most one: no rank commits to the collective after the next before all ranks have
-/// left the current one. The first collective is the creation of the communicator.
+/// committed. At most one collective is outstanding: no rank commits to the collective after the next before all
+/// ranks have left the current one. The first collective is the creation of the communicator.
 struct Agreement<'a>(&'a Slot);
 
 /// The agreement is closed; the other bits are the number of collectives committed to.

@@ -1,5 +1,5 @@
 //! Loaders that a trainer forks itself, as PyTorch's do. An observer assigns them to their rank because they
-//! are its children. They are not workers of the handle: they have no reports, and they end with their
+//! are its children. Forked loaders are not workers of the handle: they have no reports, and they end with their
 //! trainer.
 
 use libc::pid_t;
