@@ -4,8 +4,8 @@
 //! touched before the opened directory is known to belong to this user and to be closed to others.
 //!
 //! Every process that uses the directory holds a shared lock on it. The kernel releases the lock of a dead
-//! process. A process that leaves tries to take an exclusive lock. If it succeeds, it is the last one, and
-//! no process can enter while it removes the state.
+//! process. A process that leaves tries to take an exclusive lock. If a process gets that lock, it is the last one,
+//! and no other process can enter while it removes the state.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -19,18 +19,18 @@ use rustix::fs::{
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, geteuid, getpid};
 
-/// The file in it.
+/// Name of the state file in the directory.
 pub(crate) const FILE: &str = "node";
-/// Attempts to open the directory, which another process may remove meanwhile. This number of lost races in
-/// a row means that it cannot be opened at all.
+/// Attempts to open the directory, which another process may remove meanwhile. After this number of lost races in a
+/// row, the directory counts as impossible to open.
 const ATTEMPTS: usize = 1000;
 
 /// What the last process does with the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterLastProcess {
-    /// Keeps it, empty.
+    /// Keeps the directory, empty.
     Keep,
-    /// Removes it too.
+    /// Removes the directory too.
     Remove,
 }
 

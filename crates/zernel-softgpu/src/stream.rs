@@ -232,7 +232,7 @@ impl Stream {
         self.arrived.notify_one();
     }
 
-    /// Whether it is closed and has nothing left to do.
+    /// Whether the stream is closed and has nothing left to do.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         let closed = self.state().closed;
@@ -261,7 +261,7 @@ impl Stream {
         completion
     }
 
-    /// Whether it records a graph instead of working. Cheap.
+    /// Whether the stream records a graph instead of working. Cheap.
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         self.capturing.load(Relaxed)

@@ -288,9 +288,9 @@ pub struct DeviceWork {
     pub stream: u64,
     /// Bytes copied, filled or reduced.
     pub bytes: u64,
-    /// When it started on the device clock (CLOCK_MONOTONIC).
+    /// When the device work started, on the device clock (CLOCK_MONOTONIC).
     pub start: u64,
-    /// When it ended; may be in the future.
+    /// When the device work ended; may be in the future.
     pub end: u64,
 }
 
