@@ -180,9 +180,9 @@ extern "C" fn release(operation: u64) {
 /// The part of `whole` that starts at `start` and is `bytes` long, as far as it lies in a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Overlap {
-    /// Where it begins in the window.
+    /// Where the overlap begins in the window.
     in_window: usize,
-    /// Where it begins in the part.
+    /// Where the overlap begins in the part.
     in_part: usize,
     bytes: usize,
 }

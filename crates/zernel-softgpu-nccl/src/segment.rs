@@ -1,8 +1,8 @@
 //! The shared memory of a communicator.
 //!
 //! It is a memfd of the process that made the unique id. The id says which process and which
-//! descriptor, and the others open it through `/proc`. So it has no name that could be left behind:
-//! the kernel frees it when the last process that maps it exits, even if that process is killed.
+//! descriptor, and the others open it through `/proc`. So the segment has no name that could be left behind: the
+//! kernel frees it when the last process that maps it exits, even if that process is killed.
 //!
 //! | part | for each | what |
 //! |---|---|---|
@@ -87,7 +87,7 @@ pub(crate) struct UniqueId {
 }
 
 impl UniqueId {
-    /// As words for a control message.
+    /// The id as words for a control message.
     pub(crate) fn words(&self) -> [u64; 3] {
         let place = u64::from(self.pid) << 32 | u64::from(self.descriptor.cast_unsigned());
         [self.cookie, self.start_time, place]
@@ -104,7 +104,7 @@ impl UniqueId {
         }
     }
 
-    /// Its first eight bytes, which differ between ids.
+    /// The first eight bytes of the id, which differ between ids.
     pub(crate) fn cookie(&self) -> u64 {
         self.cookie
     }
