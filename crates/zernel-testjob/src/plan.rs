@@ -33,7 +33,7 @@ impl Cause {
         Self::Host,
     ];
 
-    /// Its name on a command line.
+    /// Name of the cause on a command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -51,13 +51,13 @@ impl Cause {
 /// How a loader gets a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Load {
-    /// It computes.
+    /// The loader computes.
     Burn,
-    /// It reads a file past the page cache.
+    /// The loader reads a file past the page cache.
     Disk,
-    /// It asks a server.
+    /// The loader asks a server.
     Network,
-    /// It sleeps.
+    /// The loader sleeps.
     Sleep,
 }
 
@@ -79,9 +79,9 @@ pub enum Slowness {
     Prepares,
     /// Its kernels take longer.
     Computes,
-    /// Its thread needs more CPU time for each launch.
+    /// The training thread of the rank needs more CPU time for each launch.
     Launches,
-    /// Others use its CPU.
+    /// Other processes use the CPU of the rank.
     Delayed,
     /// Its storage is slower.
     Fetches,
@@ -163,12 +163,12 @@ pub struct Plan {
     pub warm_up_steps: u32,
     /// CPU time that makes them slow.
     pub warm_up_us: u64,
-    /// Whether it is a loop of `PyTorch`: it announces what it does, and another thread runs its backward passes.
+    /// Whether the job is a loop of `PyTorch`: it announces what it does, and another thread runs its backward passes.
     pub torch: bool,
     /// Time to reduce gradients through the CPU at the end of each such backward pass; 0: they are not
     /// reduced.
     pub gloo_us: u64,
-    /// Whether it only runs forward passes, on batches that the GPU has already.
+    /// Whether the job only runs forward passes, on batches that the GPU has already.
     pub infers: bool,
 }
 
