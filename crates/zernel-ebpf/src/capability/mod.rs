@@ -116,7 +116,7 @@ impl Capability {
         }
     }
 
-    /// Name of its program in the BPF object. Its map, if any, has the same name followed by `_map`.
+    /// Name of its program in the BPF object. The map of a program, if it has one, has the program's name followed by `_map`.
     fn program(self) -> &'static str {
         match self {
             Self::BtfTracepoint => "tp_btf",

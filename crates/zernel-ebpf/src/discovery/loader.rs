@@ -36,7 +36,7 @@ pub struct Loader {
     pub device: u64,
     /// Its inode.
     pub inode: u64,
-    /// Its path when it was found, as the process saw it.
+    /// The loader's path when it was found, as the process saw it.
     pub path: PathBuf,
     /// Why no probe is attached to it, if so. Libraries that its processes load after their start are then found only
     /// by scanning.
@@ -99,7 +99,7 @@ impl Loaders {
             let task = ChildTask::start(&tenant, READ_LIMIT, &kept, |handover| {
                 attach(&file, trace, handover)
             });
-            // Otherwise the next scan tries again.
+            // If that fails, the next scan tries again.
             if let Ok(task) = task {
                 let loader = PendingLoader {
                     _in_hand: InHand::new(file.identity),

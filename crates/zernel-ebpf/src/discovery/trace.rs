@@ -39,7 +39,7 @@ pub(super) enum ProcessNotice {
     },
     /// A process of interest exited.
     Exited(ProcessKey),
-    /// Its loader loaded or unloaded a library.
+    /// The dynamic loader of the process loaded or unloaded a library.
     Loaded(ProcessKey),
 }
 

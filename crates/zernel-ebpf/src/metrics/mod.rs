@@ -77,7 +77,7 @@ pub fn text(snapshot: &Snapshot, scope: Scope, format: TextFormat) -> String {
     text_with_scheduler(snapshot, None, scope, format)
 }
 
-/// The same, with those of the loaded scheduler.
+/// The metrics of the processes within a scope, and those of the loaded scheduler.
 #[must_use]
 pub fn text_with_scheduler(
     snapshot: &Snapshot,

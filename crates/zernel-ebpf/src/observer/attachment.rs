@@ -64,7 +64,7 @@ struct FileRetry {
     access: PathBuf,
 }
 
-/// What decides how a file is attached to.
+/// The parts of the observer that decide how probes are attached.
 #[derive(Clone, Copy)]
 pub(super) struct AttachContext<'a> {
     pub(super) kernel: &'a Kernel,

@@ -114,7 +114,7 @@ impl IdentityReader {
                 }
                 Some(Err(_)) => {
                     has_finished = true;
-                    // One of them does not answer. Alone, it does not hold up the others.
+                    // One of the processes does not answer. Read alone, it does not hold up the others.
                     if task.processes.len() > 1 {
                         let suspects = self.suspects.entry(task.tenant).or_default();
                         suspects.append(&mut task.processes);

@@ -35,7 +35,7 @@ impl Table {
         Self::MemoryAccounts,
     ];
 
-    /// What a refused event wanted to record.
+    /// What the entries of the table stand for, in a sentence about refused ones.
     fn refused_events(self) -> &'static str {
         match self {
             Self::Processes => "events of new processes",
@@ -111,7 +111,7 @@ pub(super) struct TenantMaps {
     pub(super) subordinates: MapHandle,
 }
 
-/// What was written for the programs to find tenants with.
+/// The latest contents of the two maps by which BPF programs find the tenant of a process.
 #[derive(Default)]
 struct WrittenTables {
     parents: Vec<layout::CgroupKey>,
@@ -278,7 +278,7 @@ impl Tenants {
         used.iter().all(|entries| *entries <= 0)
     }
 
-    /// What was refused, one sentence per table.
+    /// Events that were refused, as one sentence per table.
     pub(super) fn problems(&self) -> Vec<String> {
         let tables = Table::ALL.into_iter();
         let refused = tables.map(|table| (table, self.refused(table)));

@@ -49,7 +49,7 @@ pub struct TracedProcess {
     pub handle: u32,
     /// Its pid.
     pub pid: u32,
-    /// Whether it was forked to load data.
+    /// Whether the process was forked to load data.
     pub is_loader: bool,
     /// Handle of the process that it loads data for, or 0.
     pub trainer: u32,
@@ -82,7 +82,7 @@ pub struct TracedEvent {
     pub delay_ns: u16,
 }
 
-/// A change of what is observed.
+/// Probes were detached or attached, a sampling window opened or closed, or a process was rested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoverageChange {
     /// All probes were detached, or attached again.
