@@ -1,5 +1,5 @@
-//! Tests with needs: root, BPF, a virtual machine. They run on machines that meet their needs and are visibly skipped
-//! on others.
+//! Tests with needs: root, BPF, a virtual machine. Trials run on machines that meet their needs and are listed as
+//! skipped on others.
 //!
 //! A test file with `harness = false` lists its trials:
 //!
@@ -99,7 +99,7 @@ fn required(list: &str) -> Result<Vec<&str>, String> {
         .collect()
 }
 
-/// All that is lacking; an error if any of it is required.
+/// Whether all needs are met, or the reasons why not. An error if a need that is required is not met.
 fn check_needs(needs: &[Need], required: &[&str]) -> Result<NeedsResult, String> {
     let unmet: Vec<_> = needs
         .iter()
