@@ -188,7 +188,7 @@ impl TemporaryFile {
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
         if !self.is_renamed {
-            // Nothing else can be done about it.
+            // A temporary file that cannot be removed stays.
             let _ = fs::remove_file(&self.path);
         }
     }
