@@ -499,7 +499,7 @@ mod tests {
         let shared = Shared::new(1, 0, 0).unwrap();
         let team = Team {
             can_spare_members: false,
-            ..ALONE
+            ..TEAM_OF_ONE
         };
         let mut worker = Worker::begin(&shared, 0, 0, team, &[]);
         shared.set_pace(Pace::Hold);
