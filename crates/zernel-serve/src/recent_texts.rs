@@ -38,7 +38,7 @@ impl RecentTexts {
         recent.is_recent(version).then(|| recent.text.clone())
     }
 
-    /// Keeps an answer that was built from this version, and forgets those of others.
+    /// Keeps an answer that was built from this version, and forgets answers of other versions.
     pub(crate) fn keep(&self, query: Query, scope: Scope, version: u64, text: Utf8Bytes) {
         let mut texts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         texts.retain(|_, recent| recent.is_recent(version));

@@ -210,8 +210,7 @@ fn single_to_half(value: f32) -> u16 {
     // In units of the last place of a half with this exponent; exact, as it is a power of two.
     let units = magnitude * 2f32.powi(10 - exponent);
     let rounded = units.round_ties_even() as u32;
-    // A normal number has its leading bit counted in `rounded`; a carry moves on to the exponent by
-    // itself.
+    // `rounded` contains the leading bit of a normal number. So adding it also raises the exponent, as a carry does.
     let biased = (exponent + 14) as u32;
     sign | (biased << 10).wrapping_add(rounded) as u16
 }

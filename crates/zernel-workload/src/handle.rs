@@ -66,8 +66,8 @@ impl WorkloadHandle {
     /// Creates one process whose leader is named `pcomm` and hosts every worker of every spec as a
     /// thread.
     ///
-    /// The leader sets `container_uid` and `container_gid` before the first thread starts. If it cannot, the
-    /// container is not created. Without workers nothing is forked.
+    /// The leader sets `container_uid` and `container_gid` before the first thread starts. If the kernel refuses
+    /// that, the container is not created. Without workers nothing is forked.
     pub fn spawn_pcomm_cgroup(
         pcomm: &str,
         container_uid: Option<u32>,

@@ -280,7 +280,7 @@ struct Daemon {
 
 impl Source for Daemon {
     fn version(&self) -> Option<u64> {
-        // The last answers must not show that the observer runs.
+        // The last answers, while the daemon stops, must not show that the observer runs.
         let has_ended = self.published.end().is_some();
         (!has_ended).then(|| self.published.snapshot().taken_ns)
     }

@@ -249,7 +249,7 @@ impl Attachment {
         }
     }
 
-    /// Tries again what was refused for a reason that may have passed.
+    /// Tries again to attach to files that were refused for a reason that may have passed.
     pub(super) fn retry(&mut self, context: AttachContext<'_>) {
         files::attach_each(self.files.iter_mut(), |file| file.retry(context.kernel));
         for retry in std::mem::take(&mut self.retries) {

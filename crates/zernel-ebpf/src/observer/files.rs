@@ -39,11 +39,11 @@ const LINKED_AT_ONCE: usize = 6;
 /// Stands for the tenant of a file that several tenants map. No user has this uid.
 pub(super) const SHARED: Tenant = Tenant::User(u32::MAX);
 
-/// What a child process attached of a set of functions. The links are the next ones that it handed over.
+/// The result of attaching probes to a set of functions in a child process: the number of links that it handed over.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LinkSet {
     links: usize,
-    /// Why probes are missing. Then those that are there are detached.
+    /// Why probes of the set are missing. The others of the set are then detached.
     problem: Option<String>,
 }
 

@@ -251,7 +251,7 @@ impl Tenants {
     /// can name it, until more than half of all indices are in use.
     pub(super) fn free_unused(&self) -> libbpf_rs::Result<()> {
         let mut unlisted = self.unlisted.lock().unwrap_or_else(PoisonError::into_inner);
-        // Unlisted in an earlier round, so no program counts anything under it from now on.
+        // An index that was unlisted in an earlier round is in use by no program, so nothing is counted under it from now on.
         for index in unlisted.extract_if(.., |index| self.is_unused(*index)) {
             self.counts.write(index as usize, &layout::Tenant::EMPTY);
             self.free_index(index)?;

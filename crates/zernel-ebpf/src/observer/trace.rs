@@ -26,9 +26,9 @@ pub enum TraceItem {
     Process(TracedProcess),
     /// An event of a thread.
     Event(TracedEvent),
-    /// What is observed changed.
+    /// Probes, a sampling window or a rest of a process changed what is observed.
     Coverage {
-        /// When, in nanoseconds of CLOCK_MONOTONIC.
+        /// Time of the change, in nanoseconds of CLOCK_MONOTONIC.
         at_ns: u64,
         /// What changed.
         change: CoverageChange,
@@ -58,7 +58,7 @@ pub struct TracedProcess {
 /// An event of a thread, and its phase after the event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TracedEvent {
-    /// When, in nanoseconds of CLOCK_MONOTONIC.
+    /// Time of the event, in nanoseconds of CLOCK_MONOTONIC.
     pub at_ns: u64,
     /// The thread.
     pub tid: u32,
