@@ -197,7 +197,7 @@ pub fn run(
     let pins = TaskStatePins::claim(&mut open);
     let mut skel = open.load()?;
     let shared = pins.share(&mut skel);
-    // Without a bpffs there are no classes. That matters only to the privileged.
+    // Without a bpffs there are no classes. That matters only to privileged threads.
     if settings.privilege != Privilege::Nobody {
         shared?;
     }
