@@ -70,6 +70,10 @@ fn main() -> ExitCode {
             service::the_unit_grants_what_observing_takes,
         ),
         (
+            "the_unit_detaches_the_probes_of_a_killed_daemon",
+            service::the_unit_detaches_the_probes_of_a_killed_daemon,
+        ),
+        (
             "the_watchdog_is_fed_while_the_observer_publishes",
             service::the_watchdog_is_fed_while_the_observer_publishes,
         ),
