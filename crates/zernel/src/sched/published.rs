@@ -62,6 +62,10 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
+        // The file is that of the loaded scheduler, over which this one did not start.
+        if self.last.is_none() {
+            return;
+        }
         let _ = fs::remove_file(self.directory.join(FILE));
         let _ = fs::remove_dir(&self.directory);
     }
@@ -110,6 +114,11 @@ mod tests {
         publisher.publish_if_due(|| statistics.clone());
         assert_eq!(read(&directory), Ok(statistics));
         publisher.publish_if_due(|| unreachable!("a second has not passed"));
+        drop(Publisher::new(&directory));
+        assert!(
+            read(&directory).is_ok(),
+            "one that published nothing removes nothing"
+        );
         drop(publisher);
         assert!(!directory.exists());
     }
