@@ -12,6 +12,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::scheduler::skeleton::{MainSkel, types};
 use crate::scheduler::{SchedError, SchedSettings};
+use crate::task_state_pins::is_observed;
 
 /// `SCX_EXIT_UNREG`: this process unloaded the scheduler.
 const UNLOADED_HERE: u32 = 64;
@@ -63,6 +64,12 @@ impl<'a> LoadedScheduler<'a> {
     #[must_use]
     pub fn guarantee_percent(&self) -> u32 {
         self.bss().settings.guarantee_percent
+    }
+
+    /// Whether an observer writes the task states that it reads.
+    #[must_use]
+    pub fn is_observed(&self) -> bool {
+        is_observed(&self.skel.maps.zernel_heartbeats)
     }
 
     /// How often it decided what.

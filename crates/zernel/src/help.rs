@@ -115,6 +115,7 @@ Examples:
                                      as the service zernel-sched does
   sudo zernel sched --ab 10m --privilege all
                                      does it help the jobs that run now?
+  sudo zernel sched --replace        take the place of a loaded one
   zernel sched --monitor 1           what it does, from another terminal
   sudo zernel sched --dry-run        schedule nothing, count decisions
   sudo zernel sched --dry-run --for 60s --json

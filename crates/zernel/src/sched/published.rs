@@ -65,6 +65,10 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
+        // Without figures of its own, it did not load: the file is that of the loaded scheduler.
+        if self.last.is_none() {
+            return;
+        }
         let _ = fs::remove_file(self.directory.join(STATISTICS_FILE));
         let _ = fs::remove_dir(&self.directory);
     }
@@ -113,6 +117,11 @@ mod tests {
         publisher.publish_if_due(|| statistics.clone());
         assert_eq!(read(&directory), Ok(statistics));
         publisher.publish_if_due(|| unreachable!("a second has not passed"));
+        drop(Publisher::new(&directory));
+        assert!(
+            read(&directory).is_ok(),
+            "one that published nothing removes nothing"
+        );
         drop(publisher);
         assert!(!directory.exists());
     }
