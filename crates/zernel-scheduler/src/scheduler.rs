@@ -147,6 +147,9 @@ pub enum SchedError {
     /// The scheduler was unloaded from outside, such as with SysRq-S.
     #[error("the scheduler was unloaded from outside: {0}")]
     Unloaded(String),
+    /// The loaded scheduler was not replaced.
+    #[error("cannot replace the loaded scheduler: {0}")]
+    NotReplaced(String),
 }
 
 fn root_hint() -> &'static str {
@@ -186,6 +189,19 @@ pub fn run(
     poll: impl FnMut(&LoadedScheduler<'_>) -> ControlFlow<()>,
 ) -> Result<SchedCounters, SchedError> {
     check()?;
+    replace(settings, || Ok(()), poll)
+}
+
+/// Like [`run`], but another scheduler may be loaded. `unload_other` is called when this scheduler is verified and ready,
+/// and unloads the other one. The kernel's own scheduler runs in the short time between the two.
+///
+/// # Errors
+/// See [`SchedError`].
+pub fn replace(
+    settings: &SchedSettings,
+    unload_other: impl FnOnce() -> Result<(), String>,
+    poll: impl FnMut(&LoadedScheduler<'_>) -> ControlFlow<()>,
+) -> Result<SchedCounters, SchedError> {
     let mut storage = MaybeUninit::uninit();
     let mut open = MainSkelBuilder::default().open(&mut storage)?;
     configure(&mut open, settings)?;
@@ -194,10 +210,11 @@ pub fn run(
         open.struct_ops.zernel_ops_mut().cgroup_set_bandwidth = std::ptr::null_mut();
         open.progs.zernel_cgroup_set_bandwidth.set_autoload(false);
     }
-    let pins = TaskStatePins::claim(&mut open);
+    let mut pins = TaskStatePins::claim(&mut open);
     let mut skel = open.load()?;
+    unload_other().map_err(SchedError::NotReplaced)?;
     let shared = pins.share(&mut skel);
-    // Without a bpffs there are no classes. That matters only to the privileged.
+    // Without a bpffs there are no classes. That matters only to privileged threads.
     if settings.privilege != Privilege::Nobody {
         shared?;
     }
@@ -222,11 +239,12 @@ fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<()
     if topology.cpus > MAX_CPUS {
         return Err(SchedError::TooManyCpus(topology.cpus));
     }
-    let timeout_ms = settings.watchdog.min(SchedSettings::WATCHDOG).as_millis();
-    open.struct_ops.zernel_ops_mut().timeout_ms = timeout_ms as u32;
+    let watchdog = settings.watchdog.min(SchedSettings::WATCHDOG);
+    open.struct_ops.zernel_ops_mut().timeout_ms = watchdog.as_millis() as u32;
     let data = open.maps.bss_data.as_deref_mut();
     let target = &mut data.expect("the object has data").settings;
     target.slice_ns = settings.slice_ns();
+    target.watchdog_ns = watchdog.as_nanos() as u64;
     target.guarantee_percent = settings.guarantee_percent;
     (target.privilege, target.privileged_cgroup) = settings.privilege.raw();
     let may_privilege = settings.may_privilege || settings.privilege != Privilege::Nobody;

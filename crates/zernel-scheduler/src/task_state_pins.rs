@@ -16,10 +16,10 @@ use crate::scheduler::skeleton::{MainSkel, OpenMainSkel};
 /// reuses those.
 #[derive(Debug)]
 pub(crate) struct TaskStatePins {
-    /// Where to pin the map of task states, if it is not pinned yet.
-    tasks: Option<PathBuf>,
-    /// Where to pin the map of heartbeats, if it is not pinned yet.
-    heartbeats: Option<PathBuf>,
+    tasks: PathBuf,
+    heartbeats: PathBuf,
+    /// The pins that this scheduler made.
+    own: Vec<PathBuf>,
 }
 
 impl TaskStatePins {
@@ -28,27 +28,27 @@ impl TaskStatePins {
         let directory = Path::new(PIN_DIRECTORY);
         let tasks = directory.join(format!("{TASKS_PIN}{:08x}", layout_hash()));
         let heartbeats = directory.join(HEARTBEAT_PIN);
-        let has_tasks = open.maps.zernel_tasks.reuse_pinned_map(&tasks).is_ok();
-        let has_heartbeats = open
-            .maps
-            .zernel_heartbeats
-            .reuse_pinned_map(&heartbeats)
-            .is_ok();
+        // What is not pinned is not reused.
+        let _ = open.maps.zernel_tasks.reuse_pinned_map(&tasks);
+        let _ = open.maps.zernel_heartbeats.reuse_pinned_map(&heartbeats);
         Self {
-            tasks: (!has_tasks).then_some(tasks),
-            heartbeats: (!has_heartbeats).then_some(heartbeats),
+            tasks,
+            heartbeats,
+            own: Vec::new(),
         }
     }
 
-    /// Pins the maps that were not pinned.
-    pub(crate) fn share(&self, skel: &mut MainSkel<'_>) -> Result<(), libbpf_rs::Error> {
+    /// Pins the maps that are not pinned. A scheduler that was just replaced may have removed its pins.
+    pub(crate) fn share(&mut self, skel: &mut MainSkel<'_>) -> Result<(), libbpf_rs::Error> {
         // It exists if an observer has run.
         let _ = fs::create_dir(PIN_DIRECTORY);
-        if let Some(path) = &self.tasks {
-            skel.maps.zernel_tasks.pin(path)?;
+        if !self.tasks.exists() {
+            skel.maps.zernel_tasks.pin(&self.tasks)?;
+            self.own.push(self.tasks.clone());
         }
-        if let Some(path) = &self.heartbeats {
-            skel.maps.zernel_heartbeats.pin(path)?;
+        if !self.heartbeats.exists() {
+            skel.maps.zernel_heartbeats.pin(&self.heartbeats)?;
+            self.own.push(self.heartbeats.clone());
         }
         Ok(())
     }
@@ -58,7 +58,7 @@ impl TaskStatePins {
         if is_observed(hearts) {
             return;
         }
-        for path in self.tasks.iter().chain(&self.heartbeats) {
+        for path in &self.own {
             let _ = fs::remove_file(path);
         }
         // It stays if it is not empty.
@@ -66,7 +66,8 @@ impl TaskStatePins {
     }
 }
 
-fn is_observed(hearts: &impl MapCore) -> bool {
+/// Whether an observer writes the maps.
+pub(crate) fn is_observed(hearts: &impl MapCore) -> bool {
     let value = hearts.lookup(&HEART_OBSERVER.to_ne_bytes(), MapFlags::ANY);
     let heart = value.ok().flatten();
     let heart = heart.and_then(|value| Some(Heartbeat::read_from_prefix(&value).ok()?.0));

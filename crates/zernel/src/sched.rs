@@ -9,6 +9,7 @@ pub(crate) mod load;
 mod monitor;
 mod paired_blocks;
 mod policy;
+mod predecessor;
 pub(crate) mod published;
 pub(crate) mod session;
 

@@ -1,6 +1,7 @@
 //! `zernel sched --ab`: compares this machine's training with and without the scheduler, in alternating blocks of time.
 
 use std::error::Error;
+use std::fmt;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use zernel_lab::compare::statistics::SignTestOutcome;
-use zernel_scheduler::scheduler;
+use zernel_scheduler::scheduler::{self, SchedError};
 
 use super::load::check_kernel;
 use super::paired_blocks::{PairedBlocks, StepCounts, StepRates};
@@ -22,8 +23,14 @@ use crate::run::attach::parse_time;
 
 /// Pairs of blocks in the whole time, if blocks are then long enough.
 const PAIRS: u32 = 20;
-/// The shortest block: training must make many steps in it.
+/// The shortest block that is chosen without `--block`: training must make many steps in it.
 const SHORTEST_BLOCK: Duration = Duration::from_secs(5);
+/// The shortest block of `--block`. The observer counts twice a second.
+const SHORTEST_CHOICE: Duration = Duration::from_secs(2);
+/// The fewest pairs that have an interval.
+const FEWEST_PAIRS: u32 = 2;
+/// Pairs in a row that may fail before the comparison ends.
+const FAILURES: u32 = 3;
 /// The part of a block that is not counted, while training adapts to the change.
 const SETTLES_IN: f64 = 0.2;
 const POLL: Duration = Duration::from_millis(50);
@@ -34,11 +41,15 @@ const WORSE: u8 = 3;
 pub(crate) struct AbOptions {
     /// For TIME, such as 10m, alternate between this scheduler and the kernel's, and compare steps/s
     ///
-    /// Needs `zernel observe`. Blocks come in pairs, in random order. The comparison stops early if a sign test over the
-    /// pairs shows that the scheduler is worse, and then exits with 3.
+    /// Needs `zernel observe`. Blocks come in pairs, in random order. The time to load the scheduler comes on top of
+    /// TIME. The comparison stops early if a sign test over the pairs shows that the scheduler is worse, and then exits
+    /// with 3.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
-    #[arg(conflicts_with_all = ["stats", "restart", "monitor", "dry_run", "config", "watchdog_ms", "without"])]
+    #[arg(conflicts_with_all = ["stats", "restart", "monitor", "dry_run", "config", "watchdog_ms", "without", "replace"])]
     pub(super) ab: Option<Duration>,
+    /// Length of a block of --ab [default: a 40th of its TIME, at least 5s]
+    #[arg(long, value_name = "TIME", value_parser = parse_block, requires = "ab")]
+    block: Option<Duration>,
     #[command(flatten)]
     socket: Socket,
 }
@@ -53,34 +64,102 @@ pub(super) fn run(
     if read_counts(&options.socket)?.is_empty() {
         return Err("no training process runs; start one first".into());
     }
-    let length = (time / (2 * PAIRS)).max(SHORTEST_BLOCK);
-    eprintln!(
-        "zernel: blocks of {:.0} s; the comparison stops early if the scheduler is worse in 6 of 6 pairs, 11 of 13 or the \
-         like (sign test, p ≤ 0.016)",
-        length.as_secs_f64()
-    );
+    let schedule = Schedule::new(time, options.block);
+    eprintln!("zernel: {schedule}");
     let comparison = Comparison {
         socket: &options.socket,
         policy,
-        length,
+        length: schedule.block,
         stop: &stop,
     };
     let mut blocks = PairedBlocks::default();
-    let end = Instant::now() + time;
-    while Instant::now() < end && blocks.outcome() != SignTestOutcome::Worse {
-        match comparison.pair()? {
-            Some((with, without)) => blocks.add(&with, &without),
-            None => break,
-        }
-        if let Some(ratio) = blocks.ratio() {
-            eprintln!("zernel: so far, {ratio}");
-        }
-    }
+    let ended = compare(&comparison, schedule.pairs, &mut blocks);
+    // What was measured is printed even if the comparison could not go on.
     crate::print(report(&blocks).as_bytes())?;
+    ended?;
     Ok(match blocks.outcome() {
         SignTestOutcome::Worse => ExitCode::from(WORSE),
         _ => ExitCode::SUCCESS,
     })
+}
+
+fn parse_block(text: &str) -> Result<Duration, String> {
+    let block = parse_time(text)?;
+    match block >= SHORTEST_CHOICE {
+        true => Ok(block),
+        false => Err("a block takes at least 2s".to_owned()),
+    }
+}
+
+/// How the time is divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Schedule {
+    pairs: u32,
+    block: Duration,
+}
+
+impl Schedule {
+    fn new(time: Duration, block: Option<Duration>) -> Self {
+        let block = block.unwrap_or_else(|| (time / (2 * PAIRS)).max(SHORTEST_BLOCK));
+        let pairs = (time.as_secs_f64() / (2.0 * block.as_secs_f64())).round();
+        Self {
+            // A float that is too large becomes the largest integer.
+            pairs: (pairs as u32).max(FEWEST_PAIRS),
+            block,
+        }
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pairs, block } = self;
+        write!(
+            f,
+            "{pairs} pairs of blocks, {} s each; the comparison stops early if the scheduler is worse in 6 of 6 pairs, \
+             11 of 13 or the like (sign test, p ≤ 0.016)",
+            block.as_secs_f64()
+        )
+    }
+}
+
+/// Measures pairs until there are enough, the scheduler is worse, or Ctrl-C. A pair that fails is measured again.
+fn compare(
+    comparison: &Comparison<'_>,
+    pairs: u32,
+    blocks: &mut PairedBlocks,
+) -> Result<(), Box<dyn Error>> {
+    let (mut measured, mut failures) = (0, 0);
+    while measured < pairs && blocks.outcome() != SignTestOutcome::Worse {
+        match comparison.pair() {
+            Ok(Some((with, without))) => {
+                blocks.add(&with, &without);
+                (measured, failures) = (measured + 1, 0);
+                let so_far = blocks.ratio().map(|ratio| format!("; so far, {ratio}"));
+                eprintln!(
+                    "zernel: pair {measured} of {pairs}{}",
+                    so_far.unwrap_or_default()
+                );
+            }
+            Ok(None) => break,
+            Err(BlockError::Scheduler(error)) => return Err(error.into()),
+            Err(BlockError::Observer(problem)) if failures + 1 == FAILURES => {
+                return Err(format!("{problem}; the comparison ends").into());
+            }
+            Err(BlockError::Observer(problem)) => {
+                failures += 1;
+                eprintln!("zernel: the pair is measured again: {problem}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Why a block was not measured.
+enum BlockError {
+    /// The scheduler was not loaded, or did not stay loaded.
+    Scheduler(SchedError),
+    /// The observer did not answer.
+    Observer(String),
 }
 
 fn report(blocks: &PairedBlocks) -> String {
@@ -112,8 +191,8 @@ struct Comparison<'a> {
 
 impl Comparison<'_> {
     /// Measures a block with the scheduler and one without it, in random order. `None`: it was interrupted.
-    fn pair(&self) -> Result<Option<(StepRates, StepRates)>, Box<dyn Error>> {
-        let begins_with = is_heads()?;
+    fn pair(&self) -> Result<Option<(StepRates, StepRates)>, BlockError> {
+        let begins_with = is_heads();
         let first = self.block(begins_with)?;
         let second = match first {
             Some(_) => self.block(!begins_with)?,
@@ -126,7 +205,7 @@ impl Comparison<'_> {
         }))
     }
 
-    fn block(&self, is_scheduled: bool) -> Result<Option<StepRates>, Box<dyn Error>> {
+    fn block(&self, is_scheduled: bool) -> Result<Option<StepRates>, BlockError> {
         let mut block = Block::new(self);
         if is_scheduled {
             let mut session = Session::quiet(self.policy.clone());
@@ -135,7 +214,8 @@ impl Comparison<'_> {
                     ControlFlow::Continue(()) => block.poll(),
                     stopped @ ControlFlow::Break(()) => stopped,
                 }
-            })?;
+            })
+            .map_err(BlockError::Scheduler)?;
         } else {
             while !self.stop.load(Ordering::Relaxed) && block.poll().is_continue() {
                 thread::sleep(POLL);
@@ -143,7 +223,7 @@ impl Comparison<'_> {
         }
         match self.stop.load(Ordering::Relaxed) {
             true => Ok(None),
-            false => Ok(Some(block.rates()?)),
+            false => block.rates.map(Some).map_err(BlockError::Observer),
         }
     }
 }
@@ -192,10 +272,6 @@ impl<'a> Block<'a> {
             }
         }
     }
-
-    fn rates(self) -> Result<StepRates, String> {
-        self.rates
-    }
 }
 
 fn read_counts(socket: &Socket) -> Result<StepCounts, ClientError> {
@@ -203,16 +279,30 @@ fn read_counts(socket: &Socket) -> Result<StepCounts, ClientError> {
     Ok(StepCounts::of(&snapshot, monotonic_ns()))
 }
 
-/// Tosses a coin.
-fn is_heads() -> Result<bool, Box<dyn Error>> {
+/// Tosses a coin. Without a source of random numbers it is always tails.
+fn is_heads() -> bool {
     let mut byte = [0];
-    rustix::rand::getrandom(&mut byte, rustix::rand::GetRandomFlags::empty())?;
-    Ok(byte[0] & 1 == 1)
+    let _ = rustix::rand::getrandom(&mut byte, rustix::rand::GetRandomFlags::empty());
+    byte[0] & 1 == 1
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_is_divided_into_blocks() {
+        let schedule = |seconds, block: Option<u64>| {
+            let block = block.map(Duration::from_secs);
+            let Schedule { pairs, block } = Schedule::new(Duration::from_secs(seconds), block);
+            (pairs, block.as_secs())
+        };
+        assert_eq!(schedule(600, None), (20, 15));
+        assert_eq!(schedule(60, None), (6, 5));
+        assert_eq!(schedule(1, None), (2, 5));
+        assert_eq!(schedule(60, Some(2)), (15, 2));
+        assert!(parse_block("1.9s").is_err() && parse_block("2s").is_ok());
+    }
 
     #[test]
     fn the_report_says_what_was_shown() {

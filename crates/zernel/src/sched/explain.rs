@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -12,6 +12,8 @@ use zernel_ebpf::task_reader::TaskReader;
 use zernel_phase::class::{ClassReason, ClassWord, TaskClass, TaskRole};
 use zernel_phase::shared::{PIN_DIRECTORY, RawTaskState};
 use zernel_report::text::{printable, shortened};
+
+use super::published;
 
 /// Needs root and a running `zernel observe`.
 #[derive(Debug, Args)]
@@ -69,7 +71,7 @@ pub(super) fn run(options: &ExplainOptions) -> Result<ExitCode, Box<dyn Error>> 
     }
     let text = match options.json {
         true => format!("{:#}\n", serde_json::to_value(&threads)?),
-        false => table(&threads),
+        false => table(&threads) + &effect(),
     };
     crate::print(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
@@ -92,6 +94,17 @@ fn explain(state: &RawTaskState, comm: String, now_ns: u64) -> ExplainedThread {
         trainer: state.trainer,
         in_sync: word.has(ClassWord::IN_SYNC),
         drives_steps: word.has(ClassWord::DRIVES_STEPS),
+    }
+}
+
+/// What the classes change now.
+fn effect() -> String {
+    match published::read(Path::new(published::DIRECTORY)) {
+        Ok(loaded) => format!(
+            "`zernel sched` (pid {}) is loaded with privilege {}, guarantee {}\n",
+            loaded.pid, loaded.privilege, loaded.guarantee
+        ),
+        Err(_) => "no `zernel sched` is loaded, so the classes change nothing\n".to_owned(),
     }
 }
 

@@ -1,7 +1,8 @@
 //! `zernel sched` without `--dry-run`: loads the scheduler and keeps it loaded until it is asked to stop.
 
+use std::cell::Cell;
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,6 +14,8 @@ use zernel_scheduler::scheduler::{self, PolicyPart, SchedError, SchedSettings};
 
 use super::config_file::{self, ConfigFile};
 use super::policy::PolicyOptions;
+use super::predecessor::{self, Predecessor};
+use super::published;
 use super::session::Session;
 use crate::doctor::malformed_functions;
 use crate::interrupt;
@@ -29,6 +32,11 @@ pub(crate) struct LoadOptions {
     /// Read slice, privilege and guarantee from this TOML file, and again on SIGHUP or when it changes
     #[arg(long, value_name = "PATH", conflicts_with_all = ["slice_us", "privilege", "guarantee"])]
     config: Option<PathBuf>,
+    /// Replace a `zernel sched` that is loaded
+    ///
+    /// It is ended when this one is ready. The kernel's own scheduler runs in the short time between the two.
+    #[arg(long)]
+    replace: bool,
     /// Parts of the policy to switch off: handoff, feed
     #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = parse_policy)]
     without: Vec<PolicyPart>,
@@ -69,15 +77,26 @@ pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
     if let Some(seconds) = options.stats {
         session = session.stats(seconds);
     }
-    check_kernel()?;
-    let counters = keep_loaded(options, &stop, &mut session)?;
+    let predecessor = match options.replace {
+        true => {
+            check_functions()?;
+            Predecessor::find()?
+        }
+        false => None,
+    };
+    if predecessor.is_none() {
+        check_kernel()?;
+    }
+    let counters = keep_loaded(options, predecessor, &stop, &mut session)?;
     eprint!("{}", describe(&counters));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Schedules until the flag is set, and loads the scheduler again after ejections.
+/// Schedules until the flag is set, and loads the scheduler again after ejections. The first time it replaces its
+/// predecessor, if there is one.
 fn keep_loaded(
     options: &LoadOptions,
+    mut predecessor: Option<Predecessor>,
     stop: &AtomicBool,
     session: &mut Session,
 ) -> Result<SchedCounters, Box<dyn Error>> {
@@ -87,7 +106,11 @@ fn keep_loaded(
             without: options.without.clone(),
             ..session.settings()
         };
-        let reason = match scheduler::run(&settings, |loaded| session.poll(loaded, stop)) {
+        let ended = match predecessor.take() {
+            None => scheduler::run(&settings, |loaded| session.poll(loaded, stop)),
+            Some(predecessor) => replace(&settings, &predecessor, stop, session),
+        };
+        let reason = match ended {
             Ok(counters) => return Ok(counters),
             Err(SchedError::Ejected(reason)) => reason,
             Err(error) => return Err(error.into()),
@@ -111,6 +134,28 @@ fn keep_loaded(
     }
 }
 
+/// Schedules in place of the predecessor, until the flag is set.
+fn replace(
+    settings: &SchedSettings,
+    predecessor: &Predecessor,
+    stop: &AtomicBool,
+    session: &mut Session,
+) -> Result<SchedCounters, SchedError> {
+    let mut is_reported = false;
+    let ended = Cell::new(Duration::ZERO);
+    let unload = || {
+        ended.set(predecessor.end()?);
+        Ok(())
+    };
+    scheduler::replace(settings, unload, |loaded| {
+        if !std::mem::replace(&mut is_reported, true) {
+            let (pid, took) = (predecessor.pid, ended.get().as_millis());
+            eprintln!("zernel: replaced `zernel sched` (pid {pid}), which ended within {took} ms");
+        }
+        session.poll(loaded, stop)
+    })
+}
+
 /// Waits for a time, or until the flag is set.
 fn pause(time: Duration, stop: &AtomicBool) {
     let end = Instant::now() + time;
@@ -121,7 +166,27 @@ fn pause(time: Duration, stop: &AtomicBool) {
 
 /// Checks that the kernel can load a scheduler now.
 pub(crate) fn check_kernel() -> Result<(), Box<dyn Error>> {
-    scheduler::check()?;
+    match scheduler::check() {
+        Err(SchedError::OtherScheduler(name)) => return Err(loaded_by_other(&name).into()),
+        checked => checked?,
+    }
+    check_functions()
+}
+
+/// Names the scheduler that is loaded, and what to do.
+fn loaded_by_other(name: &str) -> String {
+    let own = published::read(Path::new(published::DIRECTORY)).ok();
+    match own.filter(|_| name == predecessor::NAME) {
+        Some(loaded) => format!(
+            "the scheduler {name} is loaded by pid {}; stop it first, or take its place with `zernel sched --replace`",
+            loaded.pid
+        ),
+        None => format!("the scheduler {name} is loaded; stop it first"),
+    }
+}
+
+/// Checks that the verifier accepts schedulers.
+fn check_functions() -> Result<(), Box<dyn Error>> {
     match malformed_functions() {
         0 => Ok(()),
         malformed => Err(format!(

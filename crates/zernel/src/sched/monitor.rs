@@ -20,12 +20,16 @@ pub(super) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
     let interval = Duration::from_secs(seconds);
     let mut table = IntervalTable::default();
     let mut next = Instant::now();
+    let mut has_printed = false;
     while !stop.load(Ordering::Relaxed) {
         thread::sleep(POLL);
         if Instant::now() < next {
             continue;
         }
-        let statistics = published::read(Path::new(published::DIRECTORY))?;
+        let statistics = match published::read(Path::new(published::DIRECTORY)) {
+            Err(_) if has_printed => return Err("the scheduler was unloaded".into()),
+            read => read?,
+        };
         if table.is_added(&statistics) {
             // The next ones are published within a second.
             continue;
@@ -33,6 +37,7 @@ pub(super) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
         next = Instant::now() + interval;
         if let Some(text) = table.add(&statistics) {
             crate::print(text.as_bytes())?;
+            has_printed = true;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -12,6 +12,8 @@ use zernel_scheduler::scheduler::{Privilege, SchedSettings};
 
 /// Slices in microseconds.
 const SLICES_US: std::ops::RangeInclusive<u64> = 100..=100_000;
+/// How the privilege of one command begins in what is published.
+pub(super) const OWN_TREE: &str = "run=";
 /// The id of the root cgroup, in which all tasks are.
 const ROOT_CGROUP: u64 = 1;
 
@@ -97,7 +99,7 @@ impl PrivilegeOption {
     /// This process and its descendants.
     pub(super) fn own_tree() -> Self {
         Self {
-            text: format!("run={}", std::process::id()),
+            text: format!("{OWN_TREE}{}", std::process::id()),
             privilege: Privilege::OwnTree,
         }
     }

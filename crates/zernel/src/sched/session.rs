@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use zernel_model::scheduler::SchedulerStatistics;
-use zernel_scheduler::scheduler::{LoadedScheduler, SchedSettings};
+use zernel_scheduler::scheduler::{LoadedScheduler, Privilege, SchedSettings};
 
 use super::config_file::ConfigFile;
 use super::interval_table::IntervalTable;
@@ -24,6 +24,8 @@ pub(crate) struct Session {
     config: Option<ConfigFile>,
     manager: Option<ServiceManager>,
     is_announced: bool,
+    /// Whether an observer wrote the task states when that was printed last; `None` if it is not printed.
+    is_observed: Option<bool>,
 }
 
 impl Session {
@@ -36,6 +38,7 @@ impl Session {
             config: None,
             manager: ServiceManager::from_environment(),
             is_announced: false,
+            is_observed: Some(true),
         }
     }
 
@@ -44,6 +47,7 @@ impl Session {
         let mut session = Self::new(policy);
         session.manager = None;
         session.is_announced = true;
+        session.is_observed = None;
         session
     }
 
@@ -95,6 +99,7 @@ impl Session {
             let _ = manager.keep_alive();
         }
         self.follow_config(loaded);
+        self.follow_observer(loaded);
         let statistics = || statistics(loaded, &self.policy, self.restarts);
         self.publisher.publish_if_due(statistics);
         if let Some(stats) = &mut self.stats {
@@ -111,6 +116,25 @@ impl Session {
         if let Some(Err(error)) = self.manager.as_ref().map(ServiceManager::ready) {
             eprintln!("zernel: cannot notify the service manager: {error}");
         }
+    }
+
+    /// Prints when privilege has no effect for want of an observer, and when it has one again.
+    fn follow_observer(&mut self, loaded: &LoadedScheduler<'_>) {
+        if self.policy.privilege.privilege == Privilege::Nobody {
+            return;
+        }
+        let is_observed = loaded.is_observed();
+        match self.is_observed {
+            Some(before) if before != is_observed => self.is_observed = Some(is_observed),
+            _ => return,
+        }
+        eprintln!(
+            "zernel: {}",
+            match is_observed {
+                true => "an observer runs; critical threads go first",
+                false => "no observer runs, so no thread goes first; start `zernel observe`",
+            }
+        );
     }
 
     /// Applies a changed configuration file. A mistake in it changes nothing.

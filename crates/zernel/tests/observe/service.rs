@@ -127,7 +127,7 @@ pub(crate) fn the_unit_detaches_the_probes_of_a_killed_daemon() {
         .args(["sh", "-c", &stop])
         .status()
         .expect("nsenter runs");
-    objects.wait_until_gone();
+    objects.wait_until_freed();
 }
 
 /// Observes for a moment with these capabilities.

@@ -1,0 +1,77 @@
+//! `zernel sched --replace`: ends the `zernel sched` that is loaded, once its successor is ready.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use zernel_scheduler::sched_ext::SchedExt;
+
+use super::policy::OWN_TREE;
+use super::published;
+
+/// The kernel's name of this scheduler.
+pub(super) const NAME: &str = "zernel";
+/// Time that the loaded scheduler has to exit.
+const EXITS_WITHIN: Timespec = Timespec {
+    tv_sec: 10,
+    tv_nsec: 0,
+};
+
+/// The `zernel sched` that is loaded now.
+#[derive(Debug)]
+pub(super) struct Predecessor {
+    pub(super) pid: u32,
+    process: OwnedFd,
+}
+
+impl Predecessor {
+    /// Finds it. `None`: no scheduler is loaded.
+    ///
+    /// # Errors
+    /// The loaded scheduler is none that can be replaced.
+    pub(super) fn find() -> Result<Option<Self>, String> {
+        let state = SchedExt::current().map_err(|error| error.to_string())?;
+        let SchedExt::Loaded { scheduler, .. } = state else {
+            return Ok(None);
+        };
+        if scheduler != NAME {
+            return Err(format!(
+                "the scheduler {scheduler} is loaded, and --replace ends only `zernel sched`; stop it first"
+            ));
+        }
+        let loaded = published::read(Path::new(published::DIRECTORY)).map_err(|problem| {
+            format!(
+                "the process that has loaded the scheduler is unknown ({problem}); stop it first"
+            )
+        })?;
+        let pid = loaded.pid;
+        if loaded.privilege.starts_with(OWN_TREE) {
+            return Err(format!(
+                "`zernel run --sched` (pid {pid}) has loaded the scheduler; it is unloaded when its command exits"
+            ));
+        }
+        let process = open(pid).map_err(|error| format!("pid {pid}: {error}"))?;
+        Ok(Some(Self { pid, process }))
+    }
+
+    /// Asks it to end and waits until it has. Returns the time that this took.
+    pub(super) fn end(&self) -> Result<Duration, String> {
+        let begin = Instant::now();
+        let failed = |error: rustix::io::Errno| format!("pid {}: {error}", self.pid);
+        pidfd_send_signal(&self.process, Signal::TERM).map_err(failed)?;
+        // A pidfd becomes readable when its process exits.
+        let mut exits = [PollFd::new(&self.process, PollFlags::IN)];
+        match poll(&mut exits, Some(&EXITS_WITHIN)).map_err(failed)? {
+            0 => Err(format!("pid {} did not end within 10 s", self.pid)),
+            _ => Ok(begin.elapsed()),
+        }
+    }
+}
+
+fn open(pid: u32) -> io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid.cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
