@@ -19,7 +19,7 @@ test: setup-test lint
 	cargo test --workspace
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
-# Fuzzes every parser of foreign input for this many minutes. A failure prints a seed, which replays it:
+# Fuzzes every parser of foreign input for this many minutes of CPU time. A failure prints a seed, which replays it:
 # ZERNEL_FUZZ_SEED=SEED cargo test -p CRATE fuzz_TARGET
 MINUTES ?= 5
 fuzz: setup-test

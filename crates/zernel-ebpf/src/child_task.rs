@@ -30,7 +30,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zernel_identity::Tenant;
 
-use crate::probe_link::{self, ProbeLink};
+use crate::probe_link::ProbeLink;
 
 /// Memory that a child may allocate.
 const MAX_MEMORY: u64 = 64 << 20;
@@ -422,9 +422,6 @@ fn run_and_exit<T: Serialize>(
 
 /// Gives up what the work does not need.
 fn confine(kept: &[i32]) {
-    // The bpffs last: the parent may just have died. While the pins of its links exist, closing a link waits for nothing.
-    let bpffs = probe_link::bpffs();
-    close_all_but(&kept.iter().copied().chain(bpffs).collect::<Vec<i32>>());
     close_all_but(kept);
     // A child that cannot die would keep the daemon's output open. Nothing else takes the number of stderr now.
     if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {

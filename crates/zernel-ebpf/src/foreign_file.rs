@@ -39,7 +39,7 @@ impl ForeignFile {
         })
     }
 
-    /// Whether it is neither a directory, a pipe nor a device.
+    /// Whether the file is neither a directory, a pipe nor a device.
     pub(crate) fn is_regular(&self) -> bool {
         self.is_regular
     }
@@ -49,13 +49,13 @@ impl ForeignFile {
         procfs_path(&self.handle)
     }
 
-    /// Whether it has not been written to since it was opened, as far as the kernel knows.
+    /// Whether the file has not been written to since it was opened, as far as the kernel knows.
     pub(crate) fn is_unchanged(&self) -> bool {
         let now = status(self.handle.as_fd());
         now.is_ok_and(|now| identity(&now) == self.identity)
     }
 
-    /// Whether it has no path any more, so that no new process can map it.
+    /// Whether the file was deleted, so that no new process can map it.
     pub(crate) fn is_deleted(&self) -> bool {
         status(self.handle.as_fd()).is_ok_and(|now| now.stx_nlink == 0)
     }

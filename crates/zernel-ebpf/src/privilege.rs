@@ -5,7 +5,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 /// A capability that is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeededCapability {
-    /// Its name, as in `CAP_BPF`.
+    /// Name of the capability, such as `CAP_BPF`.
     pub name: &'static str,
     /// Capabilities of which one is enough.
     any: CapabilitySet,
@@ -39,7 +39,7 @@ const fn or_admin(name: &'static str, capability: CapabilitySet) -> NeededCapabi
 
 /// Capabilities that this thread can use.
 #[must_use]
-pub fn held() -> CapabilitySet {
+pub fn held_capabilities() -> CapabilitySet {
     capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective)
 }
 

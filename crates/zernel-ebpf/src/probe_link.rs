@@ -1,21 +1,27 @@
 //! Links to attached probes, and how they are detached.
 //!
 //! The kernel detaches probes when the last reference to their link goes. If that is a descriptor, the process that closes it waits
-//! for grace periods of RCU, which take a second on a busy machine. One user can make the daemon hold hundreds of links, and a process
+//! for grace periods of RCU, which take a second on a busy machine. One user can make the daemon hold thousands of links, and a process
 //! that is killed closes its descriptors one after the other: it would take minutes to die, with its probes attached. If the last reference
 //! is a pin in a bpffs, a work queue of the kernel detaches, hundreds of links at a time, and no process waits.
 //!
-//! So links are pinned in a bpffs that only this process holds, and that is mounted nowhere. When the process ends, by whatever signal,
-//! the bpffs goes, and its pins with it. Without the privilege to create a bpffs, a link is pinned for a moment when it is dropped, in
-//! the directory of the pinned task states. Where that does not work either, dropping a link waits.
+//! So a pin is the only reference to a link, and the daemon keeps no descriptor of it. A child process that is forked has none either:
+//! if the daemon is killed at that moment, no copy has to be closed. The pins are in one of these places:
+//!
+//! 1. A bpffs that only this process holds, and that is mounted nowhere. When the process ends, by whatever signal, the bpffs goes, and
+//!    its pins with it. To create a bpffs takes `CAP_SYS_ADMIN`.
+//! 2. The directory [`LINKS`] beside the pinned task states, if it exists. The service manager creates it before the daemon starts, and
+//!    removes it with its pins after the daemon has ended.
+//! 3. Without either, a link has a descriptor, and is pinned for a moment when it is dropped, beside the pinned task states. Where that
+//!    does not work, dropping a link waits.
 
 use std::ffi::CString;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::{fs, process, thread};
+use std::{process, thread};
 
 use libbpf_rs::libbpf_sys;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
@@ -28,6 +34,9 @@ const DETACHERS: usize = 64;
 /// How the names of pinned links begin.
 pub(crate) const PIN_PREFIX: &str = "link-";
 
+/// Name of the directory of links that the service manager removes. `deploy/zernel.service` has it too.
+const LINKS: &str = "links";
+
 /// Where links are pinned.
 static DIRECTORY: OnceLock<LinkDirectory> = OnceLock::new();
 
@@ -38,32 +47,50 @@ static IS_ENDING: AtomicBool = AtomicBool::new(false);
 #[derive(Debug)]
 struct LinkDirectory {
     path: PathBuf,
-    /// The bpffs, if only this process holds it.
-    private: Option<OwnedFd>,
+    remover: PinRemover,
 }
 
-/// Prepares to pin links: in a bpffs of this process or, without the privilege for that, in this directory.
-pub(crate) fn pin_links(shared: &Path) {
-    DIRECTORY.get_or_init(|| {
-        let private = create_bpffs().ok();
-        let path = private.as_ref().map(|bpffs| {
+/// What removes the pins of a process that was killed.
+#[derive(Debug)]
+enum PinRemover {
+    /// The kernel: only this process holds the bpffs.
+    Kernel { _bpffs: OwnedFd },
+    /// The service manager.
+    ServiceManager,
+    /// Nothing.
+    Missing,
+}
+
+impl LinkDirectory {
+    fn find(shared: &Path) -> Self {
+        if let Ok(bpffs) = create_bpffs() {
             let number = bpffs.as_raw_fd();
-            format!("/proc/self/fd/{number}").into()
-        });
-        LinkDirectory {
-            path: path.unwrap_or_else(|| shared.to_owned()),
-            private,
+            return Self {
+                path: format!("/proc/self/fd/{number}").into(),
+                remover: PinRemover::Kernel { _bpffs: bpffs },
+            };
         }
-    });
+        let links = shared.join(LINKS);
+        match links.is_dir() {
+            true => Self {
+                path: links,
+                remover: PinRemover::ServiceManager,
+            },
+            false => Self {
+                path: shared.to_owned(),
+                remover: PinRemover::Missing,
+            },
+        }
+    }
 }
 
-/// The descriptor of the bpffs of this process, if it has one.
-pub(crate) fn bpffs() -> Option<RawFd> {
-    let directory = DIRECTORY.get()?;
-    directory.private.as_ref().map(AsRawFd::as_raw_fd)
+/// Finds a place to pin links in. The directory is that of the pinned task states.
+pub(crate) fn pin_links(shared: &Path) {
+    DIRECTORY.get_or_init(|| LinkDirectory::find(shared));
 }
 
-/// Leaves links that are dropped from now on to the end of this process. That is faster than to remove their pins one by one.
+/// Leaves links that are dropped from now on to the end of this process, if the kernel then removes their pins. That is faster than
+/// to remove them one by one.
 pub(crate) fn leave_links_to_exit() {
     IS_ENDING.store(true, Ordering::Relaxed);
 }
@@ -81,7 +108,7 @@ fn create_bpffs() -> rustix::io::Result<OwnedFd> {
 /// A pin of a link. Dropping it removes the pin.
 #[derive(Debug)]
 struct Pin {
-    path: PathBuf,
+    path: CString,
 }
 
 impl Pin {
@@ -91,60 +118,90 @@ impl Pin {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PIN_PREFIX}{}-{number}", process::id());
         let path = directory.path.join(name);
-        let text = CString::new(path.as_os_str().as_bytes()).ok()?;
+        let path = CString::new(path.as_os_str().as_bytes()).ok()?;
         // SAFETY: a descriptor that is open, and a string that ends with a zero byte.
-        let result = unsafe { libbpf_sys::bpf_obj_pin(link.as_raw_fd(), text.as_ptr()) };
+        let result = unsafe { libbpf_sys::bpf_obj_pin(link.as_raw_fd(), path.as_ptr()) };
         (result == 0).then_some(Self { path })
+    }
+
+    /// Opens the link.
+    fn open(&self) -> Option<OwnedFd> {
+        // SAFETY: a string that ends with a zero byte.
+        let descriptor = unsafe { libbpf_sys::bpf_obj_get(self.path.as_ptr()) };
+        // SAFETY: a new descriptor, which nothing else owns.
+        (descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
         // It fails only if another process removed it.
-        let _ = fs::remove_file(&self.path);
+        let _ = rustix::fs::unlink(&self.path);
     }
 }
 
 /// A link to attached probes. Dropping it detaches them, without a wait if the link can be pinned.
 #[derive(Debug)]
 pub(crate) struct ProbeLink {
-    /// `None` only while the link is taken apart. It is closed before the pin is removed, so the pin is the last reference.
-    descriptor: Option<OwnedFd>,
-    pin: Option<Pin>,
+    /// `None` only while the link is taken apart.
+    reference: Option<LinkReference>,
+}
+
+/// The only reference of this process to a link.
+#[derive(Debug)]
+enum LinkReference {
+    Pinned(Pin),
+    Open(OwnedFd),
 }
 
 impl ProbeLink {
     /// Takes over a link.
     pub(crate) fn new(descriptor: OwnedFd) -> Self {
-        let directory = DIRECTORY.get().filter(|it| it.private.is_some());
+        let directory = DIRECTORY.get();
+        let directory = directory.filter(|it| !matches!(it.remover, PinRemover::Missing));
+        let pin = directory.and_then(|directory| Pin::new(directory, &descriptor));
+        let reference = match pin {
+            Some(pin) => LinkReference::Pinned(pin),
+            None => LinkReference::Open(descriptor),
+        };
         Self {
-            pin: directory.and_then(|directory| Pin::new(directory, &descriptor)),
-            descriptor: Some(descriptor),
+            reference: Some(reference),
         }
     }
 
-    /// Pins the link, if it is not pinned. Returns whether it is pinned now.
+    /// Whether the link is pinned.
+    fn is_pinned(&self) -> bool {
+        matches!(self.reference, Some(LinkReference::Pinned(_)))
+    }
+
+    /// Pins the link in place of its descriptor, if that is possible. Returns whether it is pinned now.
     fn pin(&mut self) -> bool {
-        if let (None, Some(directory), Some(descriptor)) =
-            (&self.pin, DIRECTORY.get(), &self.descriptor)
+        if let (Some(directory), Some(LinkReference::Open(descriptor))) =
+            (DIRECTORY.get(), &self.reference)
+            && let Some(pin) = Pin::new(directory, descriptor)
         {
-            self.pin = Pin::new(directory, descriptor);
+            self.reference = Some(LinkReference::Pinned(pin));
         }
-        self.pin.is_some()
+        self.is_pinned()
     }
 
     /// Removes the pin. Closing the descriptor then detaches, and waits for that.
     pub(crate) fn into_descriptor(mut self) -> Option<OwnedFd> {
-        self.pin.take();
-        self.descriptor.take()
+        match self.reference.take()? {
+            LinkReference::Pinned(pin) => pin.open(),
+            LinkReference::Open(descriptor) => Some(descriptor),
+        }
     }
 }
 
 impl Drop for ProbeLink {
     fn drop(&mut self) {
-        let is_private = DIRECTORY.get().is_some_and(|it| it.private.is_some());
-        if self.pin() && is_private && IS_ENDING.load(Ordering::Relaxed) {
-            std::mem::forget((self.descriptor.take(), self.pin.take()));
+        let is_left_to_kernel = IS_ENDING.load(Ordering::Relaxed)
+            && DIRECTORY
+                .get()
+                .is_some_and(|it| matches!(it.remover, PinRemover::Kernel { .. }));
+        if self.pin() && is_left_to_kernel {
+            std::mem::forget(self.reference.take());
         }
     }
 }
@@ -161,7 +218,7 @@ pub(crate) fn detach(links: Vec<ProbeLink>) {
     if links.is_empty() || child_task::is_asked_to_stop() {
         return release(links);
     }
-    let is_pinned = links.iter().any(|link| link.pin.is_some());
+    let is_pinned = links.iter().any(ProbeLink::is_pinned);
     let descriptors: Vec<OwnedFd> = links
         .into_iter()
         .filter_map(ProbeLink::into_descriptor)

@@ -1,8 +1,9 @@
 //! Files that were being read or attached to when the daemon died.
 //!
 //! Nothing in a file should be able to end the daemon. If a file does so anyway, the service manager starts the daemon again,
-//! the file ends it again, and nobody is observed. So a state file names the files that child processes have in hand. If it
-//! names some at the start, the last daemon died meanwhile, and these files are refused until they change, or for an hour.
+//! the file ends it again, and nobody is observed. So a state file names the files that child processes have in hand. If
+//! the state file names files when a daemon starts, the last daemon died while it read them. They are refused until
+//! they change, or for an hour.
 
 use std::fmt::Write as _;
 use std::fs::{DirBuilder, File, OpenOptions};

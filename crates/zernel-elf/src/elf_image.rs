@@ -236,8 +236,7 @@ fn find_table(
     })
 }
 
-/// Where records of one type are in a file. All of them are within the file's length at the time
-/// of opening.
+/// Where records of one type are in a file. All records are within the file's length at the time of opening.
 #[derive(Debug)]
 pub(super) struct Records<T> {
     file_offset: u64,

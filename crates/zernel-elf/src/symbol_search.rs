@@ -45,7 +45,7 @@ pub(super) struct Symbol {
     pub(super) address: u64,
     /// Size in bytes; zero if unknown.
     pub(super) size: u64,
-    /// Whether it is the default version of its name.
+    /// Whether the symbol is the default version of its name.
     is_default: bool,
 }
 
@@ -69,7 +69,7 @@ pub(super) struct NamedSymbol {
 struct Candidate {
     /// Offset of its name in the table of names.
     name: u32,
-    /// Its place in the symbol table.
+    /// Index of the symbol in the symbol table.
     index: u32,
 }
 

@@ -65,7 +65,7 @@ impl Environment {
         Self::read_from(process.open_relative("environ")?)
     }
 
-    /// Reads an environment. One that exceeds the limit is an error: a variable that is cut off would
+    /// Reads an environment. An environment that exceeds the limit is an error: a variable that is cut off would
     /// have another value.
     fn read_from(file: impl Read) -> ProcResult<Self> {
         let mut bytes = Vec::new();

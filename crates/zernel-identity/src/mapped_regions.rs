@@ -18,7 +18,7 @@ pub struct MappedRegion<'a> {
     pub start: u64,
     /// Address after the last.
     pub end: u64,
-    /// Whether it is mapped as code.
+    /// Whether the region is mapped as code.
     pub is_executable: bool,
     /// Offset in the file.
     pub offset: u64,

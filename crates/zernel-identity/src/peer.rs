@@ -15,7 +15,7 @@ const SO_PEERPIDFD: libc::c_int = 77;
 pub struct PeerProcess {
     /// The tenant that its requests count for.
     pub tenant: Tenant,
-    /// Whether it is in the user namespace of this process.
+    /// Whether the client is in the user namespace of this process.
     pub shares_user_namespace: bool,
 }
 
@@ -40,7 +40,7 @@ impl PeerHandle {
         let own = fs::metadata("/proc/self/ns/user")?.ino();
         let namespace = fs::metadata(format!("/proc/{pid}/ns/user")).map_err(|_| exited())?;
         let tenant = Tenant::of(pid).map_err(|_| exited())?;
-        // If it still runs, its pid was not reused while it was read.
+        // If the client still runs, its pid was not reused while `/proc` was read.
         if pid_of(&self.0) != Some(pid) {
             return Err(exited());
         }

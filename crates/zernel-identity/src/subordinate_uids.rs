@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// More than such a file has. The rest of a longer one is ignored.
+/// Largest part of a subuid file that is read; files are smaller. The rest is ignored.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// A range of uids that a user may use.

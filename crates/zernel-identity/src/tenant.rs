@@ -70,8 +70,8 @@ impl Tenant {
     fn from_cgroup(path: &str) -> Option<Self> {
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);
         let segments: Vec<&str> = path.split('/').filter(|it| !it.is_empty()).collect();
-        // Inside a cgroup namespace, a path leads up from the namespace's root, and then down. What is above the place where it
-        // turns is not shown: it contains this process too, so it belongs to no other user.
+        // Inside a cgroup namespace, a path leads up from the namespace's root, and then down. The part of the path
+        // above that place is not shown: this process is in it too, so it belongs to no other user.
         let up = segments.iter().take_while(|it| **it == "..").count();
         let (is_absolute, down) = (up == 0, &segments[up..]);
         pod(down, is_absolute)

@@ -41,7 +41,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All of them, the control first.
+    /// All faults, the control without a fault first.
     pub const ALL: [Self; 7] = [
         Self::None,
         Self::Starve,

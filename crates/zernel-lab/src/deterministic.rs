@@ -4,7 +4,8 @@
 //! QEMU counts instructions and derives every clock of the guest from the count: one instruction takes one
 //! nanosecond, and while all vCPUs are idle the clock jumps to the next timer. One host thread executes all vCPUs in
 //! turn; each runs until the next virtual timer. A timer every 10 µs therefore bounds how long a vCPU waits for
-//! its turn. docs/lab-machine.md lists what this machine can measure and what it cannot.
+//! its turn. A preloaded library (`qemu_threads.c`) keeps QEMU's other threads from changing the order of turns.
+//! docs/lab-machine.md lists what this machine can measure and what it cannot.
 
 use std::fmt;
 use std::time::Duration;
@@ -23,12 +24,12 @@ pub struct Deterministic {
     pub seed: u64,
     /// Alignment of the CPUs' scheduler ticks.
     pub ticks: Ticks,
-    /// Virtual time after which the guest stops the command. A long run once differed between boots.
+    /// Virtual time after which the guest stops the command.
     pub virtual_limit: Duration,
 }
 
 impl Deterministic {
-    /// Less than the 47 virtual seconds after which a boot with several schedulers once differed.
+    /// Several minutes on the host.
     pub const DEFAULT_VIRTUAL_LIMIT: Duration = Duration::from_secs(40);
 
     /// A run with this seed, aligned ticks and the default limit.
@@ -53,6 +54,17 @@ impl Deterministic {
     pub fn virtual_limit(mut self, virtual_limit: Duration) -> Self {
         self.virtual_limit = virtual_limit;
         self
+    }
+
+    /// What to boot when the emulator has crashed the guest: the same with other random numbers and another start
+    /// time. The same boots crash in every run, so the result stays the same, too.
+    pub(crate) fn other_boots(&self) -> impl Iterator<Item = Self> {
+        /// Larger than any number of seeds.
+        const DISTANCE: u64 = 1_000_003;
+        (1..4).map(|attempt| Self {
+            seed: self.seed + attempt * DISTANCE,
+            ..self.clone()
+        })
     }
 
     /// QEMU's options beside the accelerator and the CPU.

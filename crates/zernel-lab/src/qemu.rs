@@ -2,7 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -23,6 +23,10 @@ const TETHER: &str = "setpriv";
 pub(crate) const CONSOLE: &str = "console";
 pub(crate) const INITRAMFS: &str = "initramfs";
 pub(crate) const LOG: &str = "qemu.log";
+const THREADS: &str = "qemu_threads.so";
+
+/// The library that decides which of QEMU's threads runs in a deterministic run.
+const THREADS_LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/qemu_threads.so"));
 
 /// Printed by QEMU when KVM fails. QEMU then stops the guest and does not exit.
 const KVM_GAVE_UP: &str = "KVM internal error";
@@ -69,6 +73,7 @@ impl Qemu {
         programs: &Programs,
         arguments: &[OsString],
         folder: &Path,
+        deterministic: bool,
     ) -> io::Result<Self> {
         let log = File::create(folder.join(LOG))?;
         let mut command = Command::new(&programs.tether);
@@ -77,6 +82,10 @@ impl Qemu {
         // The folder is not part of the arguments that identify a result, because no result depends on it.
         if let Some(firmware) = setting(FIRMWARE_VARIABLE) {
             command.arg("-L").arg(std::path::absolute(firmware)?);
+        }
+        if deterministic {
+            fs::write(folder.join(THREADS), THREADS_LIBRARY)?;
+            command.env("LD_PRELOAD", format!("./{THREADS}"));
         }
         let child = command
             .args(arguments)

@@ -37,12 +37,6 @@ use crate::vm::{CommandOutcome, VmError, VmSpec};
 const VIRTUAL_SLACK: Duration = Duration::from_secs(38);
 /// Host time that a run may take.
 const HOST_LIMIT: Duration = Duration::from_secs(900);
-/// Boots of one run, if the emulator crashes the guest.
-const ATTEMPTS: u64 = 4;
-/// Difference between the seeds of two attempts, larger than any number of seeds.
-const SEEDS_PER_ATTEMPT: u64 = 1_000_003;
-/// The flags that a processor has. The others are always 0.
-const FLAGS: u32 = 0x003f_7fd7;
 /// Lines of the console that a failed run keeps.
 const CONSOLE_LINES: usize = 40;
 
@@ -313,31 +307,22 @@ impl ScenarioRun {
             .memory_mib(self.scenario.memory_mib)
             .timeout(HOST_LIMIT)
             .boot_timeout(HOST_LIMIT)
-            .deterministic(self.deterministic(0))
+            .deterministic(self.deterministic())
             .files(files)
             .interrupted_by(Arc::clone(&self.interrupt)))
     }
 
-    /// The settings of one attempt. Another attempt has other random numbers and another start time.
-    fn deterministic(&self, attempt: u64) -> Deterministic {
+    fn deterministic(&self) -> Deterministic {
         let scenario_ms = self.scenario.warmup_ms + self.scenario.duration_ms;
-        Deterministic::new(self.seed + attempt * SEEDS_PER_ATTEMPT)
+        Deterministic::new(self.seed)
             .ticks(self.ticks)
             .virtual_limit(VIRTUAL_SLACK + Duration::from_millis(scenario_ms))
     }
 
     fn boot(&self, prepared: &Prepared, result: &mut RunResult) {
-        for attempt in 0..ATTEMPTS {
-            let spec = prepared
-                .spec
-                .clone()
-                .deterministic(self.deterministic(attempt));
-            match spec.run(GUEST, ["lab", "guest", PLAN]) {
-                Ok(outcome) => return self.note_outcome(&outcome, result),
-                // The same attempts fail in every run, so the result stays the same, too.
-                Err(error) if emulator_failed(&error) && attempt + 1 < ATTEMPTS => {}
-                Err(error) => return self.note_error(&error, result),
-            }
+        match prepared.spec.run(GUEST, ["lab", "guest", PLAN]) {
+            Ok(outcome) => self.note_outcome(&outcome, result),
+            Err(error) => self.note_error(&error, result),
         }
     }
 
@@ -366,7 +351,7 @@ impl ScenarioRun {
             .remains()
             .map_or_else(String::new, |remains| tail(&remains.console_log));
         let verdict = match error {
-            _ if emulator_failed(error) => Verdict::Inconclusive,
+            _ if error.is_the_emulators() => Verdict::Inconclusive,
             VmError::KernelPanic { .. }
             | VmError::VirtualLimitReached { .. }
             | VmError::TimedOut { .. } => self.blamed(),
@@ -393,19 +378,6 @@ struct Prepared {
 
 fn finding(verdict: Verdict, text: String) -> Finding {
     Finding { verdict, text }
-}
-
-/// Whether the guest crashed of flags that no processor has: after cmpxchg16b QEMU 7.2 now and then leaves garbage
-/// in the flags register.
-fn emulator_failed(error: &VmError) -> bool {
-    let console = error.remains().map_or("", |remains| &remains.console_log);
-    matches!(error, VmError::KernelPanic { .. }) && has_impossible_flags(console)
-}
-
-fn has_impossible_flags(console: &str) -> bool {
-    let flags = |rest: &str| u32::from_str_radix(rest.get(..8)?, 16).ok();
-    let printed = console.split("EFLAGS: ").skip(1).filter_map(flags);
-    printed.into_iter().any(|flags| flags & !FLAGS != 0)
 }
 
 fn kernel(version: &str) -> Result<Kernel, String> {
@@ -471,15 +443,6 @@ fn tail(console: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_crash_of_the_emulator_is_distinguished_from_one_of_the_kernel() {
-        let garbage = "[ 2.8] RSP: 0018:ffa00000003d7ad0 EFLAGS: 04ce2be2\n[ 2.8] RSP: 002b:00 EFLAGS: 00000293";
-        assert!(has_impossible_flags(garbage));
-        assert!(!has_impossible_flags(
-            "[ 2.8] RSP: 002b:00 EFLAGS: 00010246\nEFLAGS: 0"
-        ));
-    }
 
     #[test]
     fn the_end_of_a_console_is_kept() {

@@ -224,14 +224,33 @@ impl VmSpec {
         I: IntoIterator<Item = A>,
         A: AsRef<OsStr>,
     {
-        let programs = Programs::find()?;
         let arguments: Vec<OsString> = arguments
             .into_iter()
             .map(|word| word.as_ref().to_owned())
             .collect();
+        let program = program.as_ref();
+        let mut outcome = self.run_once(program, &arguments);
+        let others = self
+            .deterministic
+            .iter()
+            .flat_map(Deterministic::other_boots);
+        for deterministic in others {
+            match &outcome {
+                Err(error) if error.is_the_emulators() => {
+                    let other = self.clone().deterministic(deterministic);
+                    outcome = other.run_once(program, &arguments);
+                }
+                _ => break,
+            }
+        }
+        outcome
+    }
+
+    fn run_once(&self, program: &Path, arguments: &[OsString]) -> Result<CommandOutcome, VmError> {
+        let programs = Programs::find()?;
         let folder = RunFolder::create()?;
         let ports = Ports::of(&self.kernel);
-        self.write_initramfs(&folder, program.as_ref(), &arguments, ports)?;
+        self.write_initramfs(&folder, program, arguments, ports)?;
         self.boot(&programs, &folder, ports)
     }
 
@@ -243,7 +262,7 @@ impl VmSpec {
         ports: Ports,
     ) -> Result<CommandOutcome, VmError> {
         let attempts = match self.deterministic {
-            // A second attempt would be the same.
+            // A second boot would be the same.
             Some(_) => &[Accelerator::Tcg],
             None => self.accelerator.attempts(),
         };
@@ -258,7 +277,7 @@ impl VmSpec {
                 limits.boot = limits.boot.min(KVM_PATIENCE);
             }
             let arguments = qemu::arguments(self, accelerator, ports);
-            let attempt = Attempt::make(programs, &arguments, folder, limits, &self.interrupt)?;
+            let attempt = Attempt::make(programs, &arguments, folder, limits, self)?;
             if last || !attempt.deserves_another(accelerator) {
                 let mut outcome = attempt.outcome(folder, accelerator, boots)?;
                 if self.deterministic.is_some() {

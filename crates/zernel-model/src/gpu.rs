@@ -19,7 +19,7 @@ pub struct GpuFacts {
     pub memory_used: Option<u64>,
     /// Percentage of the last sampling period in which a kernel ran; `None` for a partitioned GPU.
     pub utilization: Option<u32>,
-    /// Whether it is partitioned (multi-instance GPU).
+    /// Whether the GPU is partitioned (multi-instance GPU).
     pub mig_enabled: bool,
     /// Its partitions, in NVML's order.
     pub mig: Vec<MigFacts>,

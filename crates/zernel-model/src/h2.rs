@@ -27,7 +27,7 @@ pub const fn index(value: u64) -> usize {
 #[must_use]
 #[inline]
 pub const fn shared_index(value: u64) -> usize {
-    // `value >> shift` keeps the top five bits. The leading one counts as one more power of two.
+    // `value >> shift` keeps the top five bits. The leading one bit counts as one more power of two.
     let shift = (value | 1).ilog2() - GROUPING;
     shift as usize * PER_POWER + (value >> shift) as usize
 }
@@ -35,9 +35,9 @@ pub const fn shared_index(value: u64) -> usize {
 /// The values of a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BucketRange {
-    /// The smallest one.
+    /// The smallest value of the bucket.
     pub first: u64,
-    /// How many there are.
+    /// Number of values in the bucket.
     pub width: u64,
 }
 

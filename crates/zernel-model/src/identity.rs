@@ -53,7 +53,7 @@ pub struct Identity {
     pub nvidia_visible_devices: Option<String>,
     /// `SLURM_STEP_GPUS`, or else `SLURM_JOB_GPUS`: the GPUs that Slurm assigned, by the machine's numbering.
     pub slurm_gpus: Option<String>,
-    /// Whether the environment could be read. If not, an absent variable above may still be set.
+    /// Whether the environment could be read. If it could not be read, variables that are `None` above may still be set.
     pub environment_read: bool,
 }
 

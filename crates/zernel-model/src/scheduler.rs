@@ -68,8 +68,8 @@ pub struct ClassStatistics {
     pub wakeups: u64,
     /// Time between these and running.
     pub wait_ns: u64,
-    /// The same by power of two: the first bucket ends at [`FIRST_BUCKET_ENDS_NS`], each further one at twice that, and
-    /// the last holds all longer ones.
+    /// Waits by power of two: the first bucket ends at [`FIRST_BUCKET_ENDS_NS`], each further one at twice the end
+    /// before, and the last holds all longer waits.
     pub wait_buckets: Vec<u64>,
 }
 

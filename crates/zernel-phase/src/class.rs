@@ -52,7 +52,7 @@ macro_rules! numbered {
 numbered! {
     /// What a scheduler should do with a thread.
     TaskClass {
-        /// Nothing is known to wait for it.
+        /// No step, batch or GPU is known to wait for the thread.
         #[default]
         Other = "other",
         /// A delay of the thread delays the step.
@@ -107,19 +107,19 @@ crate::mirrors! {
         impl ClassWord: u64 = "zernel_class_flags", "ZERNEL_CLASS_" {
             /// Flag: in a call that waits for the GPU.
             IN_SYNC = 1 << 12,
-            /// Flag: a trainer whose phase is known now.
+            /// Flag: the thread is a trainer whose phase is known now.
             DRIVES_STEPS = 1 << 13,
-            /// Flag: it was blocked when it left its CPU.
+            /// Flag: the thread was blocked when it left its CPU.
             BLOCKED = 1 << 14,
         }
         impl ClassWord: u32 = "zernel_class_bits", "ZERNEL_CLASS_" {
             /// Bits of class, reason and role.
             FIELD_BITS = 4,
-            /// The first bit of the reason.
+            /// Position of the lowest bit of the reason in the word.
             REASON_SHIFT = 4,
-            /// The first bit of the role.
+            /// Position of the lowest bit of the role in the word.
             ROLE_SHIFT = 8,
-            /// The first bit of the start.
+            /// Position of the lowest bit of the start time in the word.
             SINCE_SHIFT = 16,
             /// The logarithm of the start's unit in nanoseconds.
             UNIT_SHIFT = 10,

@@ -11,8 +11,7 @@ type Generation<V> = HashMap<u32, V, FxBuildHasher>;
 /// The map has two generations, each as large as the capacity. A used value moves to the young
 /// generation. When the young generation is full it becomes the old one, and the values left in the
 /// previous old generation are evicted and counted. A lookup in the young generation is one hash
-/// probe. As many pids as the capacity can be used in turn without eviction, and at most twice as
-/// many are kept.
+/// probe. Pids up to the capacity can be used in turn without eviction; at most twice the capacity is kept.
 #[derive(Debug, Clone)]
 pub(crate) struct RecentPids<V> {
     young: Generation<V>,

@@ -84,7 +84,7 @@ impl Mark {
     }
 
     /// Returns the rank of the mark as a boundary; 0 is best.
-    fn tier(self) -> u8 {
+    fn boundary_rank(self) -> u8 {
         match self {
             Self::Optimizer => 0,
             Self::Backward | Self::Reduce => 1,
@@ -123,7 +123,7 @@ pub enum Launches {
 
 impl Launches {
     /// The count, if launches are counted all the time.
-    fn counted(self) -> Option<u32> {
+    fn continuous_count(self) -> Option<u32> {
         match self {
             Self::Counted(launches) => Some(launches),
             Self::InWindow(_) | Self::Unknown => None,
@@ -131,7 +131,7 @@ impl Launches {
     }
 
     /// The count, if it is exact.
-    fn exact(self) -> Option<u32> {
+    fn exact_count(self) -> Option<u32> {
         match self {
             Self::Counted(launches) | Self::InWindow(launches) => Some(launches),
             Self::Unknown => None,
@@ -285,7 +285,7 @@ impl StepDetector {
     }
 
     /// Stops using marks of these kinds, because not all of them are observed any more.
-    pub fn distrust(&mut self, marks: &[Mark]) {
+    pub fn ignore_marks(&mut self, marks: &[Mark]) {
         for mark in marks {
             self.tracks[mark.index()].is_incomplete = true;
         }
@@ -311,7 +311,7 @@ impl StepDetector {
             let track = &self.tracks[candidate.index()];
             !track.is_incomplete && track.is_as_frequent_as(lost)
         });
-        candidates.min_by_key(|candidate| candidate.tier())
+        candidates.min_by_key(|candidate| candidate.boundary_rank())
     }
 
     /// Returns the kind of mark that separates steps, once it is known.
@@ -362,7 +362,7 @@ impl StepDetector {
             // Further tensors of a batch are copied before anything is launched.
             Mark::CopyIn => {
                 let so_far = track.open.and_then(|open| open.launches);
-                begins_run && sum_if_known(so_far, launches.counted()) != Some(0)
+                begins_run && sum_if_known(so_far, launches.continuous_count()) != Some(0)
             }
             _ => begins_run,
         }
@@ -376,8 +376,8 @@ impl StepDetector {
             };
             let count = &mut open.marks[mark.index()];
             *count = count.saturating_add(1);
-            open.launches = sum_if_known(open.launches, launches.counted());
-            track.exact_launches = sum_if_known(track.exact_launches, launches.exact());
+            open.launches = sum_if_known(open.launches, launches.continuous_count());
+            track.exact_launches = sum_if_known(track.exact_launches, launches.exact_count());
         }
         self.run_length = match self.last_mark == Some(mark) {
             true => self.run_length.saturating_add(1),
@@ -463,7 +463,7 @@ impl StepDetector {
             let known_track = &self.tracks[known.index()];
             let is_rarer = 4 * u64::from(track.recent) < 3 * u64::from(known_track.recent);
             let replaces = mark == Mark::Graph && self.replays >= MIN_REPLAYS;
-            match mark.tier().cmp(&known.tier()) {
+            match mark.boundary_rank().cmp(&known.boundary_rank()) {
                 // A substitute separates the same steps as the better kind did, so it counts as
                 // better than its tier.
                 Ordering::Less => !self.is_substitute || is_rarer,

@@ -258,7 +258,7 @@ impl PhaseTracker {
                 self.announce(Activity::Loading, closed);
             }
             ThreadEvent::ForwardBegin => self.announce(Activity::Computing, closed),
-            ThreadEvent::BackwardBegin if self.does_other_work() => {}
+            ThreadEvent::BackwardBegin if self.works_outside_steps() => {}
             ThreadEvent::BackwardBegin => {
                 // Another thread launches, but this one syncs.
                 self.collective_queued = false;
@@ -339,7 +339,7 @@ impl PhaseTracker {
 
     /// Turns to computing. The thread may still be between a backward pass and its optimizer step.
     fn compute(&mut self) {
-        if self.does_other_work() {
+        if self.works_outside_steps() {
             return;
         }
         let update_since_ns = self.update_since_ns;
@@ -362,7 +362,7 @@ impl PhaseTracker {
         // An optimizer may copy too. The next batch is announced.
         let is_of_optimizer =
             self.activity == Activity::Updating && self.announces_data && self.announces_updates;
-        if is_of_optimizer || self.does_other_work() {
+        if is_of_optimizer || self.works_outside_steps() {
             return;
         }
         if let Some(since_ns) = self.undecided_since_ns.take() {
@@ -567,9 +567,9 @@ impl PhaseTracker {
             && (self.announces_updates || since_marker_ns < self.config.optimizer_launch_max_ns)
     }
 
-    /// Whether the thread still does what is no part of a step. It may launch, copy and sync meanwhile, and run backward
+    /// Whether the thread still does work that is no part of a step, such as compiling or saving. It may launch, copy and sync meanwhile, and run backward
     /// passes without data.
-    fn does_other_work(&self) -> bool {
+    fn works_outside_steps(&self) -> bool {
         self.activity == Activity::OtherWork && self.now_ns < self.activity_until_ns
     }
 

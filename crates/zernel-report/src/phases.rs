@@ -34,7 +34,7 @@ impl Phases {
         phases
     }
 
-    /// Combines two of them number by number with `combine_one`. They add up to `wall` again.
+    /// Combines two of them number by number with `combine_one`. The phases add up to `wall` again.
     pub(crate) fn combine(
         &self,
         other: &Self,

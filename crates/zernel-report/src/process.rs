@@ -22,11 +22,11 @@ pub struct ProcessReport {
     pub(crate) comm: String,
     pub(crate) job: Option<String>,
     pub(crate) rank: Option<u32>,
-    /// Whether it loads data for another process.
+    /// Whether the process loads data for another process.
     pub(crate) is_loader: bool,
     /// Pid of the process that it loads data for.
     pub(crate) loads_for: Option<u32>,
-    /// Whether it was observed from its first CUDA call on. `None`: it made no CUDA call.
+    /// Whether the process was observed from its first CUDA call on. `None`: it made no CUDA call.
     pub complete: Option<bool>,
     pub(crate) still_running: bool,
     /// From its start to its first probed call: mostly imports. `None`: unknown.
@@ -66,7 +66,7 @@ pub struct ProcessReport {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
 #[serde(default)]
 pub(crate) struct Training {
-    /// When it begins, after the first probed call.
+    /// When training begins, after the first probed call.
     pub(crate) begin_seconds: f64,
     #[serde(flatten)]
     pub(crate) times: Times,
@@ -138,7 +138,7 @@ impl ProcessReport {
             .map_or(&self.times, |training| &training.times)
     }
 
-    /// Whether it trains: it launched kernels, called collectives, waited for data or made steps.
+    /// Whether the process trains: it launched kernels, called collectives, waited for data or made steps.
     pub(crate) fn is_rank(&self) -> bool {
         let times = &self.times;
         let worked = self.launches > 0 || !self.collectives.is_empty();
@@ -147,8 +147,8 @@ impl ProcessReport {
         !self.is_loader && (worked || waited || stepped)
     }
 
-    /// Whether it uses a GPU, and nothing shows that it trains: no backward pass, no optimizer step, no reduction of
-    /// gradients.
+    /// Whether the process uses a GPU, and nothing shows that it trains: no backward pass, no optimizer step, no
+    /// reduction of gradients.
     pub(crate) fn only_infers(&self) -> bool {
         let separated_by = self.steps.as_ref().and_then(|steps| steps.separated_by);
         let trains = separated_by.is_some_and(|mark| mark.class() == MarkClass::Training);
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(process(true, "cuInit").complete, Some(true));
         assert_eq!(process(false, "cuMemAlloc_v2").complete, Some(false));
         assert_eq!(process(false, "ncclAllReduce").complete, None);
-        // Its first calls are subtracted, so the rest is incomplete.
+        // The first calls of the process are subtracted, so the rest is incomplete.
         for before in [process(true, "cuInit"), process(false, "ncclAllReduce")] {
             assert_eq!(before.clone().since(&before).complete, Some(false));
         }

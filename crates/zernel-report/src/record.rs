@@ -56,7 +56,7 @@ impl Record {
         }
     }
 
-    /// A process that ran before it was attached to. Only what it does from now on counts.
+    /// A process that ran before it was attached to. Only what the process does from now on counts.
     pub fn for_running_process(process: &snapshot::ProcessSnapshot) -> Self {
         Self {
             first_seen_ns: process.first_seen_ns,
@@ -235,7 +235,7 @@ mod tests {
                 1_000_000_000 * seconds,
             );
         }
-        // This sample was taken while it exited, so its end is a little earlier than the sample.
+        // This sample was taken while the process exited, so the process ended a little earlier.
         record.observe(&program(1, 100, 100.01), 100_010_000_000);
         record.observe(&program(1, 100, 100.0), 100_200_000_000);
         let (steps, begin_seconds) = steps_and_begin(record);

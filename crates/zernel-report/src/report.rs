@@ -10,7 +10,7 @@ use super::times::RankTimes;
 use super::verdict::{self, Inconclusive, Slowest, Verdict};
 
 /// Name of the software GPU.
-const SIMULATED: &str = "Zernel Software GPU";
+const SOFTWARE_GPU_NAME: &str = "Zernel Software GPU";
 
 /// What was observed of the processes of a run.
 #[derive(Debug, Clone, Default)]
@@ -157,7 +157,7 @@ impl Report {
             names.entry(name.as_deref()?).or_default().insert(number);
         }
         let each = names.iter().map(|(name, numbers)| {
-            let label = if *name == SIMULATED {
+            let label = if *name == SOFTWARE_GPU_NAME {
                 " (simulated)"
             } else {
                 ""

@@ -138,7 +138,7 @@ pub(crate) struct RankTimes {
     pub(crate) wall: f64,
     /// The part of `wall` in which its calls were not observed.
     pub(crate) not_observed: f64,
-    /// Its first steps, which are not part of `wall`.
+    /// Warm-up: the first steps of the rank, which are not part of `wall`.
     pub(crate) warm_up: f64,
     /// In phase NcclCollective, or in waits for peers if those are longer.
     pub(crate) communication: f64,
@@ -164,11 +164,11 @@ pub(crate) struct RankTimes {
     pub(crate) data_fetch: f64,
     /// The part of `data_waits` in which loaders were runnable without a CPU.
     pub(crate) data_sched: f64,
-    /// Its training threads ran on CPUs.
+    /// Training threads of the rank ran on CPUs.
     pub(crate) cpu: f64,
-    /// Its training threads were runnable without a CPU.
+    /// Training threads of the rank were runnable without a CPU.
     pub(crate) run_delay: f64,
-    /// Its cgroup had used up its CPU limit, summed over CPUs.
+    /// The cgroup of the rank had used up its CPU limit, summed over CPUs.
     pub(crate) throttled: f64,
     /// Its GPUs were busy. `None`: NVML reports no utilization.
     pub(crate) gpu_busy: Option<f64>,
@@ -178,7 +178,7 @@ pub(crate) struct RankTimes {
     pub(crate) loader_busy: Option<f64>,
     /// Number of its loaders.
     pub(crate) loaders: f64,
-    /// Whether it has as many loaders as CPUs.
+    /// Whether the rank has as many loaders as CPUs.
     pub(crate) loaders_fill_cpus: bool,
 }
 
@@ -271,7 +271,7 @@ pub(crate) enum Part {
     OtherData,
     /// Runnable without a CPU: its training threads, or the loaders that it waited for.
     CpuDelay,
-    /// The same, because its cgroup had used up its CPU limit.
+    /// Runnable without a CPU, because the cgroup had used up its CPU limit.
     Throttled,
     /// Waiting for peers.
     Communication,
@@ -311,13 +311,13 @@ pub(crate) struct Parts {
     pub(crate) gpu_wait_calls: f64,
     /// Whether nothing shows that it trains.
     pub(crate) only_infers: bool,
-    /// Its first steps, which are not part of its time.
+    /// Warm-up: the first steps of the rank, which are not part of its time.
     pub(crate) warm_up: f64,
     /// Number of its loaders.
     pub(crate) loaders: f64,
-    /// Whether it launched on a GPU or waited for one.
+    /// Whether the rank launched on a GPU or waited for one.
     pub(crate) uses_gpu: bool,
-    /// Whether it has as many loaders as CPUs.
+    /// Whether the rank has as many loaders as CPUs.
     pub(crate) loaders_fill_cpus: bool,
     /// Waits for the GPU in which collectives may have run.
     pub(crate) shared_with_collectives: f64,
@@ -355,10 +355,10 @@ impl Parts {
         let uses_gpu = rank.launches > 0.0 || rank.gpu_waits > 0.0;
         // Without a GPU almost all time is in phase Unknown, although the CPU time is known.
         let unknown = if uses_gpu { rank.unknown } else { 0.0 };
-        // A thread may spin while it waits. That time was taken by a wait above.
+        // A thread may spin while it waits. A wait above has taken that time already.
         let host = remaining.take((remaining.0 - unknown).min(rank.cpu));
-        // A rank that waits for its GPU longer than the GPU is idle is limited by the GPU: it works ahead of it. So is a rank
-        // with a GPU that is never idle, even if it waits elsewhere or not at all.
+        // A rank that waits for its GPU longer than the GPU is idle is limited by the GPU: it works ahead of it. A
+        // rank with a GPU that is never idle is bound by the GPU too, even if it waits elsewhere or not at all.
         let gpu_idle = rank.gpu_busy.map(|busy| (rank.wall - busy).max(0.0));
         let is_ahead = gpu_idle.is_some_and(|idle| idle <= gpu.max(NEVER_IDLE * rank.wall));
         let ahead_of_gpu = if is_ahead { host } else { 0.0 };

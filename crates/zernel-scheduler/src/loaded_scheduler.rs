@@ -18,7 +18,7 @@ use crate::task_state_pins::is_observed;
 const UNLOADED_HERE: u32 = 64;
 /// `SCX_EXIT_ERROR`: the first kind that is an error.
 const FIRST_ERROR: u32 = 1024;
-/// As in `intf.h`, which the comparison of sizes shows.
+/// Number of buckets, as in `intf.h`. The assertion on the size of [`RawClassCounters`] compares them.
 const WAIT_BUCKETS: usize = 28;
 
 /// The loaded scheduler.
@@ -48,7 +48,7 @@ impl<'a> LoadedScheduler<'a> {
         }
     }
 
-    /// When it was loaded, by the monotonic clock.
+    /// When the scheduler was loaded, by the monotonic clock.
     #[must_use]
     pub fn since_ns(&self) -> u64 {
         self.since_ns
@@ -120,7 +120,7 @@ impl<'a> LoadedScheduler<'a> {
         self.raw_ending().kind != 0
     }
 
-    /// What it counted, or why it ended early.
+    /// What the scheduler counted, or why it ended early.
     pub(crate) fn result(&self) -> Result<SchedCounters, SchedError> {
         let ending = self.raw_ending();
         match ending.kind {

@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 
 use crate::loaded_scheduler::monotonic_ns;
 
-/// While it beats, an observer that stops leaves the pinned maps in place. The next observer then writes the maps that
+/// The heartbeat of a scheduler that reads the pinned maps. While it beats, an observer that stops leaves the maps in place. The next observer then writes the maps that
 /// this scheduler reads, because a loaded scheduler cannot change to others.
 pub(crate) struct ReaderHeart<'a> {
     hearts: &'a MapMut<'a>,

@@ -214,7 +214,7 @@ pub fn replace(
     let mut skel = open.load()?;
     unload_other().map_err(SchedError::NotReplaced)?;
     let shared = pins.share(&mut skel);
-    // Without a bpffs there are no classes. That matters only to the privileged.
+    // Without a bpffs there are no classes. That matters only to privileged threads.
     if settings.privilege != Privilege::Nobody {
         shared?;
     }
@@ -239,11 +239,12 @@ fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<()
     if topology.cpus > MAX_CPUS {
         return Err(SchedError::TooManyCpus(topology.cpus));
     }
-    let timeout_ms = settings.watchdog.min(SchedSettings::WATCHDOG).as_millis();
-    open.struct_ops.zernel_ops_mut().timeout_ms = timeout_ms as u32;
+    let watchdog = settings.watchdog.min(SchedSettings::WATCHDOG);
+    open.struct_ops.zernel_ops_mut().timeout_ms = watchdog.as_millis() as u32;
     let data = open.maps.bss_data.as_deref_mut();
     let target = &mut data.expect("the object has data").settings;
     target.slice_ns = settings.slice_ns();
+    target.watchdog_ns = watchdog.as_nanos() as u64;
     target.guarantee_percent = settings.guarantee_percent;
     (target.privilege, target.privileged_cgroup) = settings.privilege.raw();
     let may_privilege = settings.may_privilege || settings.privilege != Privilege::Nobody;

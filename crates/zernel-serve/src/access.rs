@@ -53,7 +53,7 @@ pub(crate) enum Refusal {
     },
 }
 
-/// Paths that answer without a token. They show the scope [`Scope::Machine`] then.
+/// Paths that answer without a token, in the scope [`Scope::Machine`].
 const PATHS_WITHOUT_TOKEN: [&str; 1] = ["/healthz"];
 
 /// The answer to a request without the token: where the token is and how to send it.

@@ -15,17 +15,17 @@ use crate::Scope;
 /// The client that sends a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Peer {
-    /// A TCP client that connected to the address `local`. Its user is unknown; a token decides the
+    /// A TCP client that connected to the address `local`. The user of the client is unknown; a token decides the
     /// scope of each request.
     Tcp { local: IpAddr },
-    /// A unix socket client. Its pod or user decides the scope.
+    /// A unix socket client. The pod or user of the client decides the scope.
     Unix { scope: Scope, tenant: Tenant },
 }
 
 /// The party that a connection counts for. Each owner has its own share of the connections.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
-    /// Root, the daemon's user, or a client with the token. Others cannot use up this share.
+    /// Root, the daemon's user, or a client with the token. Other owners cannot use up this share.
     Trusted,
     /// A client of the unix socket. Until its first request, it counts for its user.
     Tenant(Tenant),

@@ -10,7 +10,7 @@ use crate::Scope;
 use crate::source_queries::Query;
 
 /// How long a text is reused. A snapshot states its age, which is wrong by this much at most.
-const REUSE: Duration = Duration::from_millis(100);
+const REUSE_TIME: Duration = Duration::from_millis(100);
 /// Texts that are kept at most.
 const MAX_TEXTS: usize = 32;
 
@@ -26,7 +26,7 @@ struct RecentText {
 
 impl RecentText {
     fn is_recent(&self, version: u64) -> bool {
-        self.version == version && self.built.elapsed() < REUSE
+        self.version == version && self.built.elapsed() < REUSE_TIME
     }
 }
 
@@ -38,7 +38,7 @@ impl RecentTexts {
         recent.is_recent(version).then(|| recent.text.clone())
     }
 
-    /// Keeps an answer that was built from this version, and forgets those of others.
+    /// Keeps an answer that was built from this version, and forgets answers of other versions.
     pub(crate) fn keep(&self, query: Query, scope: Scope, version: u64, text: Utf8Bytes) {
         let mut texts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         texts.retain(|_, recent| recent.is_recent(version));
@@ -67,7 +67,7 @@ mod tests {
         assert_eq!(texts.find(query, scope, 2), None);
         assert_eq!(texts.find(query, Scope::User(2), 1), None);
         assert_eq!(texts.find(Query::Ledger, scope, 1), None);
-        std::thread::sleep(REUSE);
+        std::thread::sleep(REUSE_TIME);
         assert_eq!(texts.find(query, scope, 1), None);
     }
 

@@ -12,7 +12,7 @@ const MIN_BYTES: usize = 16;
 /// Longer files are not token files.
 pub(crate) const MAX_BYTES: usize = 4096;
 
-/// A token. Its `Debug` output hides the text.
+/// A token. The `Debug` output of a secret hides the text.
 #[derive(Clone)]
 pub struct Secret {
     text: String,
@@ -63,7 +63,7 @@ pub enum SecretError {
         /// The user.
         owner: u32,
     },
-    /// Others can write to a directory above the file.
+    /// Other users can write to a directory above the file.
     #[error(
         "the token file {} can be replaced by other users, who can write to {}: run `chmod go-w {}`",
          file.display(), path.display(), path.display()

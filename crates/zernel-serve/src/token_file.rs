@@ -109,7 +109,7 @@ fn share_with_group(file: &File, groups: &str) -> io::Result<()> {
     };
     match fchown(file, None, Some(group)) {
         Ok(()) => file.set_permissions(Permissions::from_mode(0o640)),
-        // Only root and members of the group may. The file stays readable to its owner alone.
+        // Only root and members of a group may give a file to it. Without that, only the owner can read the token.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(()),
         Err(error) => Err(error),
     }

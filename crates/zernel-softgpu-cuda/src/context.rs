@@ -286,7 +286,7 @@ impl PrimaryContext {
         }
     }
 
-    /// Flags, and whether it is active.
+    /// The flags of the primary context, and whether it is active.
     pub(crate) fn state(&self) -> (u32, bool) {
         (self.flags, self.context.is_some())
     }

@@ -17,8 +17,8 @@ pub(crate) static MEMORY: AddressSpace = AddressSpace::new();
 pub(crate) static VIRTUAL_MEMORY: VirtualMemory = VirtualMemory::new();
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
-/// Whether this process was forked from a process that had initialised the driver. As with the real driver,
-/// it cannot use the driver.
+/// Whether this process was forked from a process that had initialised the driver. As with the real driver, a forked
+/// process cannot use the driver.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The initialised driver.

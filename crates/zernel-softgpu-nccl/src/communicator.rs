@@ -22,13 +22,13 @@ pub(crate) struct Communicator {
     pub(crate) place: Place,
     aborted: AtomicBool,
     error: AtomicI32,
-    order: Mutex<Order>,
+    order: Mutex<OperationOrder>,
     turn: Condvar,
 }
 
 /// Operations run in the order in which they were issued, whatever streams they are in.
 #[derive(Debug, Default)]
-struct Order {
+struct OperationOrder {
     issued: u64,
     finished: u64,
     finalized: bool,
@@ -69,14 +69,14 @@ impl Communicator {
         if let Some(error) = communicator.error() {
             return Err(error);
         }
-        let finalized = communicator.order().finalized;
+        let finalized = communicator.operation_order().finalized;
         match finalized {
             true => Err(NcclError::InvalidUsage),
             false => Ok(communicator),
         }
     }
 
-    fn order(&self) -> MutexGuard<'_, Order> {
+    fn operation_order(&self) -> MutexGuard<'_, OperationOrder> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -99,7 +99,7 @@ impl Communicator {
 
     /// The next place in the order of operations.
     pub(crate) fn issue(&self) -> u64 {
-        let mut order = self.order();
+        let mut order = self.operation_order();
         order.issued += 1;
         order.issued - 1
     }
@@ -108,19 +108,19 @@ impl Communicator {
     pub(crate) fn take_turn(&self, ticket: u64) {
         let waiting = self
             .turn
-            .wait_while(self.order(), |order| order.finished != ticket);
+            .wait_while(self.operation_order(), |order| order.finished != ticket);
         drop(waiting.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// An operation has finished.
     pub(crate) fn finish_turn(&self) {
-        self.order().finished += 1;
+        self.operation_order().finished += 1;
         self.turn.notify_all();
     }
 
     /// Waits until all operations issued so far have finished, and takes no more.
     pub(crate) fn finalize(&self) {
-        let mut order = self.order();
+        let mut order = self.operation_order();
         order.finalized = true;
         let waiting = self
             .turn
@@ -138,7 +138,7 @@ impl Communicator {
     /// Leaves the communicator at once. Running operations end without a result.
     pub(crate) fn abort(&self) {
         self.aborted.store(true, Release);
-        self.segment.ring();
+        self.segment.wake_ranks();
         self.destroy();
     }
 

@@ -136,10 +136,10 @@ floats! { f32, |count| count as f32; f64, f64::from; }
 
 /// IEEE half precision. Arithmetic is done in single precision and rounded after each step.
 #[derive(Clone, Copy)]
-struct Half(f32);
+struct HalfFloat(f32);
 /// The upper half of a single-precision number.
 #[derive(Clone, Copy)]
-struct Brain(f32);
+struct BrainFloat(f32);
 
 macro_rules! sixteen_bits {
     ($type:ident, $from_bits:path, $to_bits:path) => {
@@ -166,8 +166,8 @@ macro_rules! sixteen_bits {
         }
     };
 }
-sixteen_bits!(Half, half_to_single, single_to_half);
-sixteen_bits!(Brain, brain_to_single, single_to_brain);
+sixteen_bits!(HalfFloat, half_to_single, single_to_half);
+sixteen_bits!(BrainFloat, brain_to_single, single_to_brain);
 
 fn brain_to_single(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
@@ -210,8 +210,7 @@ fn single_to_half(value: f32) -> u16 {
     // In units of the last place of a half with this exponent; exact, as it is a power of two.
     let units = magnitude * 2f32.powi(10 - exponent);
     let rounded = units.round_ties_even() as u32;
-    // A normal number has its leading bit counted in `rounded`; a carry moves on to the exponent by
-    // itself.
+    // `rounded` contains the leading bit of a normal number. So adding it also raises the exponent, as a carry does.
     let biased = (exponent + 14) as u32;
     sign | (biased << 10).wrapping_add(rounded) as u16
 }
@@ -230,10 +229,10 @@ pub(crate) fn reduce(
         DataType::Uint32 => reduce_as::<u32>(reduction, operands, result),
         DataType::Int64 => reduce_as::<i64>(reduction, operands, result),
         DataType::Uint64 => reduce_as::<u64>(reduction, operands, result),
-        DataType::Float16 => reduce_as::<Half>(reduction, operands, result),
+        DataType::Float16 => reduce_as::<HalfFloat>(reduction, operands, result),
         DataType::Float32 => reduce_as::<f32>(reduction, operands, result),
         DataType::Float64 => reduce_as::<f64>(reduction, operands, result),
-        DataType::Bfloat16 => reduce_as::<Brain>(reduction, operands, result),
+        DataType::Bfloat16 => reduce_as::<BrainFloat>(reduction, operands, result),
     }
 }
 

@@ -54,7 +54,7 @@ pub(crate) fn run_messages(
                 .fold(start, u64::max));
         }
         match moved {
-            true => segment.ring(),
+            true => segment.wake_ranks(),
             false => segment.wait_for_bell(bell, || {
                 communicator.check_abort(waits_for_lost_rank(&transfers))
             })?,
@@ -121,7 +121,7 @@ impl Transfer {
         }
         let (source, bytes) = self.next_chunk();
         word(ChannelWord::SenderStart).store(start, Relaxed);
-        segment.put(self.message.peer, source, bytes);
+        segment.send_chunk(self.message.peer, source, bytes);
         sent.fetch_add(1, Release);
         self.moved += bytes;
         self.all_put = self.moved == self.message.bytes;
@@ -136,7 +136,7 @@ impl Transfer {
             return false;
         }
         let (destination, bytes) = self.next_chunk();
-        let chunk = segment.taken(self.message.peer, bytes);
+        let chunk = segment.received_chunk(self.message.peer, bytes);
         // SAFETY: the program's receive buffer, for which it vouches; not shared memory, so no overlap.
         unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), destination as *mut u8, bytes) };
         let sender_start = word(ChannelWord::SenderStart).load(Relaxed);

@@ -180,9 +180,9 @@ extern "C" fn release(operation: u64) {
 /// The part of `whole` that starts at `start` and is `bytes` long, as far as it lies in a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Overlap {
-    /// Where it begins in the window.
+    /// Where the overlap begins in the window.
     in_window: usize,
-    /// Where it begins in the part.
+    /// Where the overlap begins in the part.
     in_part: usize,
     bytes: usize,
 }
@@ -236,14 +236,14 @@ impl Collective {
         loop {
             let bytes = (total - offset).min(COLLECTIVE_CHUNK);
             if self.contributes(segment.rank()) {
-                segment.show(self.send + offset as u64, bytes);
+                segment.offer_bytes(self.send + offset as u64, bytes);
             }
-            segment.step(RankWord::Arrived, check_abort)?;
+            segment.await_all_ranks(RankWord::Arrived, check_abort)?;
             for rank in 0..segment.ranks() {
                 all_started = all_started.max(segment.word(rank, RankWord::Start).load(Relaxed));
             }
             self.take(communicator, offset, bytes);
-            segment.step(RankWord::Arrived, check_abort)?;
+            segment.await_all_ranks(RankWord::Arrived, check_abort)?;
             offset += bytes;
             if offset >= total {
                 return Ok(all_started + transfer_time(total as u64, nccl_bandwidth()));
@@ -272,7 +272,7 @@ impl Collective {
                     );
                 }
             }
-            Pattern::Broadcast(root) => write(here, segment.shown(root, bytes)),
+            Pattern::Broadcast(root) => write(here, segment.offered_bytes(root, bytes)),
             Pattern::AllGather => self.gather(communicator, offset, bytes),
             Pattern::Gather(root) if root == own => self.gather(communicator, offset, bytes),
             Pattern::AllToAll => (0..ranks).for_each(|from| {
@@ -286,7 +286,7 @@ impl Collective {
     fn gather(&self, communicator: &Communicator, offset: usize, bytes: usize) {
         for rank in 0..communicator.segment.ranks() {
             let place = self.receive + (rank * self.part + offset) as u64;
-            write(place, communicator.segment.shown(rank, bytes));
+            write(place, communicator.segment.offered_bytes(rank, bytes));
         }
     }
 
@@ -298,7 +298,7 @@ impl Collective {
         receive: u64,
     ) {
         let segment = &communicator.segment;
-        let shown = |rank| &segment.shown(rank, range.end)[range.clone()];
+        let shown = |rank| &segment.offered_bytes(rank, range.end)[range.clone()];
         let operands: Vec<&[u8]> = (0..segment.ranks()).map(shown).collect();
         let mut result = vec![0; range.len()];
         reduce(self.data_type, reduction, &operands, &mut result);
@@ -316,7 +316,7 @@ impl Collective {
     ) {
         let segment = &communicator.segment;
         if let Some(own) = overlap(offset, bytes, segment.rank() * self.part, self.part) {
-            let shown = segment.shown(from, bytes);
+            let shown = segment.offered_bytes(from, bytes);
             let address = self.receive + (place + own.in_part) as u64;
             write(address, &shown[own.in_window..own.in_window + own.bytes]);
         }

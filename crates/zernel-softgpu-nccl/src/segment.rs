@@ -1,8 +1,8 @@
 //! The shared memory of a communicator.
 //!
 //! It is a memfd of the process that made the unique id. The id says which process and which
-//! descriptor, and the others open it through `/proc`. So it has no name that could be left behind:
-//! the kernel frees it when the last process that maps it exits, even if that process is killed.
+//! descriptor, and the others open it through `/proc`. So the segment has no name that could be left behind: the
+//! kernel frees it when the last process that maps it exits, even if that process is killed.
 //!
 //! | part | for each | what |
 //! |---|---|---|
@@ -87,7 +87,7 @@ pub(crate) struct UniqueId {
 }
 
 impl UniqueId {
-    /// As words for a control message.
+    /// The id as words for a control message.
     pub(crate) fn words(&self) -> [u64; 3] {
         let place = u64::from(self.pid) << 32 | u64::from(self.descriptor.cast_unsigned());
         [self.cookie, self.start_time, place]
@@ -104,7 +104,7 @@ impl UniqueId {
         }
     }
 
-    /// Its first eight bytes, which differ between ids.
+    /// The first eight bytes of the id, which differ between ids.
     pub(crate) fn cookie(&self) -> u64 {
         self.cookie
     }
@@ -232,7 +232,7 @@ impl Segment {
             .store(own.start_time, Relaxed);
         self.word(self.rank, RankWord::State)
             .store(STATE_JOINED, Release);
-        self.ring();
+        self.wake_ranks();
         Ok(())
     }
 
@@ -290,7 +290,7 @@ impl Segment {
     }
 
     /// Shows the others `bytes` at an address of this process.
-    pub(crate) fn show(&self, source: u64, bytes: usize) {
+    pub(crate) fn offer_bytes(&self, source: u64, bytes: usize) {
         // SAFETY: the source is the program's buffer, for which it vouches; the others read this rank's
         // buffer only between the two steps of a chunk, and this is before the first.
         unsafe {
@@ -300,13 +300,13 @@ impl Segment {
     }
 
     /// What `rank` shows.
-    pub(crate) fn shown(&self, rank: usize, bytes: usize) -> &[u8] {
+    pub(crate) fn offered_bytes(&self, rank: usize, bytes: usize) -> &[u8] {
         // SAFETY: no rank writes between the two steps of a chunk.
         unsafe { self.memory.slice(self.buffer_offset(rank), bytes) }
     }
 
     /// Puts a chunk of a message into the channel to `to`, which must be empty.
-    pub(crate) fn put(&self, to: usize, source: u64, bytes: usize) {
+    pub(crate) fn send_chunk(&self, to: usize, source: u64, bytes: usize) {
         // SAFETY: the source is the program's buffer, for which it vouches; the receiver reads the
         // channel only after it is counted as sent.
         unsafe {
@@ -316,7 +316,7 @@ impl Segment {
     }
 
     /// The chunk in the channel from `from`, which must be full.
-    pub(crate) fn taken(&self, from: usize, bytes: usize) -> &[u8] {
+    pub(crate) fn received_chunk(&self, from: usize, bytes: usize) -> &[u8] {
         // SAFETY: the sender writes the channel only after it is counted as received.
         unsafe {
             self.memory
@@ -324,15 +324,19 @@ impl Segment {
         }
     }
 
-    fn bell(&self) -> &AtomicU32 {
+    fn futex_word(&self) -> &AtomicU32 {
         self.memory.half_word(HEADER_BELL)
     }
 
     /// Wakes all ranks that wait for a change of the segment.
-    pub(crate) fn ring(&self) {
-        self.bell().fetch_add(1, AcqRel);
+    pub(crate) fn wake_ranks(&self) {
+        self.futex_word().fetch_add(1, AcqRel);
         // Cannot fail on a valid address.
-        let _ = futex::wake(self.bell(), futex::Flags::empty(), i32::MAX.cast_unsigned());
+        let _ = futex::wake(
+            self.futex_word(),
+            futex::Flags::empty(),
+            i32::MAX.cast_unsigned(),
+        );
     }
 
     /// Waits until `done`, and wakes every now and then to `check_abort`, which may give up.
@@ -352,7 +356,7 @@ impl Segment {
 
     /// To be read before looking at anything that a ring of the bell announces.
     pub(crate) fn bell_value(&self) -> u32 {
-        self.bell().load(Acquire)
+        self.futex_word().load(Acquire)
     }
 
     /// Sleeps until the bell has another value, or for a while, and then calls `check_abort`.
@@ -365,7 +369,12 @@ impl Segment {
             tv_sec: 0,
             tv_nsec: 20_000_000,
         };
-        match futex::wait(self.bell(), futex::Flags::empty(), value, Some(&a_while)) {
+        match futex::wait(
+            self.futex_word(),
+            futex::Flags::empty(),
+            value,
+            Some(&a_while),
+        ) {
             Err(rustix::io::Errno::TIMEDOUT) => check_abort(),
             _ => Ok(()),
         }
@@ -388,7 +397,7 @@ impl Segment {
     pub(crate) fn leave(&self) {
         self.word(self.rank, RankWord::State)
             .store(STATE_LEFT, Release);
-        self.ring();
+        self.wake_ranks();
     }
 
     /// Publishes this rank's control words, and returns the control words of all ranks.
@@ -409,17 +418,17 @@ impl Segment {
     }
 
     fn control_step(&self, check_abort: &impl Fn() -> Result<(), Aborted>) -> Result<(), Aborted> {
-        self.step(RankWord::ControlArrived, check_abort)
+        self.await_all_ranks(RankWord::ControlArrived, check_abort)
     }
 
     /// Increments this rank's counter, and waits until the counters of all ranks have reached it.
-    pub(crate) fn step(
+    pub(crate) fn await_all_ranks(
         &self,
         counter: RankWord,
         check_abort: impl Fn() -> Result<(), Aborted>,
     ) -> Result<(), Aborted> {
         let step = self.word(self.rank, counter).fetch_add(1, AcqRel) + 1;
-        self.ring();
+        self.wake_ranks();
         let there = |rank| self.word(rank, counter).load(Acquire) >= step;
         self.wait(|| (0..self.ranks).all(there), check_abort)
     }

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::clock;
 
 /// Length of the window of the utilization.
-const WINDOW: u64 = 500_000_000;
+const WINDOW_NS: u64 = 500_000_000;
 /// Past states are kept at least this far apart; together they reach back further than the window.
-const SPACING: u64 = 1 << 26;
-const HISTORY: usize = 16;
+const MIN_SPACING_NS: u64 = 1 << 26;
+const MAX_PAST_STATES: usize = 16;
 const STATE_WORDS: usize = 3;
 
 /// Current state, number of past states, past states.
-pub(crate) const BUSY_WORDS: usize = STATE_WORDS + 1 + HISTORY * STATE_WORDS;
+pub(crate) const BUSY_WORDS: usize = STATE_WORDS + 1 + MAX_PAST_STATES * STATE_WORDS;
 
 /// Busy time of one process on one device. Written by one thread at a time, read by any process.
 #[derive(Clone, Copy)]
@@ -60,8 +60,8 @@ impl<'a> BusyMeter<'a> {
         &self.0[STATE_WORDS]
     }
 
-    fn past(self, number: u64) -> &'a [AtomicU64] {
-        let start = STATE_WORDS + 1 + number as usize % HISTORY * STATE_WORDS;
+    fn past_state(self, number: u64) -> &'a [AtomicU64] {
+        let start = STATE_WORDS + 1 + number as usize % MAX_PAST_STATES * STATE_WORDS;
         &self.0[start..start + STATE_WORDS]
     }
 
@@ -74,9 +74,9 @@ impl<'a> BusyMeter<'a> {
         let recorded = self.recorded().load(Relaxed);
         let last = recorded
             .checked_sub(1)
-            .map_or(0, |last| State::load(self.past(last)).at);
-        if now >= last + SPACING {
-            State { at: now, ..state }.store(self.past(recorded));
+            .map_or(0, |last| State::load(self.past_state(last)).at);
+        if now >= last + MIN_SPACING_NS {
+            State { at: now, ..state }.store(self.past_state(recorded));
             self.recorded().store(recorded + 1, Relaxed);
         }
         state.add(start, end);
@@ -85,7 +85,7 @@ impl<'a> BusyMeter<'a> {
 
     /// Share of the window before `now` that was busy, 0 to 1.
     pub(crate) fn utilization(self, now: u64) -> f64 {
-        let begin = now.saturating_sub(WINDOW);
+        let begin = now.saturating_sub(WINDOW_NS);
         let (begin, busy_before) = self.busy_before(begin);
         let busy = State::load(self.current())
             .busy_until(now)
@@ -96,13 +96,13 @@ impl<'a> BusyMeter<'a> {
     /// The last moment not after `time` whose busy time is known exactly, and that busy time.
     ///
     /// A past state is exact at its own time. It stays so until the next one, less the first
-    /// [`SPACING`]: any change after that would have been recorded.
+    /// [`MIN_SPACING_NS`]: any change after that would have been recorded.
     fn busy_before(self, time: u64) -> (u64, u64) {
         let recorded = self.recorded().load(Relaxed);
         let mut later = State::load(self.current());
-        for number in (recorded.saturating_sub(HISTORY as u64)..recorded).rev() {
-            let past = State::load(self.past(number));
-            if past.at + SPACING <= time {
+        for number in (recorded.saturating_sub(MAX_PAST_STATES as u64)..recorded).rev() {
+            let past = State::load(self.past_state(number));
+            if past.at + MIN_SPACING_NS <= time {
                 return (time, later.busy_until(time));
             }
             if past.at <= time {

@@ -102,7 +102,7 @@ impl Device {
         }
     }
 
-    /// Its number on the node, which is its NVML index.
+    /// Number of the device on the node, which is its NVML index.
     #[must_use]
     pub fn index(&self) -> usize {
         self.index

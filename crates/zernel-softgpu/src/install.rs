@@ -1,6 +1,6 @@
 //! Installs the shared libraries under their real names.
 //!
-//! Cargo builds `libzernel_softgpu_cuda.so` and its sisters; programs load `libcuda.so.1`.
+//! Cargo builds `libzernel_softgpu_cuda.so` and the other libraries; programs load `libcuda.so.1`.
 //! Installing copies them into a directory for `LD_LIBRARY_PATH`. A copy may get another prologue in every
 //! exported function, because real libraries have different prologues and a tracer must handle each.
 
@@ -37,7 +37,7 @@ impl Prologue {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Push, Self::Endbr64, Self::Mov, Self::Sub];
 
-    /// Its name on the command line.
+    /// Name of the prologue on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -48,7 +48,7 @@
 //! The state is in `$XDG_RUNTIME_DIR/zernel-softgpu`, or in `/dev/shm/zernel-softgpu-UID` if there
 //! is none. The directory must belong to the user, and no other user may write to it; any other
 //! directory is refused. The first process on a node sets its devices and memory; while any process uses it they
-//! stay. The last to end removes the state, unless it is killed.
+//! stay. The last process that ends removes the state, unless it is killed.
 //!
 //! # What is simulated
 //!

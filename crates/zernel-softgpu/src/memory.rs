@@ -54,11 +54,11 @@ pub struct Range {
 
 /// A range that releases its device memory on drop.
 #[derive(Debug)]
-struct Given {
+struct OwnedRange {
     range: Range,
 }
 
-impl Drop for Given {
+impl Drop for OwnedRange {
     fn drop(&mut self) {
         if self.range.kind.takes_device_memory() {
             self.range.device.release(self.range.bytes);
@@ -68,7 +68,7 @@ impl Drop for Given {
 
 /// The driver's map of the address space.
 #[derive(Debug, Default)]
-pub struct AddressSpace(Mutex<BTreeMap<u64, Given>>);
+pub struct AddressSpace(Mutex<BTreeMap<u64, OwnedRange>>);
 
 impl AddressSpace {
     /// No memory at all.
@@ -77,7 +77,7 @@ impl AddressSpace {
         Self(Mutex::new(BTreeMap::new()))
     }
 
-    fn ranges(&self) -> MutexGuard<'_, BTreeMap<u64, Given>> {
+    fn ranges(&self) -> MutexGuard<'_, BTreeMap<u64, OwnedRange>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -107,7 +107,7 @@ impl AddressSpace {
             context,
             _mapping: Some(Arc::new(mapping)),
         };
-        self.ranges().insert(start, Given { range });
+        self.ranges().insert(start, OwnedRange { range });
         Some(start)
     }
 
@@ -134,7 +134,7 @@ impl AddressSpace {
             context,
             _mapping: None,
         };
-        ranges.insert(start, Given { range });
+        ranges.insert(start, OwnedRange { range });
         true
     }
 
@@ -158,7 +158,7 @@ impl AddressSpace {
     /// The range that holds `address`.
     pub fn find(&self, address: u64) -> Option<Range> {
         let ranges = self.ranges();
-        holder(&ranges, address).cloned()
+        range_containing(&ranges, address).cloned()
     }
 
     /// Whether all of `bytes` at `address` are known memory. They may lie in several ranges side by side.
@@ -169,7 +169,7 @@ impl AddressSpace {
         };
         let mut covered = address;
         while covered < end {
-            match holder(&ranges, covered) {
+            match range_containing(&ranges, covered) {
                 Some(range) => covered = range.start + range.bytes,
                 None => return false,
             }
@@ -178,7 +178,7 @@ impl AddressSpace {
     }
 }
 
-fn holder(ranges: &BTreeMap<u64, Given>, address: u64) -> Option<&Range> {
+fn range_containing(ranges: &BTreeMap<u64, OwnedRange>, address: u64) -> Option<&Range> {
     let (_, given) = ranges.range(..=address).next_back()?;
     (address - given.range.start < given.range.bytes).then_some(&given.range)
 }

@@ -16,7 +16,7 @@ use crate::busy::{BUSY_WORDS, BusyMeter};
 use crate::config;
 use crate::process::ProcessIdentity;
 use crate::shared_memory::SharedMemory;
-use crate::state_directory::{Afterwards, StateDirectory};
+use crate::state_directory::{AfterLastProcess, StateDirectory};
 
 /// The most devices a node may have.
 pub const MAX_DEVICES: usize = 16;
@@ -102,19 +102,19 @@ impl Node {
         let hardware = Hardware::from_environment();
         match config::path(config::DIRECTORY) {
             Some(directory) => Self::open_in(&directory, hardware),
-            None => Self::enter(&default_directory(), Afterwards::Remove, hardware),
+            None => Self::enter(&default_directory(), AfterLastProcess::Remove, hardware),
         }
     }
 
     /// Opens the node in `directory`. If no process uses it, the node gets the devices of `hardware`;
     /// otherwise it keeps its devices.
     pub fn open_in(directory: &Path, hardware: Hardware) -> io::Result<Arc<Self>> {
-        Self::enter(directory, Afterwards::Keep, hardware)
+        Self::enter(directory, AfterLastProcess::Keep, hardware)
     }
 
     fn enter(
         directory: &Path,
-        afterwards: Afterwards,
+        afterwards: AfterLastProcess,
         hardware: Hardware,
     ) -> io::Result<Arc<Self>> {
         let (directory, file) = StateDirectory::enter(directory, afterwards)?;

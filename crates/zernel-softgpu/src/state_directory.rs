@@ -4,8 +4,8 @@
 //! touched before the opened directory is known to belong to this user and to be closed to others.
 //!
 //! Every process that uses the directory holds a shared lock on it. The kernel releases the lock of a dead
-//! process. A process that leaves tries to take an exclusive lock. If it succeeds, it is the last one, and
-//! no process can enter while it removes the state.
+//! process. A process that leaves tries to take an exclusive lock. If a process gets that lock, it is the last one,
+//! and no other process can enter while it removes the state.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -19,18 +19,18 @@ use rustix::fs::{
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, geteuid, getpid};
 
-/// The file in it.
+/// Name of the state file in the directory.
 pub(crate) const FILE: &str = "node";
-/// Attempts to open the directory, which another process may remove meanwhile. This number of lost races in
-/// a row means that it cannot be opened at all.
+/// Attempts to open the directory, which another process may remove meanwhile. After this number of lost races in a
+/// row, the directory counts as impossible to open.
 const ATTEMPTS: usize = 1000;
 
 /// What the last process does with the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Afterwards {
-    /// Keeps it, empty.
+pub(crate) enum AfterLastProcess {
+    /// Keeps the directory, empty.
     Keep,
-    /// Removes it too.
+    /// Removes the directory too.
     Remove,
 }
 
@@ -39,13 +39,13 @@ pub(crate) enum Afterwards {
 pub(crate) struct StateDirectory {
     directory: OwnedFd,
     path: PathBuf,
-    afterwards: Afterwards,
+    afterwards: AfterLastProcess,
     opener: Pid,
 }
 
 impl StateDirectory {
     /// Opens the directory and the file in it, and creates them if they do not exist.
-    pub(crate) fn enter(path: &Path, afterwards: Afterwards) -> io::Result<(Self, File)> {
+    pub(crate) fn enter(path: &Path, afterwards: AfterLastProcess) -> io::Result<(Self, File)> {
         // Without a slash at the end, which would follow a link in spite of NOFOLLOW.
         let path: PathBuf = path.components().collect();
         let (directory, file) = open_both(&path)?;
@@ -72,7 +72,7 @@ impl StateDirectory {
         }
         // If something cannot be removed it stays, and is used again.
         let _ = unlinkat(&self.directory, FILE, AtFlags::empty());
-        if self.afterwards == Afterwards::Remove {
+        if self.afterwards == AfterLastProcess::Remove {
             let _ = rustix::fs::rmdir(&self.path);
         }
         let _ = flock(&self.directory, FlockOperation::Unlock);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     fn enter(path: &Path) -> io::Result<(StateDirectory, File)> {
-        StateDirectory::enter(path, Afterwards::Keep)
+        StateDirectory::enter(path, AfterLastProcess::Keep)
     }
 
     #[test]
@@ -227,7 +227,10 @@ mod tests {
     #[test]
     fn the_last_to_leave_removes_the_state() {
         let test = TestDirectory::new("state-leave");
-        for (afterwards, is_kept) in [(Afterwards::Keep, true), (Afterwards::Remove, false)] {
+        for (afterwards, is_kept) in [
+            (AfterLastProcess::Keep, true),
+            (AfterLastProcess::Remove, false),
+        ] {
             let path = test.path().join("directory");
             let first = StateDirectory::enter(&path, afterwards).unwrap();
             let second = StateDirectory::enter(&path, afterwards).unwrap();
@@ -246,7 +249,8 @@ mod tests {
         let path = test.path().join("directory");
         let come_and_go = || {
             for _ in 0..500 {
-                let (_directory, file) = StateDirectory::enter(&path, Afterwards::Remove).unwrap();
+                let (_directory, file) =
+                    StateDirectory::enter(&path, AfterLastProcess::Remove).unwrap();
                 let named = fs::metadata(path.join(FILE)).unwrap();
                 assert_eq!(named.ino(), file.metadata().unwrap().ino());
             }

@@ -232,7 +232,7 @@ impl Stream {
         self.arrived.notify_one();
     }
 
-    /// Whether it is closed and has nothing left to do.
+    /// Whether the stream is closed and has nothing left to do.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         let closed = self.state().closed;
@@ -261,7 +261,7 @@ impl Stream {
         completion
     }
 
-    /// Whether it records a graph instead of working. Cheap.
+    /// Whether the stream records a graph instead of working. Cheap.
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         self.capturing.load(Relaxed)
@@ -287,13 +287,13 @@ mod tests {
     static SYMBOL: Symbol = Symbol::new("test", "test");
 
     /// Streams of one context, on a clock that the test reads out.
-    struct Bench {
+    struct TestStreams {
         _directory: TestDirectory,
         device: Arc<Device>,
         tails: Arc<ContextTails>,
     }
 
-    impl Bench {
+    impl TestStreams {
         fn new(name: &str) -> Self {
             let directory = TestDirectory::new(name);
             let hardware = Hardware {
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn work_starts_when_submitted_or_when_the_work_before_ends() {
-        let stream = Bench::new("stream-order").stream(StreamRole::NonBlocking);
+        let stream = TestStreams::new("stream-order").stream(StreamRole::NonBlocking);
         kernel(&stream, 100, 50);
         assert_eq!(mark(&stream, 101).end(), Some(150));
         kernel(&stream, 120, 30);
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn streams_overlap_unless_one_waits_for_the_other() {
-        let bench = Bench::new("stream-wait");
+        let bench = TestStreams::new("stream-wait");
         let (first, second) = (
             bench.stream(StreamRole::NonBlocking),
             bench.stream(StreamRole::NonBlocking),
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn the_legacy_stream_is_a_barrier_for_blocking_streams_only() {
-        let bench = Bench::new("stream-legacy");
+        let bench = TestStreams::new("stream-legacy");
         let (legacy, blocking, free) = (
             bench.stream(StreamRole::Legacy),
             bench.stream(StreamRole::Blocking),
@@ -383,7 +383,7 @@ mod tests {
         extern "C" fn nap(_: *mut std::ffi::c_void) {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        let stream = Bench::new("stream-deferred").stream(StreamRole::NonBlocking);
+        let stream = TestStreams::new("stream-deferred").stream(StreamRole::NonBlocking);
         let begin = clock::now();
         let function = HostFunction {
             function: nap,

@@ -93,7 +93,7 @@ impl MemoryFill {
 pub struct HostFunction {
     /// The function.
     pub function: extern "C" fn(*mut c_void),
-    /// Its argument, an address that means something to the program only.
+    /// The callback's argument, an address that means something to the program only.
     pub argument: u64,
 }
 
@@ -192,7 +192,7 @@ impl Work {
         }
     }
 
-    /// Runs the work and returns its end. Blocks unless the work is immediate. The stream runs the nodes of
+    /// Runs the work and returns the time at which it ends. Blocks unless the work is immediate. The stream runs the nodes of
     /// graphs one by one.
     pub(crate) fn execute(&self, start: u64) -> u64 {
         match self {

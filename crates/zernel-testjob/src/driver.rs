@@ -39,7 +39,7 @@ fn out<T>(value: &mut T) -> *mut c_void {
     ptr::from_mut(value).cast()
 }
 
-const NAME: &std::ffi::CStr = c"layer";
+const KERNEL_NAME: &std::ffi::CStr = c"layer";
 const IMAGE: &std::ffi::CStr = c"softgpu kernel layer\n";
 const BLOCKING_SYNC: u64 = 4;
 const NON_BLOCKING: u64 = 1;
@@ -80,7 +80,7 @@ impl Gpu {
         call!(cuda, "cuDevicePrimaryCtxRetain", out(&mut context), device)?;
         call!(cuda, "cuCtxSetCurrent", context)?;
         call!(cuda, "cuModuleLoadData", out(&mut module), IMAGE.as_ptr())?;
-        let (module, name) = (module, NAME.as_ptr());
+        let (module, name) = (module, KERNEL_NAME.as_ptr());
         call!(cuda, "cuModuleGetFunction", out(&mut kernel), module, name)?;
         call!(cuda, "cuMemAlloc_v2", out(&mut memory), bytes)?;
         let host = match plan.pins {
@@ -216,7 +216,7 @@ pub(crate) struct Peers<'a> {
 }
 
 impl<'a> Peers<'a> {
-    pub(crate) fn meet(
+    pub(crate) fn join_communicator(
         gpu: &'a Gpu,
         directory: &Path,
         rank: u32,
@@ -266,7 +266,7 @@ impl<'a> Peers<'a> {
         call!(cuda, "cuStreamWaitEvent", 0, self.event, 0)
     }
 
-    pub(crate) fn leave(self) -> io::Result<()> {
+    pub(crate) fn destroy_communicator(self) -> io::Result<()> {
         call!(self.nccl, "ncclCommDestroy", self.communicator)
     }
 }

@@ -81,7 +81,7 @@ fn work(
     let mut random = Jitter::new(seed, plan.jitter);
     let mut slot = [0];
     while orders.read_exact(&mut slot).is_ok() {
-        source.load(random.around(plan.load_us))?;
+        source.load(random.duration_around(plan.load_us))?;
         let start = usize::from(slot[0]) * plan.batch_bytes;
         batches.fill(start, plan.batch_bytes, slot[0]);
         results.write_all(&slot)?;
@@ -131,7 +131,7 @@ impl Jitter {
         }
     }
 
-    pub(crate) fn around(&mut self, mean_us: u64) -> Duration {
+    pub(crate) fn duration_around(&mut self, mean_us: u64) -> Duration {
         let factor = 1.0 + self.share * (2.0 * self.random.f64() - 1.0);
         Duration::from_nanos((1e3 * mean_us as f64 * factor) as u64)
     }

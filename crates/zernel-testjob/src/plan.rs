@@ -33,7 +33,7 @@ impl Cause {
         Self::Host,
     ];
 
-    /// Its name on a command line.
+    /// Name of the cause on a command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -51,13 +51,13 @@ impl Cause {
 /// How a loader gets a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Load {
-    /// It computes.
+    /// The loader computes.
     Burn,
-    /// It reads a file past the page cache.
+    /// The loader reads a file past the page cache.
     Disk,
-    /// It asks a server.
+    /// The loader asks a server.
     Network,
-    /// It sleeps.
+    /// The loader sleeps.
     Sleep,
 }
 
@@ -79,9 +79,9 @@ pub enum Slowness {
     Prepares,
     /// Its kernels take longer.
     Computes,
-    /// Its thread needs more CPU time for each launch.
+    /// The training thread of the rank needs more CPU time for each launch.
     Launches,
-    /// Others use its CPU.
+    /// Other processes use the CPU of the rank.
     Delayed,
     /// Its storage is slower.
     Fetches,
@@ -163,12 +163,12 @@ pub struct Plan {
     pub warm_up_steps: u32,
     /// CPU time that makes them slow.
     pub warm_up_us: u64,
-    /// Whether it is a loop of `PyTorch`: it announces what it does, and another thread runs its backward passes.
+    /// Whether the job is a loop of `PyTorch`: it announces what it does, and another thread runs its backward passes.
     pub torch: bool,
     /// Time to reduce gradients through the CPU at the end of each such backward pass; 0: they are not
     /// reduced.
     pub gloo_us: u64,
-    /// Whether it only runs forward passes, on batches that the GPU has already.
+    /// Whether the job only runs forward passes, on batches that the GPU has already.
     pub infers: bool,
 }
 
@@ -180,8 +180,8 @@ impl Plan {
     #[must_use]
     pub fn new(cause: Cause, seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed ^ (cause as u64) << 32);
-        let mut plan = Self::unhindered(cause, seed, &mut random);
-        plan.hinder(&mut random);
+        let mut plan = Self::without_bottleneck(cause, seed, &mut random);
+        plan.add_bottleneck(&mut random);
         plan.steps = (TRAINING_US / plan.slowest_us()) as u32;
         plan
     }
@@ -196,7 +196,7 @@ impl Plan {
     }
 
     /// A job without a bottleneck, with steps of some milliseconds.
-    fn unhindered(cause: Cause, seed: u64, random: &mut fastrand::Rng) -> Self {
+    fn without_bottleneck(cause: Cause, seed: u64, random: &mut fastrand::Rng) -> Self {
         Self {
             cause,
             seed,
@@ -235,7 +235,7 @@ impl Plan {
         }
     }
 
-    fn hinder(&mut self, random: &mut fastrand::Rng) {
+    fn add_bottleneck(&mut self, random: &mut fastrand::Rng) {
         let hindrance_us = random.u64(22_000..34_000);
         let kernels = u64::from(3 * self.launches);
         match self.cause {

@@ -26,7 +26,7 @@ pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<
     let seed = plan.seed * 1000 + u64::from(rank);
     let loaders = Loaders::fork(directory, plan, seed)?;
     (0..plan.busy_threads).for_each(|_| be_busy());
-    let peers = Peers::meet(&gpu, directory, rank, plan.ranks, plan.bucket_bytes)?;
+    let peers = Peers::join_communicator(&gpu, directory, rank, plan.ranks, plan.bucket_bytes)?;
     let start_torch = || Torch::start(&directory.join("lib"), gpu.launcher(), plan, seed);
     let torch = plan.torch.then(start_torch).transpose()?;
     let mut trainer = Trainer {
@@ -51,7 +51,7 @@ pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<
     }
     trainer.write_labels()?;
     let stamps = trainer.stamps;
-    peers.leave()?;
+    peers.destroy_communicator()?;
     Ok(stamps)
 }
 
@@ -127,7 +127,7 @@ impl Trainer<'_> {
             return self.stamped(Part::Step, Self::optimize);
         }
         self.stamped(Part::WarmUp, |trainer| {
-            sys::burn(trainer.jitter.around(trainer.plan.warm_up_us));
+            sys::burn(trainer.jitter.duration_around(trainer.plan.warm_up_us));
             trainer.optimize()
         })
     }
@@ -215,8 +215,9 @@ impl Trainer<'_> {
 
     fn launch(&mut self, launches: u32) -> io::Result<()> {
         for _ in 0..launches {
-            sys::burn(self.jitter.around(self.plan.launch_us));
-            self.gpu.launch(self.jitter.around(self.plan.kernel_us))?;
+            sys::burn(self.jitter.duration_around(self.plan.launch_us));
+            self.gpu
+                .launch(self.jitter.duration_around(self.plan.kernel_us))?;
         }
         Ok(())
     }

@@ -55,7 +55,7 @@ impl Remote {
     }
 }
 
-const FILE: u64 = 8 << 20;
+const FILE_BYTES: u64 = 8 << 20;
 const READ: usize = 512 << 10;
 
 #[repr(align(4096))]
@@ -71,7 +71,7 @@ pub(crate) struct Disk {
 impl Disk {
     pub(crate) fn new(directory: &Path) -> io::Result<Self> {
         let path = directory.join(format!("data-{}", std::process::id()));
-        fs::write(&path, vec![7; FILE as usize])?;
+        fs::write(&path, vec![7; FILE_BYTES as usize])?;
         File::open(&path)?.sync_all()?;
         let mut options = OpenOptions::new();
         let file = options
@@ -89,7 +89,7 @@ impl Disk {
         let end = now_ns(ClockId::Monotonic) + how_long.as_nanos() as u64;
         while now_ns(ClockId::Monotonic) < end {
             self.file.read_exact_at(&mut self.buffer.0, self.offset)?;
-            self.offset = (self.offset + READ as u64) % FILE;
+            self.offset = (self.offset + READ as u64) % FILE_BYTES;
         }
         Ok(())
     }

@@ -87,8 +87,8 @@ pub(crate) fn change_priority(priority: Priority) {
 }
 
 /// Gives all processes that `command` starts priority over other processes, if permitted: the load of the machine must
-/// not become the job's bottleneck. They get a session of their own, which the kernel schedules as one group, with the
-/// largest weight. They exit with the thread that starts them.
+/// not become the job's bottleneck. The processes get a session of their own, which the kernel schedules as one
+/// group, with the largest weight. They exit with the thread that starts them.
 pub(crate) fn prioritize(command: &mut Command) {
     let begin = || {
         rustix::process::setsid()?;

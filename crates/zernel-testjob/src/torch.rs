@@ -110,11 +110,11 @@ impl BackwardThread {
             while let Ok(launches) = orders.recv() {
                 let pass = launcher.enter().and_then(|()| {
                     for _ in 0..launches {
-                        sys::burn(jitter.around(plan.launch_us));
-                        launcher.launch(jitter.around(plan.kernel_us))?;
+                        sys::burn(jitter.duration_around(plan.launch_us));
+                        launcher.launch(jitter.duration_around(plan.kernel_us))?;
                     }
                     match &peers {
-                        Some(peers) => peers.reduce(&library, jitter.around(plan.gloo_us)),
+                        Some(peers) => peers.reduce(&library, jitter.duration_around(plan.gloo_us)),
                         None => Ok(()),
                     }
                 });

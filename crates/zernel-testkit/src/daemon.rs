@@ -2,12 +2,14 @@
 //! socket, counts every call, and is killed when its test ends.
 
 use std::collections::BTreeSet;
+use std::fmt::{self, Display, Formatter};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use libbpf_rs::query::{LinkInfoIter, ProgInfoIter};
 use rustix::process::{Pid, Signal, kill_process};
@@ -133,17 +135,28 @@ impl Daemon {
         self.child.id()
     }
 
-    /// The BPF programs and links that it holds.
+    /// Its BPF programs and their links.
     pub fn kernel_objects(&self) -> KernelObjects {
         KernelObjects::of(self.pid())
     }
 
-    /// Sends a signal and waits until the daemon exits. Returns its exit status and the rest of its standard error.
+    /// Sends a signal and waits until the daemon exits. Returns its exit status and the rest of its standard error, and where its
+    /// threads waited if that took longer than [`SLOW_EXIT`].
     pub fn end(mut self, signal: Signal) -> (ExitStatus, String) {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
-        let status = self.child.wait().expect("our child");
+        let begin = Instant::now();
+        let mut waits = String::new();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("our child") {
+                break status;
+            }
+            if waits.is_empty() && begin.elapsed() > SLOW_EXIT {
+                waits = kernel_stacks(self.pid());
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
         let rest = std::mem::replace(&mut self.rest, thread::spawn(String::new));
-        (status, rest.join().expect("a reader"))
+        (status, rest.join().expect("a reader") + &waits)
     }
 }
 
@@ -152,6 +165,50 @@ impl Drop for Daemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// An exit that takes longer is looked at.
+const SLOW_EXIT: Duration = Duration::from_millis(1500);
+
+/// Where the threads of a process wait in the kernel.
+fn kernel_stacks(pid: u32) -> String {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    let threads = threads.into_iter().flatten().flatten();
+    let stacks = threads.map(|thread| {
+        let read = |file| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+        format!("\n{pid} {}{}", read("comm"), read("stack"))
+    });
+    stacks.collect()
+}
+
+/// Links that should be freed. Printed with the processes that have descriptors of their programs, and where these wait.
+struct StillAttached<'a> {
+    links: usize,
+    programs: &'a BTreeSet<u32>,
+}
+
+impl Display for StillAttached<'_> {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} are not", self.links)?;
+        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        for pid in pids.filter(|pid| !programs_of(*pid).is_disjoint(self.programs)) {
+            formatter.write_str(&kernel_stacks(pid))?;
+        }
+        Ok(())
+    }
+}
+
+/// The BPF programs of which a process has descriptors.
+fn programs_of(pid: u32) -> BTreeSet<u32> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fdinfo"));
+    let descriptors = descriptors.into_iter().flatten().flatten();
+    let texts = descriptors.filter_map(|entry| fs::read_to_string(entry.path()).ok());
+    let ids = texts.filter_map(|text| {
+        let mut lines = text.lines();
+        lines.find_map(|line| line.strip_prefix("prog_id:\t")?.parse().ok())
+    });
+    ids.collect()
 }
 
 /// The address that a daemon announces for metrics.
@@ -204,53 +261,54 @@ fn ask_with_headers(mut stream: impl Read + Write, path: &str, headers: &str) ->
     }
 }
 
-/// The BPF programs and links that a process holds.
+/// The BPF programs of a process, and their links.
 #[derive(Debug, Default)]
 pub struct KernelObjects {
     programs: BTreeSet<u32>,
-    links: BTreeSet<u32>,
+    links: usize,
 }
 
 impl KernelObjects {
     fn of(pid: u32) -> Self {
-        let mut objects = Self::default();
-        for entry in fs::read_dir(format!("/proc/{pid}/fdinfo")).expect("it runs") {
-            let text = fs::read_to_string(entry.expect("an entry").path()).unwrap_or_default();
-            for line in text.lines() {
-                let (set, number) = match line.split_once(":\t") {
-                    Some(("prog_id", number)) => (&mut objects.programs, number),
-                    Some(("link_id", number)) => (&mut objects.links, number),
-                    _ => continue,
-                };
-                set.insert(number.parse().expect("a number"));
-            }
-        }
-        assert!(!objects.programs.is_empty() && !objects.links.is_empty());
+        let mut objects = Self {
+            programs: programs_of(pid),
+            links: 0,
+        };
+        objects.links = objects.attached();
+        assert!(!objects.programs.is_empty() && objects.links > 0);
         objects
     }
 
-    /// Number of links.
+    /// Number of links that the programs had.
     #[must_use]
     pub fn links(&self) -> usize {
-        self.links.len()
+        self.links
+    }
+
+    /// Number of links that the programs have now. Their process may have pinned them, and needs no descriptors of them.
+    #[must_use]
+    pub fn attached(&self) -> usize {
+        let links = LinkInfoIter::default();
+        let links = links.filter(|link| self.programs.contains(&link.prog_id));
+        links.count()
     }
 
     /// Waits until the kernel has freed all links, so that nothing is attached.
     pub fn wait_until_detached(&self) {
-        eventually("the daemon's links are freed", || {
-            let mut links = LinkInfoIter::default().map(|link| link.id);
-            !links.any(|id| self.links.contains(&id))
+        eventually_ok("the daemon's links are freed", || match self.attached() {
+            0 => Ok(()),
+            links => Err(StillAttached {
+                links,
+                programs: &self.programs,
+            }),
         });
     }
 
     /// Waits until the kernel has freed all programs and links.
-    pub fn wait_until_gone(&self) {
+    pub fn wait_until_freed(&self) {
         eventually("the daemon's programs and links are freed", || {
-            let programs = ProgInfoIter::default().map(|program| program.id);
-            let links = LinkInfoIter::default().map(|link| link.id);
-            let stayed = programs.filter(|id| self.programs.contains(id)).count()
-                + links.filter(|id| self.links.contains(id)).count();
-            stayed == 0
+            let mut programs = ProgInfoIter::default().map(|program| program.id);
+            self.attached() == 0 && !programs.any(|id| self.programs.contains(&id))
         });
     }
 }

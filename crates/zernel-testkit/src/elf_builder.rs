@@ -18,13 +18,13 @@ const GLOBAL: u8 = 1 << 4;
 pub struct ElfSymbol {
     /// Its name.
     pub name: Cow<'static, str>,
-    /// Its type, and its binding in the upper half.
+    /// The symbol's type, and its binding in the upper half.
     pub info: u8,
     /// Its address.
     pub address: u64,
     /// Its size in bytes.
     pub size: u64,
-    /// Its version; the highest bit marks one that is not the default.
+    /// The symbol's version; the highest bit marks one that is not the default.
     pub version: u16,
 }
 

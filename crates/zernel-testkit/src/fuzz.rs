@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{env, fs, io};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -23,7 +23,7 @@ use crate::allocation::peak_bytes;
 
 /// Environment variable with the first seed.
 pub const SEED: &str = "ZERNEL_FUZZ_SEED";
-/// Environment variable with the duration of each target in seconds, instead of its number of rounds. Without a seed,
+/// Environment variable with the CPU time of each target in seconds, instead of its number of rounds. Without a seed,
 /// such a run starts at the time of day.
 pub const SECONDS: &str = "ZERNEL_FUZZ_SECONDS";
 
@@ -131,10 +131,10 @@ impl<'a> FuzzTarget<'a> {
                 std::process::abort();
             }
         });
-        let start = Instant::now();
+        let start = cpu_time();
         for round in 0.. {
             let ended = match seconds {
-                Some(seconds) => start.elapsed() >= seconds,
+                Some(seconds) => cpu_time() - start >= seconds,
                 None => round == self.rounds,
             };
             if ended {

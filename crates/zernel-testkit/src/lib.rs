@@ -1,6 +1,6 @@
 //! Helpers for tests of several crates.
 //!
-//! Trials, needs, waiting, fuzzing and benchmarks come without features. The feature `softgpu` adds processes
+//! Trials, needs, waiting, fuzzing, benchmarks and the commands of the documents come without features. The feature `softgpu` adds processes
 //! on the software GPU, `daemon` adds a `zernel observe` process, `vm` adds virtual machines, `fuse` a file system
 //! that stops answering.
 
@@ -10,6 +10,7 @@ pub mod bench;
 pub mod communicator;
 #[cfg(feature = "daemon")]
 pub mod daemon;
+pub mod documented;
 pub mod elf_builder;
 pub mod fuzz;
 pub mod needs;

@@ -17,7 +17,7 @@ use rustix::mount::UnmountFlags;
 const TTL: Duration = Duration::ZERO;
 const FILE: INodeNo = INodeNo(2);
 
-/// A mounted file system with one file. Until [`Self::stall`] it answers. Dropping it lets it answer again and unmounts it.
+/// A mounted file system with one file. Until [`Self::stall`] it answers. When the file system is dropped, it answers again and is unmounted.
 pub struct StallingFs {
     gate: Arc<Gate>,
     directory: PathBuf,

@@ -1,5 +1,5 @@
-//! Tests with needs: root, BPF, a virtual machine. They run on machines that meet their needs and are visibly skipped
-//! on others.
+//! Tests with needs: root, BPF, a virtual machine. Trials run on machines that meet their needs and are listed as
+//! skipped on others.
 //!
 //! A test file with `harness = false` lists its trials:
 //!
@@ -60,13 +60,13 @@ fn trial_requiring(
     needs: &[Need],
     test: impl FnOnce() + Send + 'static,
 ) -> Trial {
-    match required(must_be_met).and_then(|required| means(needs, &required)) {
-        Ok(Means::There) => Trial::test(name, move || {
+    match required(must_be_met).and_then(|required| check_needs(needs, &required)) {
+        Ok(NeedsResult::Met) => Trial::test(name, move || {
             test();
             Ok(())
         }),
         // Fails if it is run with `--ignored`.
-        Ok(Means::Lacking(why)) => Trial::test(name, {
+        Ok(NeedsResult::Unmet(why)) => Trial::test(name, {
             let why = why.clone();
             move || Err(why.into())
         })
@@ -78,9 +78,9 @@ fn trial_requiring(
 
 /// Whether a trial has what it needs.
 #[derive(Debug, PartialEq, Eq)]
-enum Means {
-    There,
-    Lacking(String),
+enum NeedsResult {
+    Met,
+    Unmet(String),
 }
 
 /// The needs that must be met; an unknown name is a mistake that would let skips pass.
@@ -99,8 +99,8 @@ fn required(list: &str) -> Result<Vec<&str>, String> {
         .collect()
 }
 
-/// All that is lacking; an error if any of it is required.
-fn means(needs: &[Need], required: &[&str]) -> Result<Means, String> {
+/// Whether all needs are met, or the reasons why not. An error if a need that is required is not met.
+fn check_needs(needs: &[Need], required: &[&str]) -> Result<NeedsResult, String> {
     let unmet: Vec<_> = needs
         .iter()
         .filter_map(|need| Some((need.name, need.result().err()?)))
@@ -112,8 +112,8 @@ fn means(needs: &[Need], required: &[&str]) -> Result<Means, String> {
     let reasons = reasons.join("; ");
     match unmet.iter().find(|(name, _)| required.contains(name)) {
         Some((name, _)) => Err(format!("{REQUIRE} asks for {name}, but it {reasons}")),
-        None if unmet.is_empty() => Ok(Means::There),
-        None => Ok(Means::Lacking(reasons)),
+        None if unmet.is_empty() => Ok(NeedsResult::Met),
+        None => Ok(NeedsResult::Unmet(reasons)),
     }
 }
 
@@ -172,19 +172,22 @@ mod tests {
 
     #[test]
     fn a_trial_with_all_it_needs_runs() {
-        assert_eq!(means(&[], &["vm"]), Ok(Means::There));
-        assert_eq!(means(&[MET], &["root"]), Ok(Means::There));
+        assert_eq!(check_needs(&[], &["vm"]), Ok(NeedsResult::Met));
+        assert_eq!(check_needs(&[MET], &["root"]), Ok(NeedsResult::Met));
     }
 
     #[test]
     fn a_trial_lists_all_its_unmet_needs() {
-        let lacking = Means::Lacking("needs bpf: not here; needs vm: nor this".into());
-        assert_eq!(means(&[MET, UNMET, ALSO_UNMET], &["root"]), Ok(lacking));
+        let lacking = NeedsResult::Unmet("needs bpf: not here; needs vm: nor this".into());
+        assert_eq!(
+            check_needs(&[MET, UNMET, ALSO_UNMET], &["root"]),
+            Ok(lacking)
+        );
     }
 
     #[test]
     fn a_trial_with_an_unmet_required_need_fails() {
-        let why = means(&[UNMET, ALSO_UNMET], &["vm"]).unwrap_err();
+        let why = check_needs(&[UNMET, ALSO_UNMET], &["vm"]).unwrap_err();
         assert!(
             why.contains("asks for vm") && why.contains("not here"),
             "{why}"

@@ -54,22 +54,22 @@ pub enum PhaseSource {
 pub struct DetectedThread {
     /// The thread.
     pub tid: u32,
-    /// Its phases, corrected by later events.
+    /// Phases of the thread, corrected by later events.
     pub phases: Timeline<WorkloadPhase>,
-    /// Its phases as a scheduler saw them, without later corrections.
+    /// Phases of the thread as a scheduler saw them, without later corrections.
     pub live_phases: Timeline<WorkloadPhase>,
-    /// Whether it is in a call that waits for the GPU.
+    /// Whether the thread is in a call that waits for the GPU.
     in_sync: Timeline<bool>,
-    /// What it waits for, if it is blocked.
+    /// What the thread waits for, if it is blocked.
     waits: Timeline<Option<BlockReason>>,
-    /// Whether it copies, syncs or passes markers.
+    /// Whether the thread copies, syncs or passes markers.
     pub is_training_thread: bool,
 }
 
 /// What was detected about one process.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DetectedProcess {
-    /// Whether it was forked to load data.
+    /// Whether the process was forked to load data.
     pub is_loader: bool,
     /// Its threads.
     pub threads: BTreeMap<u32, DetectedThread>,
@@ -126,15 +126,15 @@ impl DetectedProcess {
         self.step_phases(|thread| &thread.live_phases)
     }
 
-    /// What its step is spent on.
+    /// What the step of the process is spent on, over time.
     #[must_use]
     pub fn activities(&self) -> Option<Timeline<ProcessActivity>> {
         let states = self.phases()?.zip(&self.training_thread()?.in_sync);
         Some(states.map(|(phase, in_sync)| ProcessActivity::of(phase, in_sync)))
     }
 
-    /// The phases of the training thread. While it waits for another thread, as in a backward pass, a collective of
-    /// the other thread counts.
+    /// The phases of the training thread. While the training thread waits for another thread, as in a backward pass,
+    /// a collective of the other thread counts.
     fn step_phases(
         &self,
         phases: impl Fn(&DetectedThread) -> &Timeline<WorkloadPhase>,

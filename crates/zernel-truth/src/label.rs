@@ -79,7 +79,7 @@ impl Label {
         }
     }
 
-    /// The same with GPU waits apart, for a person.
+    /// The phase with GPU waits apart, as reports for people show it.
     #[must_use]
     pub fn activity(self) -> ProcessActivity {
         match self {

@@ -35,7 +35,7 @@ pub struct TruthReport {
     pub median_step_us: Option<f64>,
     /// The contract's five phases of each process.
     pub phases: Score,
-    /// The same by the sampled rule.
+    /// The five phases of each process by the sampled rule.
     pub sampled_phases: Score,
     /// Phases with GPU waits apart.
     pub activities: Score,

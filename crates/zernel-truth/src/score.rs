@@ -112,9 +112,9 @@ pub struct Score {
 pub struct CategoryScore {
     /// The category.
     pub name: &'static str,
-    /// Its true share of the time.
+    /// True share of the category in the time.
     pub truth_share: f64,
-    /// Its detected share of the time.
+    /// Detected share of the category in the time.
     pub detected_share: f64,
     /// Share of the detected time that is right.
     pub precision: Option<f64>,

@@ -64,7 +64,7 @@ pub struct Known {
 }
 
 #[derive(Deserialize)]
-struct Head {
+struct StampHeader {
     version: u32,
     pid: u32,
     #[serde(default)]
@@ -106,7 +106,7 @@ impl StampLog {
             line: line + 1,
             reason,
         };
-        let head: Head =
+        let head: StampHeader =
             serde_json::from_str(first).map_err(|error| invalid(0, error.to_string()))?;
         if head.version != 1 {
             let reason = format!("version {} is not known", head.version);
@@ -135,7 +135,7 @@ impl StampLog {
         Ok(log)
     }
 
-    fn new(head: Head, threads: BTreeMap<u32, ThreadStamps>, end_ns: u64) -> Self {
+    fn new(head: StampHeader, threads: BTreeMap<u32, ThreadStamps>, end_ns: u64) -> Self {
         let training = threads.iter().max_by_key(|(_, thread)| thread.steps.len());
         let training = training.filter(|(_, thread)| !thread.steps.is_empty());
         Self {

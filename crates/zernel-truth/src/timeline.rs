@@ -63,7 +63,7 @@ impl<T: Copy + PartialEq> Timeline<T> {
             .filter(|(start_ns, end_ns, _)| end_ns > start_ns)
     }
 
-    /// The same changes with other values.
+    /// A timeline with the same changes and other values.
     #[must_use]
     pub fn map<U: Copy + PartialEq>(&self, change: impl Fn(T) -> U) -> Timeline<U> {
         let changes = self.changes.iter();
@@ -71,7 +71,7 @@ impl<T: Copy + PartialEq> Timeline<T> {
         Timeline::new(changes.collect(), self.end_ns)
     }
 
-    /// Both timelines at once, over the time that both cover.
+    /// A timeline of pairs, over the time that both timelines cover.
     #[must_use]
     pub fn zip<U: Copy + PartialEq>(&self, other: &Timeline<U>) -> Timeline<(T, U)> {
         let start_ns = |changes: Option<u64>| changes.unwrap_or(u64::MAX);
@@ -97,7 +97,7 @@ impl<T: Copy + PartialEq> Timeline<T> {
         joined
     }
 
-    /// The same without spans shorter than `min_ns`: they become part of the span before. The first span stays.
+    /// The timeline without spans shorter than `min_ns`: they become part of the span before. The first span stays.
     #[must_use]
     pub fn without_shorter(&self, min_ns: u64) -> Self {
         let mut kept = Timeline::new(Vec::new(), self.end_ns);

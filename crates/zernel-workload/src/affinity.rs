@@ -38,7 +38,7 @@ choice! {
 }
 
 impl Affinity {
-    /// Whether it does not depend on the machine: it names CPUs, or inherits them.
+    /// Whether the affinity does not depend on the machine: it names CPUs, or inherits them.
     #[must_use]
     pub fn is_resolved(&self) -> bool {
         matches!(self, Self::Inherit | Self::Exact(_) | Self::PerWorker(_))

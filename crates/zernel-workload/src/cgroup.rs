@@ -132,44 +132,49 @@ fn listed(folder: &Path, file: &str) -> Controllers {
 }
 
 /// The extended attribute that marks a controller as enabled by a workload. The last workload disables it.
-fn mark(controller: &str) -> String {
+fn mark_attribute(controller: &str) -> String {
     format!("user.zernel.{controller}")
 }
 
 /// The controllers of a cgroup's children that no workload has enabled.
 fn given_by(folder: &Path) -> Controllers {
     let mut given = listed(folder, SUBTREE_CONTROL);
-    given.retain(|name| getxattr(folder, mark(name), &mut [0; 8]).is_err());
+    given.retain(|name| getxattr(folder, mark_attribute(name), &mut [0; 8]).is_err());
     given
 }
 
 /// Controllers that a cgroup gives its children for as long as the workload lives.
 #[derive(Debug)]
-struct Change {
+struct EnabledControllers {
     folder: PathBuf,
     controllers: Controllers,
 }
 
-impl Change {
-    /// Without extended attributes, overlapping workloads may leave controllers enabled.
-    fn mark(&self) {
+impl EnabledControllers {
+    /// Marks the controllers as enabled by a workload. Without extended attributes, overlapping workloads may leave them enabled.
+    fn mark_enabled(&self) {
         for name in &self.controllers {
-            let _ = setxattr(&self.folder, mark(name), b"1", XattrFlags::empty());
+            let _ = setxattr(
+                &self.folder,
+                mark_attribute(name),
+                b"1",
+                XattrFlags::empty(),
+            );
         }
     }
 }
 
 /// The place in the hierarchy where the cgroups of a workload are created.
 #[derive(Debug)]
-struct Site {
+struct CgroupSite {
     parent: PathBuf,
     /// The controllers that the children of `parent` can have.
     controllers: Controllers,
     /// The changes of `parent` and its ancestors that this needs, nearest first.
-    changes: Vec<Change>,
+    changes: Vec<EnabledControllers>,
 }
 
-impl Site {
+impl CgroupSite {
     /// The place nearest to the caller with all controllers, or else the caller's own cgroup without them.
     fn find(mut controllers: Controllers, mode: CloneMode) -> Option<Self> {
         let (root, own) = own_cgroup()?;
@@ -208,7 +213,7 @@ fn changes_for(
     lineage: &[&Path],
     controllers: &Controllers,
     mode: CloneMode,
-) -> Option<Vec<Change>> {
+) -> Option<Vec<EnabledControllers>> {
     let parent = lineage.first().filter(|parent| can_host(parent, mode))?;
     let mut changes = Vec::new();
     for folder in lineage {
@@ -220,7 +225,7 @@ fn changes_for(
         if !(is_thread_root || is_root(folder) || holds_no_processes(folder)) {
             return None;
         }
-        changes.push(Change {
+        changes.push(EnabledControllers {
             folder: folder.to_path_buf(),
             controllers: missing,
         });
@@ -281,7 +286,7 @@ impl Cgroups {
     fn make(&mut self, specs: &[CgroupSpec], mode: CloneMode) -> std::result::Result<(), String> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let needed = specs.iter().flat_map(CgroupSpec::controllers).collect();
-        let site = Site::find(needed, mode).ok_or("no cgroup v2 file system is mounted")?;
+        let site = CgroupSite::find(needed, mode).ok_or("no cgroup v2 file system is mounted")?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("zernel-{}-{number}", std::process::id());
         let top = site.parent.join(name);
@@ -295,7 +300,7 @@ impl Cgroups {
             make_threaded(&top)?;
         }
         for change in site.changes.iter().rev() {
-            change.mark();
+            change.mark_enabled();
             enable(&change.folder, &change.controllers);
         }
         enable(&top, &site.controllers);
@@ -409,7 +414,7 @@ impl Janitor {
     /// It will remove `folders` and undo `changes`, both in their order.
     fn start<'a>(
         folders: impl Iterator<Item = &'a PathBuf>,
-        changes: &[Change],
+        changes: &[EnabledControllers],
     ) -> io::Result<Self> {
         let folders: Vec<CString> = folders
             .map(|path| c_path(path))
@@ -422,7 +427,7 @@ impl Janitor {
             drop(lifeline.take());
             while rustix::io::read(&reader, &mut [0; 8]) == Err(rustix::io::Errno::INTR) {}
             folders.iter().for_each(remove);
-            undo.iter().for_each(Undo::run);
+            undo.iter().for_each(ControllerCleanup::run);
             0
         })?;
         Ok(Self { pid, lifeline })
@@ -439,18 +444,18 @@ impl Drop for Janitor {
 }
 
 /// Takes one controller away from the children of a cgroup.
-struct Undo {
+struct ControllerCleanup {
     folder: CString,
     mark: CString,
     file: CString,
     text: String,
 }
 
-impl Undo {
+impl ControllerCleanup {
     fn new(folder: &Path, controller: &str) -> io::Result<Self> {
         Ok(Self {
             folder: c_path(folder)?,
-            mark: CString::new(mark(controller))?,
+            mark: CString::new(mark_attribute(controller))?,
             file: c_path(&folder.join(SUBTREE_CONTROL))?,
             text: format!("-{controller}"),
         })
@@ -465,10 +470,10 @@ impl Undo {
     }
 }
 
-fn undo(changes: &[Change]) -> io::Result<Vec<Undo>> {
+fn undo(changes: &[EnabledControllers]) -> io::Result<Vec<ControllerCleanup>> {
     let all = changes.iter().flat_map(|change| {
         let names = change.controllers.iter();
-        names.map(|name| Undo::new(&change.folder, name))
+        names.map(|name| ControllerCleanup::new(&change.folder, name))
     });
     all.collect()
 }

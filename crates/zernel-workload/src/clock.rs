@@ -35,7 +35,7 @@ pub(crate) fn span_ns(span: Duration) -> u64 {
     span.as_nanos().try_into().unwrap_or(u64::MAX)
 }
 
-/// Microseconds, the unit of work parameters, in nanoseconds.
+/// Converts microseconds, the unit of work parameters, to nanoseconds.
 pub(crate) fn us(microseconds: u64) -> u64 {
     microseconds.saturating_mul(1000)
 }

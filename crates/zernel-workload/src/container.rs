@@ -25,7 +25,7 @@ const INTERRUPT_EVERY_NS: u64 = 10_000_000;
 static BELL: AtomicU32 = AtomicU32::new(0);
 
 /// The word that `SIGUSR1` changes in the leader.
-pub(crate) fn bell() -> &'static AtomicU32 {
+pub(crate) fn signal_word() -> &'static AtomicU32 {
     &BELL
 }
 

@@ -13,7 +13,7 @@ pub enum Error {
         group: String,
         /// The field.
         field: &'static str,
-        /// What is wrong with it, and what would be right.
+        /// What is wrong with the field, and what would be right.
         problem: String,
     },
     /// The kernel refused to create a worker. The workers created before it have been ended.

@@ -35,21 +35,21 @@ pub enum WorkerExitInfo {
     OomKilled,
     /// Its thread panicked.
     Panicked,
-    /// Its work could not go on.
+    /// The work of the worker could not go on.
     Failed {
         /// What it tried.
         step: String,
         /// The kernel's answer.
         error: String,
     },
-    /// Its thread did not stop in time and was left behind; it keeps what it uses and ends with its
-    /// work function.
+    /// The worker's thread did not stop in time and was left behind; it keeps what it uses and ends with its work
+    /// function.
     LeftBehind,
     /// It was killed, but is stuck in the kernel. It is reaped in the background.
     NotReaped,
     /// It exited, but other code in the calling process reaped it and took its exit status.
     StatusLost,
-    /// Its record in shared memory is invalid.
+    /// The worker's record in shared memory is invalid.
     Corrupt,
 }
 

@@ -43,8 +43,8 @@ const READY_LIMIT_NS: u64 = 2_000_000_000;
 /// # }
 /// ```
 ///
-/// Dropping a handle kills its processes and stops its threads. They also end with the calling process, even
-/// if it is killed, but not with the thread that spawned them.
+/// Dropping a handle kills its processes and stops its threads. Workers also end with the calling process, even if
+/// it is killed, but not with the thread that spawned them.
 ///
 /// The calling process must neither ignore `SIGCHLD` nor reap children it did not start: a worker's
 /// exit status would be lost.
@@ -66,8 +66,8 @@ impl WorkloadHandle {
     /// Creates one process whose leader is named `pcomm` and hosts every worker of every spec as a
     /// thread.
     ///
-    /// The leader sets `container_uid` and `container_gid` before the first thread starts. If it cannot, the
-    /// container is not created. Without workers nothing is forked.
+    /// The leader sets `container_uid` and `container_gid` before the first thread starts. If the kernel refuses
+    /// that, the container is not created. Without workers nothing is forked.
     pub fn spawn_pcomm_cgroup(
         pcomm: &str,
         container_uid: Option<u32>,

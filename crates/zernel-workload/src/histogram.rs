@@ -10,11 +10,15 @@ use serde::{Deserialize, Serialize};
 use zernel_model::h2::{self, BucketRange};
 
 /// The largest value with a bucket of its own range: 18 minutes. Larger ones share its bucket.
-const LARGEST: u64 = (1 << 40) - 1;
-const BUCKETS: usize = bucket_of(LARGEST) + 1;
+const LARGEST_VALUE: u64 = (1 << 40) - 1;
+const BUCKETS: usize = bucket_of(LARGEST_VALUE) + 1;
 
 const fn bucket_of(ns: u64) -> usize {
-    h2::index(if ns > LARGEST { LARGEST } else { ns })
+    h2::index(if ns > LARGEST_VALUE {
+        LARGEST_VALUE
+    } else {
+        ns
+    })
 }
 
 /// A histogram in shared memory. One worker writes it; any process may read it meanwhile.

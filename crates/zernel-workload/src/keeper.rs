@@ -83,7 +83,7 @@ impl Keeper {
             oom_kills: procfs::oom_kills(),
         }));
         let (sender, forked) = sync_channel(1);
-        let duty = Duty {
+        let duty = KeeperTask {
             plan: Arc::clone(plan),
             shared: Arc::clone(shared),
             table: Arc::clone(&table),
@@ -101,7 +101,7 @@ impl Keeper {
         match forked.recv().unwrap_or_else(|_| ended_early()) {
             Ok(()) => Ok(keeper),
             Err((process, error)) => {
-                keeper.dismiss();
+                keeper.join_if_done();
                 Err(spawn_error(plan, process, "fork a worker", error))
             }
         }
@@ -159,7 +159,7 @@ impl Keeper {
 
     /// Joins the keeper thread if all its processes have exited. Otherwise the thread keeps running and
     /// reaps the remaining processes.
-    pub(crate) fn dismiss(&mut self) {
+    pub(crate) fn join_if_done(&mut self) {
         let all_exited = lock(&self.table)
             .processes
             .iter()
@@ -187,14 +187,14 @@ fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the keeper thread holds.
-struct Duty {
+/// What the keeper thread works on: it forks the processes of the plan and reaps them.
+struct KeeperTask {
     plan: Arc<Plan>,
     shared: Arc<Shared>,
     table: Arc<Mutex<Table>>,
 }
 
-impl Duty {
+impl KeeperTask {
     fn run(&self, forked: &SyncSender<std::result::Result<(), (usize, io::Error)>>) {
         signal::block_all();
         let caller = rustix::process::getpid().as_raw_nonzero().get();
@@ -237,14 +237,14 @@ impl Duty {
     ) -> i32 {
         let stop_word = match &process.container {
             None => &self.shared.record(process.workers.start).command,
-            Some(_) => container::bell(),
+            Some(_) => container::signal_word(),
         };
         signal::in_worker_process(caught, stop_word, || {
             if !process::die_with(caller) {
                 return 1;
             }
             match &process.container {
-                None => self.single(process.workers.start, pipes, caller),
+                None => self.run_single_worker(process.workers.start, pipes, caller),
                 Some(leader) => {
                     container::run(leader, process, &self.plan, &self.shared, pipes, caller)
                 }
@@ -252,7 +252,7 @@ impl Duty {
         })
     }
 
-    fn single(&self, worker: usize, pipes: &TeamPipes, caller: pid_t) -> i32 {
+    fn run_single_worker(&self, worker: usize, pipes: &TeamPipes, caller: pid_t) -> i32 {
         body::set_up(&self.plan, &self.shared, worker);
         // A change of identity has cleared the death signal.
         if !process::die_with(caller) {

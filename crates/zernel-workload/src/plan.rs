@@ -59,11 +59,11 @@ impl GroupPlan {
             group_index,
             team: self.first_team + team,
             team_index,
-            trace: self.trace(team, team_index),
+            trace: self.trace_range(team, team_index),
         }
     }
 
-    fn trace(&self, team: usize, team_index: usize) -> Range<usize> {
+    fn trace_range(&self, team: usize, team_index: usize) -> Range<usize> {
         if self.trace_entries_of_team == 0 {
             return 0..0;
         }

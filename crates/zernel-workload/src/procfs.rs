@@ -71,7 +71,7 @@ pub(crate) fn oom_kills() -> u64 {
     oom_kills_in(Path::new("/proc/vmstat")).unwrap_or(0)
 }
 
-/// The same for the cgroup that accounts for the memory of a process that is dead but not reaped.
+/// Number of out-of-memory kills in the cgroup that accounts for the memory of a process that is dead but not reaped.
 /// Cgroup version 2 only: in version 1 a dead process belongs to the root cgroup.
 pub(crate) fn cgroup_oom_kills(process: pid_t) -> Option<u64> {
     let membership = std::fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;

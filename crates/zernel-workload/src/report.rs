@@ -23,7 +23,7 @@ pub struct WorkerReport {
     pub worker: usize,
     /// The name of its group.
     pub group: String,
-    /// Its process: its own, its container's or the caller's.
+    /// Pid of the worker's process: its own, its container's or the caller's.
     pub pid: i32,
     /// Its kernel thread id.
     pub tid: i32,
@@ -31,7 +31,7 @@ pub struct WorkerReport {
     pub work_units: u64,
     /// Rounds of its loop, also those of a worker that did not complete.
     pub iterations: u64,
-    /// Whether it returned from its work when it should.
+    /// Whether the worker returned from its work when it should.
     pub completed: bool,
     /// How it ended, if it did not complete.
     pub exit_info: Option<WorkerExitInfo>,

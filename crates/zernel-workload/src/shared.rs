@@ -58,7 +58,7 @@ pub(crate) enum Stage {
     Worked = 3,
     /// Its work has returned.
     Ended = 4,
-    /// Its process is reaped, or its thread is about to return.
+    /// The worker's process is reaped, or its thread is about to return.
     Exited = 5,
 }
 
@@ -149,7 +149,7 @@ pub(crate) struct KernelCounters {
     pub(crate) run_delay_plus_one: AtomicU64,
     pub(crate) voluntary_switches: AtomicU64,
     pub(crate) involuntary_switches: AtomicU64,
-    /// The same four as they stood at the first run.
+    /// The four counters above as they stood at the first run.
     pub(crate) at_first_run: [AtomicU64; 4],
 }
 

@@ -47,7 +47,7 @@ use crate::topology::Topology;
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 /// The smallest group that does something.
-const SMALLEST: &str = "[[group]]\nworkers = 1\nwork = \"spin_wait\"";
+const SMALLEST_GROUP: &str = "[[group]]\nworkers = 1\nwork = \"spin_wait\"";
 
 table! {
     /// A workload as a file states it.
@@ -149,7 +149,7 @@ impl Spec {
     /// Refuses a spec that would run nothing.
     fn check_workers(&self) -> Result<(), String> {
         if self.groups.is_empty() {
-            return Err(format!("there is no [[group]]; add one:\n{SMALLEST}"));
+            return Err(format!("there is no [[group]]; add one:\n{SMALLEST_GROUP}"));
         }
         match self.groups.iter().any(|group| group.workers > 0) {
             true => Ok(()),
@@ -415,7 +415,7 @@ mod tests {
                 error.starts_with("job.toml: there is no [[group]]; add one:"),
                 "{error}"
             );
-            assert!(error.ends_with(SMALLEST), "{error}");
+            assert!(error.ends_with(SMALLEST_GROUP), "{error}");
         }
         let error = refused("[[group]]\nworkers = 0\n[[group]]\nworkers = 0");
         assert!(
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn the_smallest_group_runs() {
-        assert!(Spec::parse(SMALLEST, "job.toml").is_ok());
+        assert!(Spec::parse(SMALLEST_GROUP, "job.toml").is_ok());
     }
 
     #[test]

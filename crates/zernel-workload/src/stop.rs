@@ -78,7 +78,7 @@ pub(crate) fn stop(handle: &mut WorkloadHandle) {
         wait_until_exited(handle, DEATH_LIMIT_NS);
     }
     handle.threads.join_exited(&handle.shared);
-    handle.keeper.dismiss();
+    handle.keeper.join_if_done();
 }
 
 /// Waits until each worker has done its first round. Workers that have done theirs are held, so that the CPU
@@ -109,7 +109,7 @@ pub(crate) fn abandon(handle: &mut WorkloadHandle) {
     };
     wait_until_exited(handle, limit);
     handle.threads.join_exited(&handle.shared);
-    handle.keeper.dismiss();
+    handle.keeper.join_if_done();
 }
 
 fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
@@ -204,20 +204,20 @@ impl Stragglers {
         let record = handle.shared.record(worker);
         let tid = record.tid.load(Relaxed);
         if record.ended_ns.load(Relaxed) != 0 {
-            // It was held or is about to exit, and its numbers are final.
-            return prefer(tid);
+            // The worker was held or is about to exit, and its numbers are final.
+            return raise_priority(tid);
         }
         procfs::read_counters(pid, tid, &record.kernel);
         let cpu_ns = record.kernel.cpu_ns.load(Relaxed);
         if self.cpu_ns[worker].replace(cpu_ns) == Some(cpu_ns) {
-            prefer(tid);
+            raise_priority(tid);
         }
     }
 }
 
 /// Gives a thread of a fair class the highest priority that the kernel permits. Real-time threads need no
 /// help.
-fn prefer(tid: i32) {
+fn raise_priority(tid: i32) {
     if !sched::attributes(tid).is_ok_and(|attributes| !is_real_time(&attributes)) {
         return;
     }

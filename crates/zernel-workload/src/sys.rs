@@ -1,5 +1,5 @@
 //! Every `unsafe` line of this crate, in small modules: shared memory, processes, signals, threads
-//! and the system calls that `rustix` does not wrap. What they return is safe to use.
+//! and the system calls that `rustix` does not wrap. Values that these functions return are safe to use.
 //!
 //! Code that runs in a forked worker uses only functions documented here as *fork safe*: they
 //! neither allocate nor take a lock, so they work in the child of a caller with many threads.

@@ -1,6 +1,5 @@
-//! The pipes of the teams that are being created. Those of a forked team are closed in the caller
-//! once its last member exists, so the number of open files does not grow with the number of
-//! workers.
+//! The pipes of the teams that are being created. Pipes of a forked team are closed in the caller once its last
+//! member exists, so the number of open files does not grow with the number of workers.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

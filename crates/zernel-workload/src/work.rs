@@ -38,7 +38,7 @@ pub use sequence::Phase;
 /// What a work type does and what it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct About {
-    /// Its name in a spec file.
+    /// Name of the work type in a spec file.
     pub name: &'static str,
     /// What a worker does, and what counts as a unit of work.
     pub does: &'static str,
@@ -48,7 +48,7 @@ pub struct About {
 
 /// A work type, as the rest of the crate uses it.
 pub(crate) trait Work {
-    /// Its name, what it does and what it exercises.
+    /// Name of the work type, what it does and what it exercises.
     fn about(&self) -> About;
 
     /// Returns the field and the problem if its parameters are invalid.
@@ -94,10 +94,10 @@ pub(crate) trait Work {
     /// The numbers of workers that a group may have.
     fn worker_rule(&self) -> String {
         // Larger than any fixed team.
-        const MANY: usize = 1 << 20;
-        match (self.team_size(MANY), self.smallest_team()) {
-            (1, _) | (MANY, 1) => "any number".to_owned(),
-            (MANY, smallest) => format!("at least {smallest}"),
+        const MANY_WORKERS: usize = 1 << 20;
+        match (self.team_size(MANY_WORKERS), self.smallest_team()) {
+            (1, _) | (MANY_WORKERS, 1) => "any number".to_owned(),
+            (MANY_WORKERS, smallest) => format!("at least {smallest}"),
             (team, _) => format!("a multiple of {team}"),
         }
     }
@@ -248,7 +248,7 @@ impl WorkType {
         })
     }
 
-    /// What it does and what it exercises.
+    /// What the work type does and what it exercises.
     #[must_use]
     pub fn describe(&self) -> About {
         self.as_work().about()
@@ -264,7 +264,7 @@ impl WorkType {
         }
     }
 
-    /// Its name in spec files and reports.
+    /// Name of the work type in spec files and reports.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {

@@ -163,7 +163,7 @@ impl<'a> Worker<'a> {
         self.shared.advance(self.number, Stage::Worked);
     }
 
-    /// Its place among the workers of its group.
+    /// Index of the worker among the workers of its group.
     #[must_use]
     pub fn index(&self) -> usize {
         self.index
@@ -186,12 +186,12 @@ impl<'a> Worker<'a> {
         self.checkpoint();
         let pace = self.shared.pace();
         if pace != Pace::Full && !self.is_stopped() {
-            self.let_others_go_first(pace);
+            self.yield_or_hold(pace);
         }
         !self.is_stopped()
     }
 
-    fn let_others_go_first(&mut self, pace: Pace) {
+    fn yield_or_hold(&mut self, pace: Pace) {
         let has_worked = self.counters.iterations.load(Relaxed) > 0;
         if pace == Pace::Hold && has_worked && self.team.can_spare_members {
             self.hold();
@@ -437,7 +437,7 @@ fn add(counter: &AtomicU64, value: u64) {
 mod tests {
     use super::*;
 
-    const ALONE: Team<'_> = Team {
+    const TEAM_OF_ONE: Team<'_> = Team {
         index: 0,
         size: 1,
         can_spare_members: true,
@@ -449,7 +449,7 @@ mod tests {
     fn the_gap_before_a_stop_and_the_one_before_the_end_count() {
         let shared = Shared::new(1, 0, 0).unwrap();
         let record = shared.record(0);
-        let mut worker = Worker::begin(&shared, 0, 0, ALONE, &[]);
+        let mut worker = Worker::begin(&shared, 0, 0, TEAM_OF_ONE, &[]);
         shared.request_stop();
         std::thread::sleep(Duration::from_millis(20));
         assert!(!worker.proceed());
@@ -463,7 +463,7 @@ mod tests {
     fn a_held_worker_sleeps_until_the_stop_and_its_numbers_do_not_show_it() {
         let shared = Shared::new(1, 0, 0).unwrap();
         let record = shared.record(0);
-        let mut worker = Worker::begin(&shared, 0, 0, ALONE, &[]);
+        let mut worker = Worker::begin(&shared, 0, 0, TEAM_OF_ONE, &[]);
         shared.set_pace(Pace::Hold);
         assert!(worker.proceed(), "a worker without a round is not held");
         worker.done(1);
@@ -499,7 +499,7 @@ mod tests {
         let shared = Shared::new(1, 0, 0).unwrap();
         let team = Team {
             can_spare_members: false,
-            ..ALONE
+            ..TEAM_OF_ONE
         };
         let mut worker = Worker::begin(&shared, 0, 0, team, &[]);
         shared.set_pace(Pace::Hold);
@@ -511,8 +511,8 @@ mod tests {
     #[test]
     fn a_worker_has_worked_after_its_first_round_or_at_its_end() {
         let shared = Shared::new(2, 0, 0).unwrap();
-        let busy = Worker::begin(&shared, 0, 0, ALONE, &[]);
-        let mut idle = Worker::begin(&shared, 1, 1, ALONE, &[]);
+        let busy = Worker::begin(&shared, 0, 0, TEAM_OF_ONE, &[]);
+        let mut idle = Worker::begin(&shared, 1, 1, TEAM_OF_ONE, &[]);
         assert_eq!(shared.passed(Stage::Running), 2);
         assert_eq!(shared.passed(Stage::Worked), 0);
         busy.done(1);

@@ -108,7 +108,7 @@ impl Socket {
     }
 }
 
-/// What every version of a snapshot has. Daemons before 0.2.0 have no format.
+/// The keys that every version of a snapshot has. Daemons before 0.2.0 have no format.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct SnapshotHeader {

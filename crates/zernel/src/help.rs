@@ -124,13 +124,13 @@ Examples:
 
 pub(crate) const TRUTH: &str = "\
 Examples:
-  sudo zernel truth record -o run.trace.gz -- python truth/train.py eager
+  sudo zernel truth record -o run.trace.gz -- python truth/tuning/eager_mlp.py
   zernel truth score run.trace.gz stamps-*.jsonl";
 
 pub(crate) const TRUTH_RECORD: &str = "\
 Examples:
   sudo ZERNEL_TRUTH=stamps zernel truth record -o run.trace.gz -- \\
-    python truth/train.py eager
+    python truth/tuning/eager_mlp.py
   sudo zernel truth record --pid 4711 --for 60s -o run.trace.gz";
 
 pub(crate) const TRUTH_SCORE: &str = "\

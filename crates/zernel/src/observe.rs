@@ -28,7 +28,7 @@ use crate::{interrupt, print};
 const TOKEN_FILE: &str = "/var/lib/zernel/token";
 
 /// How often what the probes counted is read and published.
-const ROUND: Duration = Duration::from_millis(500);
+const ROUND_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Observe all ML processes of this machine and serve metrics
 ///
@@ -135,7 +135,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         eprintln!("zernel: files in hand are not recorded in {directory}: {error}");
     }
     let observer = Observer::start(&observer_options(options))?;
-    let observer = ObserverThread::start(observer, ROUND)?;
+    let observer = ObserverThread::start(observer, ROUND_INTERVAL)?;
     if options.ledger {
         let time = options.time.unwrap_or(Duration::from_secs(2));
         return print_ledger(observer, &stop, time);
@@ -280,7 +280,7 @@ struct Daemon {
 
 impl Source for Daemon {
     fn version(&self) -> Option<u64> {
-        // The last answers must not show that the observer runs.
+        // The last answers, while the daemon stops, must not show that the observer runs.
         let has_ended = self.published.end().is_some();
         (!has_ended).then(|| self.published.snapshot().taken_ns)
     }

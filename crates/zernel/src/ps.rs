@@ -87,7 +87,7 @@ impl Trainer {
     }
 }
 
-/// The running trainers by job and rank. Those without a job come last.
+/// The running trainers by job and rank. Trainers without a job come last.
 fn trainers(snapshot: &Snapshot) -> Vec<Trainer> {
     let observed = snapshot.observed.iter();
     let mut trainers: Vec<Trainer> = observed
@@ -116,7 +116,7 @@ fn table(trainers: &[Trainer]) -> String {
 const HEADER: [&str; 10] = [
     "PID", "JOB", "RANK", "GPU", "PHASE", "STEP", "DATA", "COMM", "COST", "NAME",
 ];
-/// Left-aligned columns. The others have numbers and are right-aligned.
+/// Left-aligned columns. The other columns have numbers and are right-aligned.
 const TEXT_COLUMNS: [&str; 3] = ["JOB", "PHASE", "NAME"];
 
 fn cells(trainer: &Trainer) -> [String; 10] {

@@ -116,7 +116,7 @@ impl Capability {
         }
     }
 
-    /// Name of its program in the BPF object. Its map, if any, has the same name followed by `_map`.
+    /// Name of its program in the BPF object. The map of a program, if it has one, has the program's name followed by `_map`.
     fn program(self) -> &'static str {
         match self {
             Self::BtfTracepoint => "tp_btf",
@@ -142,9 +142,9 @@ impl Capability {
             .find(|program| program.name() == self.program())
             .expect("every capability has a program");
         let links = self.attach(&program).map_err(Refusal::Attach)?;
-        for _ in 0..self.chances() {
-            self.provoke(&object, &links).map_err(Refusal::Provoke)?;
-            if self.hits(&object) >= self.hits_of_one_call() {
+        for _ in 0..self.trigger_attempts() {
+            self.trigger(&object, &links).map_err(Refusal::Provoke)?;
+            if self.run_count(&object) >= self.runs_per_call() {
                 return Ok(());
             }
         }
@@ -153,7 +153,7 @@ impl Capability {
 
     /// Number of attempts to trigger it. A probed call is counted at once, so it gets one attempt: the entries of two
     /// calls would pass for the entry and the return of one. A tracepoint on an emulated machine may take a moment.
-    fn chances(self) -> u32 {
+    fn trigger_attempts(self) -> u32 {
         if Self::UPROBE_LADDER.contains(&self) {
             1
         } else {
@@ -162,7 +162,7 @@ impl Capability {
     }
 
     /// Runs of the program per trigger: a call has an entry and a return.
-    fn hits_of_one_call(self) -> u64 {
+    fn runs_per_call(self) -> u64 {
         if Self::UPROBE_LADDER.contains(&self) {
             2
         } else {
@@ -208,7 +208,7 @@ impl Capability {
     }
 
     /// Does something that should make the program run.
-    fn provoke(self, object: &Object, links: &[Link]) -> libbpf_rs::Result<()> {
+    fn trigger(self, object: &Object, links: &[Link]) -> libbpf_rs::Result<()> {
         match self {
             Self::TaskVmaIterator => {
                 for link in links {
@@ -230,7 +230,7 @@ impl Capability {
     }
 
     /// Number of runs of the program.
-    fn hits(self, object: &Object) -> u64 {
+    fn run_count(self, object: &Object) -> u64 {
         let counters = object
             .maps()
             .find(|map| map.name().to_string_lossy().ends_with(".bss"))

@@ -27,7 +27,7 @@ const LOADER_SHARES: Shares = Shares {
 /// How long a file system may take to deliver a loader.
 const READ_LIMIT: Duration = Duration::from_secs(10);
 /// How long a scan waits for new loaders. Later ones are taken over by the next scan.
-const PATIENCE: Duration = Duration::from_millis(500);
+const SCAN_WAIT: Duration = Duration::from_millis(500);
 
 /// A dynamic loader that some process uses.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub struct Loader {
     pub device: u64,
     /// Its inode.
     pub inode: u64,
-    /// Its path when it was found, as the process saw it.
+    /// The loader's path when it was found, as the process saw it.
     pub path: PathBuf,
     /// Why no probe is attached to it, if so. Libraries that its processes load after their start are then found only
     /// by scanning.
@@ -73,7 +73,7 @@ impl Loaders {
     pub(super) fn attach(&mut self, mappings: &[Mapping], trace: &Trace) -> bool {
         // While a loader does not answer, others are taken over as they come, without waiting.
         let patience = match self.pending.is_empty() {
-            true => PATIENCE,
+            true => SCAN_WAIT,
             false => Duration::ZERO,
         };
         for mapping in mappings.iter().filter(|m| m.subject == Subject::Loader) {
@@ -99,7 +99,7 @@ impl Loaders {
             let task = ChildTask::start(&tenant, READ_LIMIT, &kept, |handover| {
                 attach(&file, trace, handover)
             });
-            // Otherwise the next scan tries again.
+            // If that fails, the next scan tries again.
             if let Ok(task) = task {
                 let loader = PendingLoader {
                     _in_hand: InHand::new(file.identity),

@@ -35,7 +35,7 @@ use crate::privilege;
 use library::Subject;
 use loader::Loaders;
 use scan::{Mapping, Scanner};
-use trace::{Executable, Notice, Trace};
+use trace::{Executable, ProcessNotice, Trace};
 use zernel_elf::LibraryKind;
 
 /// The objects of this module, each with the mirrors of its types.
@@ -246,7 +246,7 @@ impl Discovery {
     /// Turns notices into events.
     fn handle(
         &mut self,
-        notices: &[Notice],
+        notices: &[ProcessNotice],
         events: &mut Vec<ProcessEvent>,
     ) -> Result<(), DiscoveryError> {
         let mut changed = BTreeSet::new();
@@ -255,25 +255,25 @@ impl Discovery {
             let process = notice.process();
             changed.insert(process);
             match *notice {
-                Notice::Executed(_, executable) => {
+                ProcessNotice::Executed(_, executable) => {
                     executables.insert(process, executable);
                     if self.known.remove(&process).is_some() {
                         events.push(ProcessEvent::Executed { process });
                     }
                 }
-                Notice::Forked { parent, child } => {
+                ProcessNotice::Forked { parent, child } => {
                     if self.known.contains_key(&parent) {
                         self.known.entry(child).or_default();
                         events.push(ProcessEvent::Forked { parent, child });
                     }
                 }
-                Notice::Exited(_) => {
+                ProcessNotice::Exited(_) => {
                     changed.remove(&process);
                     if self.known.remove(&process).is_some() {
                         events.push(ProcessEvent::Exited { process });
                     }
                 }
-                Notice::Loaded(_) => {}
+                ProcessNotice::Loaded(_) => {}
             }
         }
         self.scan_processes(&changed, events)?;
@@ -387,7 +387,7 @@ impl Mapping {
     }
 }
 
-impl Notice {
+impl ProcessNotice {
     /// The process whose mappings may have changed.
     fn process(&self) -> ProcessKey {
         match *self {
@@ -412,7 +412,7 @@ fn mapped_file(mapping: &Mapping) -> Option<MappedFile> {
 }
 
 fn require_process_access() -> Result<(), DiscoveryError> {
-    let lacking = privilege::lacking(&privilege::TO_SEE, privilege::held());
+    let lacking = privilege::lacking(&privilege::TO_SEE, privilege::held_capabilities());
     match lacking.is_empty() {
         true => Ok(()),
         false => Err(DiscoveryError::Blind(lacking.join(" and "))),

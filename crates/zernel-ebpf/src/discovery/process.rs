@@ -8,9 +8,9 @@ use zernel_model::snapshot::START_UNIT_NS;
 /// A process. The start time distinguishes it from earlier processes with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {
-    /// Its pid in the initial pid namespace: the thread group.
+    /// The pid of the process in the initial pid namespace: the thread group.
     pub pid: u32,
-    /// Its start in nanoseconds since boot, suspended time included, rounded down to the 10 ms of procfs.
+    /// Start of the process in nanoseconds since boot, suspended time included, rounded down to the 10 ms of procfs.
     pub start_ns: u64,
 }
 

@@ -29,7 +29,7 @@ const LONGEST_WAIT: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// What happened to a process.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Notice {
+pub(super) enum ProcessNotice {
     /// It called exec. It may have been a process of interest before.
     Executed(ProcessKey, Executable),
     /// A process of interest forked.
@@ -39,7 +39,7 @@ pub(super) enum Notice {
     },
     /// A process of interest exited.
     Exited(ProcessKey),
-    /// Its loader loaded or unloaded a library.
+    /// The dynamic loader of the process loaded or unloaded a library.
     Loaded(ProcessKey),
 }
 
@@ -75,16 +75,16 @@ mirrors! {
 }
 
 impl RawEvent {
-    fn notice(&self) -> Option<Notice> {
+    fn notice(&self) -> Option<ProcessNotice> {
         let process = ProcessKey::new(self.tgid, self.start_boottime_ns);
         match self.kind {
-            EXECUTED => Some(Notice::Executed(process, self.executable)),
-            FORKED => Some(Notice::Forked {
+            EXECUTED => Some(ProcessNotice::Executed(process, self.executable)),
+            FORKED => Some(ProcessNotice::Forked {
                 parent: process,
                 child: ProcessKey::new(self.child_tgid, self.child_start_boottime_ns),
             }),
-            EXITED => Some(Notice::Exited(process)),
-            LOADED => Some(Notice::Loaded(process)),
+            EXITED => Some(ProcessNotice::Exited(process)),
+            LOADED => Some(ProcessNotice::Loaded(process)),
             _ => None,
         }
     }
@@ -94,7 +94,7 @@ impl RawEvent {
 pub(super) struct Trace {
     _tracepoints: Vec<Link>,
     ring: RingBuffer<'static>,
-    queue: Arc<Mutex<Vec<Notice>>>,
+    queue: Arc<Mutex<Vec<ProcessNotice>>>,
     interesting: MapHandle,
     pending: MapHandle,
     seen: MapHandle,
@@ -127,7 +127,7 @@ impl Trace {
     }
 
     /// Events since the last call. Waits for one, for at most `timeout`.
-    pub(super) fn wait(&self, timeout: Duration) -> Result<Vec<Notice>, DiscoveryError> {
+    pub(super) fn wait(&self, timeout: Duration) -> Result<Vec<ProcessNotice>, DiscoveryError> {
         match self.ring.poll(timeout.min(LONGEST_WAIT)) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {
                 return Err(DiscoveryError::Ring(error));
@@ -138,7 +138,7 @@ impl Trace {
         let notices = std::mem::take(&mut *queue);
         drop(queue);
         for notice in &notices {
-            if let Notice::Loaded(process) = notice {
+            if let ProcessNotice::Loaded(process) = notice {
                 // If the entry is missing already, the call has nothing to do.
                 let _ = self.pending.delete(&process.pid.to_ne_bytes());
             }
@@ -239,7 +239,7 @@ fn map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {
 
 fn ring(
     object: &Object,
-    queue: &Arc<Mutex<Vec<Notice>>>,
+    queue: &Arc<Mutex<Vec<ProcessNotice>>>,
 ) -> libbpf_rs::Result<RingBuffer<'static>> {
     let events = map(object, "events")?;
     let queue = Arc::clone(queue);

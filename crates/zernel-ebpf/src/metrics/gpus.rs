@@ -6,7 +6,7 @@ use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::gpu::GpuFacts;
 use zernel_model::snapshot::Snapshot;
 
-use super::{MetricFamily, families, head};
+use super::{MetricFamily, families, write_head};
 
 families! {
     GPU_INFO = Gauge "zernel_gpu_info" ["gpu_id", "UUID", "name"]
@@ -23,7 +23,7 @@ families! {
 type Figure = fn(&GpuFacts) -> Option<f64>;
 
 pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
-    head(out, &GPU_INFO);
+    write_head(out, &GPU_INFO);
     for gpu in &snapshot.gpus {
         let labels: [(&str, &dyn Display); 3] = [
             ("gpu_id", &gpu.index),
@@ -40,7 +40,7 @@ pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
         (GPU_USED, |gpu| Some(gpu.memory_used? as f64)),
     ];
     for (family, figure) in gauges {
-        head(out, &family);
+        write_head(out, &family);
         for gpu in &snapshot.gpus {
             if let Some(value) = figure(gpu) {
                 out.sample(family.name, "", &[("gpu_id", &gpu.index)], value);

@@ -77,7 +77,7 @@ pub fn text(snapshot: &Snapshot, scope: Scope, format: TextFormat) -> String {
     text_with_scheduler(snapshot, None, scope, format)
 }
 
-/// The same, with those of the loaded scheduler.
+/// The metrics of the processes within a scope, and those of the loaded scheduler.
 #[must_use]
 pub fn text_with_scheduler(
     snapshot: &Snapshot,
@@ -113,13 +113,18 @@ pub fn text_with_scheduler(
 }
 
 /// Writes the head of a family.
-pub(crate) fn head(out: &mut Exposition, family: &MetricFamily) {
+pub(crate) fn write_head(out: &mut Exposition, family: &MetricFamily) {
     out.family(family.name, family.kind, family.help);
 }
 
 /// Writes a family with one sample.
-pub(crate) fn single(out: &mut Exposition, family: &MetricFamily, labels: &Labels<'_>, value: f64) {
-    head(out, family);
+pub(crate) fn write_single(
+    out: &mut Exposition,
+    family: &MetricFamily,
+    labels: &Labels<'_>,
+    value: f64,
+) {
+    write_head(out, family);
     out.sample(family.name, "", labels, value);
 }
 
@@ -130,7 +135,7 @@ pub(crate) fn series(
     scoped: &Scoped<'_>,
     each: impl Fn(&ProcessSnapshot, &mut dyn FnMut(&Labels<'_>, f64)),
 ) {
-    head(out, family);
+    write_head(out, family);
     for process in &scoped.processes {
         let pid = label_text(&[("pid", &process.pid)]);
         each(process, &mut |labels, value| {

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::snapshot::Snapshot;
 
-use super::{families, head, single};
+use super::{families, write_head, write_single};
 
 families! {
     CALL_COST = Gauge "zernel_observe_call_cost_seconds" ["threads"]
@@ -32,7 +32,7 @@ families! {
 
 pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
     let observer = &snapshot.observer;
-    head(out, &CALL_COST);
+    write_head(out, &CALL_COST);
     out.sample(
         CALL_COST.name,
         "",
@@ -48,22 +48,22 @@ pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
             observer.contended_call_cost_seconds,
         );
     }
-    single(out, &WINDOWS, &[], observer.windows as f64);
-    single(out, &RUNG, &[("rung", &snapshot.rung)], 1.0);
-    head(out, &SAMPLED);
+    write_single(out, &WINDOWS, &[], observer.windows as f64);
+    write_single(out, &RUNG, &[("rung", &snapshot.rung)], 1.0);
+    write_head(out, &SAMPLED);
     for symbol in &snapshot.sampled {
         out.sample(SAMPLED.name, "", &[("symbol", symbol)], 1);
     }
-    head(out, &LOST);
+    write_head(out, &LOST);
     for (cause, lost) in &observer.lost {
         out.sample(LOST.name, "", &[("cause", cause)], lost);
     }
-    single(out, &FILES, &[], observer.files as f64);
-    head(out, &REFUSED);
+    write_single(out, &FILES, &[], observer.files as f64);
+    write_head(out, &REFUSED);
     for (cause, refusals) in snapshot.ledger.refused.refusals() {
         out.sample(REFUSED.name, "", &[("cause", &cause.name())], refusals);
     }
-    single(out, &PROCESSES, &[], snapshot.observed.len() as f64);
-    single(out, &PROBLEMS, &[], snapshot.problems.len() as f64);
-    single(out, &MISSED, &[], observer.mappings_found_by_scan as f64);
+    write_single(out, &PROCESSES, &[], snapshot.observed.len() as f64);
+    write_single(out, &PROBLEMS, &[], snapshot.problems.len() as f64);
+    write_single(out, &MISSED, &[], observer.mappings_found_by_scan as f64);
 }

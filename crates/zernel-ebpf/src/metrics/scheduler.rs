@@ -4,7 +4,7 @@ use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::scheduler::{ClassStatistics, SchedulerStatistics};
 use zernel_phase::class::TaskClass;
 
-use super::{MetricFamily, families, head, single};
+use super::{MetricFamily, families, write_head, write_single};
 
 families! {
     LOADED = Gauge "zernel_sched_loaded" []
@@ -32,19 +32,19 @@ type ClassFigure = fn(&ClassStatistics) -> f64;
 
 /// Without a scheduler, all families but the first have no series.
 pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistics>) {
-    single(out, &LOADED, &[], f64::from(u8::from(scheduler.is_some())));
+    write_single(out, &LOADED, &[], f64::from(u8::from(scheduler.is_some())));
     let figures: [(MetricFamily, SchedulerFigure); 3] = [
         (RESTARTS, |scheduler| f64::from(scheduler.restarts)),
         (SLICE, |scheduler| scheduler.slice_us as f64 / 1e6),
         (GUARANTEE, |scheduler| scheduler.guarantee),
     ];
     for (family, figure) in figures {
-        head(out, &family);
+        write_head(out, &family);
         if let Some(scheduler) = scheduler {
             out.sample(family.name, "", &[], figure(scheduler));
         }
     }
-    head(out, &EVENTS);
+    write_head(out, &EVENTS);
     for (event, count) in scheduler.iter().flat_map(|it| it.counters.iter()) {
         out.sample(EVENTS.name, "", &[("event", &event)], count);
     }
@@ -54,13 +54,13 @@ pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistic
         (RUN_SECONDS, |class| class.run_ns as f64 / 1e9),
     ];
     for (family, figure) in counters {
-        head(out, &family);
+        write_head(out, &family);
         for (class, counted) in classes() {
             let labels = [("class", &label(*class) as _)];
             out.sample(family.name, "", &labels, figure(counted));
         }
     }
-    head(out, &WAIT);
+    write_head(out, &WAIT);
     for (class, counted) in classes() {
         out.histogram(WAIT.name, &[("class", &label(*class))], &counted.waits());
     }

@@ -64,7 +64,7 @@ struct FileRetry {
     access: PathBuf,
 }
 
-/// What decides how a file is attached to.
+/// The parts of the observer that decide how probes are attached.
 #[derive(Clone, Copy)]
 pub(super) struct AttachContext<'a> {
     pub(super) kernel: &'a Kernel,
@@ -84,7 +84,7 @@ impl AttachContext<'_> {
 
 /// How long the loop waits for child processes when processes have mapped new files. Most need less, and then the first
 /// calls of a process are counted.
-const PATIENCE: Duration = Duration::from_millis(500);
+const NEW_FILE_WAIT: Duration = Duration::from_millis(500);
 /// Files that may be probed at once. Each takes some 30 descriptors.
 const FILE_SHARES: Shares = Shares {
     capacity: 512,
@@ -100,7 +100,7 @@ const RETRY_SHARES: Shares = Shares {
 };
 
 /// The tenant of installed libraries.
-const MACHINE: Tenant = Tenant::User(0);
+const INSTALLED_LIBRARIES_TENANT: Tenant = Tenant::User(0);
 
 fn has_functions(kind: LibraryKind) -> bool {
     SYMBOLS.iter().any(|symbol| symbol.library == kind)
@@ -135,7 +135,12 @@ impl Attachment {
             Some(kind) => self.attach_installed(kind, path),
             None => {
                 let reason = "its name is not that of a known library".to_owned();
-                self.refuse(path, &MACHINE, RefusalCause::UnknownName, reason);
+                self.refuse(
+                    path,
+                    &INSTALLED_LIBRARIES_TENANT,
+                    RefusalCause::UnknownName,
+                    reason,
+                );
             }
         }
     }
@@ -151,7 +156,7 @@ impl Attachment {
                 file,
                 FileDemand {
                     processes: BTreeSet::new(),
-                    tenant: MACHINE,
+                    tenant: INSTALLED_LIBRARIES_TENANT,
                     access: path.to_owned(),
                     is_installed: true,
                 },
@@ -159,7 +164,12 @@ impl Attachment {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let reason = format!("cannot read {}: {error}", path.display());
-                self.refuse(path, &MACHINE, RefusalCause::Unreadable, reason);
+                self.refuse(
+                    path,
+                    &INSTALLED_LIBRARIES_TENANT,
+                    RefusalCause::Unreadable,
+                    reason,
+                );
             }
         }
     }
@@ -239,7 +249,7 @@ impl Attachment {
         }
     }
 
-    /// Tries again what was refused for a reason that may have passed.
+    /// Tries again to attach to files that were refused for a reason that may have passed.
     pub(super) fn retry(&mut self, context: AttachContext<'_>) {
         files::attach_each(self.files.iter_mut(), |file| file.retry(context.kernel));
         for retry in std::mem::take(&mut self.retries) {
@@ -333,7 +343,7 @@ impl Attachment {
         self.identify(events);
         // Child processes attach to several files at the same time. A file system that does not answer delays the loop by
         // this once, not by this for each of its files.
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + NEW_FILE_WAIT;
         for event in events {
             match event {
                 ProcessEvent::Mapped {
@@ -377,7 +387,7 @@ impl Attachment {
         self.identity_reader.request(&new);
         let patience = match new.is_empty() {
             true => Duration::ZERO,
-            false => identities::PATIENCE,
+            false => identities::IDENTITY_WAIT,
         };
         self.identities.extend(self.identity_reader.take(patience));
     }

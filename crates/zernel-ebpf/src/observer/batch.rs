@@ -11,7 +11,7 @@ use zerocopy::FromBytes;
 /// Number of entries that the first system call has room for: most maps have fewer.
 const INITIAL_CAPACITY: usize = 256;
 /// Number of entries that each further system call has room for.
-const CAPACITY: usize = 4096;
+const NEXT_CAPACITY: usize = 4096;
 
 /// All entries of a hash map.
 pub(super) fn entries<K: FromBytes, V: FromBytes>(
@@ -81,8 +81,8 @@ fn for_each<K: FromBytes, V: FromBytes>(
             return Ok(());
         }
         position = next;
-        if batch.capacity < CAPACITY {
-            batch = Batch::new(map, CAPACITY);
+        if batch.capacity < NEXT_CAPACITY {
+            batch = Batch::new(map, NEXT_CAPACITY);
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::probes::layout::{self, RawDecisions};
 /// The section with the switch of the decisions.
 pub(super) const SWITCH: &str = ".rodata.decisions";
 pub(super) const MAP: &str = "decisions";
-/// What is left out if decisions are not counted.
+/// BPF maps that are not created if decisions are not counted.
 pub(super) const PARTS: [&str; 2] = [MAP, "decided_threads"];
 
 /// The threads of a process while they are in one class.

@@ -118,7 +118,7 @@ fn student_t(freedom: u32) -> f64 {
 pub(super) struct LaunchesPerStep {
     /// Weighted launches and weights, summed over the steps of each window.
     by_window: Ratio,
-    /// The same with each step as a unit.
+    /// Weighted launches and weights of each single step.
     by_step: Ratio,
 }
 

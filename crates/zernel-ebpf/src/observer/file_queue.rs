@@ -31,7 +31,7 @@ pub(super) struct FileDemand {
     pub(super) tenant: Tenant,
     /// Where the file was found.
     pub(super) access: PathBuf,
-    /// Whether it is installed. Then it stays attached although no process maps it.
+    /// Whether it is installed. An installed library stays attached although no process maps it.
     pub(super) is_installed: bool,
 }
 

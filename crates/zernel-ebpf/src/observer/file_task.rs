@@ -75,7 +75,7 @@ struct ProbedFile {
 }
 
 impl ProbedFile {
-    /// Its links, from those that the child process handed over. A function without probes keeps the reason.
+    /// The links of a file, from those that the child process handed over. A function without probes keeps the reason.
     fn take_links(&mut self, handed_over: Vec<ProbeLink>) -> Links {
         let mut handed_over = handed_over.into_iter();
         let mut links = Links::default();

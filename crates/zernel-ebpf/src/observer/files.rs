@@ -1,8 +1,8 @@
 //! The library files that probes are attached to.
 //!
 //! Probes stay attached while a process may still map the file, so that a process that starts later is counted from
-//! its first call. All infrequent functions of a file share links. Each frequent function has its own, so that the
-//! governor can detach it or attach it for a sampling window.
+//! its first call. All infrequent functions of a file share links. Each frequent function has its own link, so that
+//! the governor can detach it or attach it for a sampling window.
 //!
 //! Library files belong to other users. Reading them and attaching to them happens in child processes ([`ChildTask`]),
 //! which hand the links over.
@@ -39,11 +39,11 @@ const LINKED_AT_ONCE: usize = 6;
 /// Stands for the tenant of a file that several tenants map. No user has this uid.
 pub(super) const SHARED: Tenant = Tenant::User(u32::MAX);
 
-/// What a child process attached of a set of functions. The links are the next ones that it handed over.
+/// The result of attaching probes to a set of functions in a child process: the number of links that it handed over.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LinkSet {
     links: usize,
-    /// Why probes are missing. Then those that are there are detached.
+    /// Why probes of the set are missing. The others of the set are then detached.
     problem: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl LinkSet {
         }
     }
 
-    /// Its links, from those that the child process handed over.
+    /// The links of a file, from those that the child process handed over.
     pub(super) fn take(
         self,
         handed_over: &mut impl Iterator<Item = ProbeLink>,
@@ -88,7 +88,7 @@ pub(crate) struct AttachedFile {
     pub(super) tenant: Tenant,
     pub(super) links: Links,
     pub(super) change_watches: Vec<WatchId>,
-    /// Whether it stays attached although no process maps it: it is installed.
+    /// Whether the file is an installed library, to which probes stay attached although no process maps it.
     pub(super) is_kept: bool,
     /// Since when no process maps it.
     pub(super) unused_since: Option<Instant>,

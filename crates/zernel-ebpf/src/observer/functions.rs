@@ -24,7 +24,7 @@ pub enum AttachMode {
 pub(crate) struct Function {
     /// Its row in [`SYMBOLS`].
     pub(crate) symbol: usize,
-    /// Its place among the names of that row.
+    /// Index of the name among the names of that row.
     name: usize,
     pub(crate) site: Option<Site>,
     pub(crate) mode: AttachMode,

@@ -59,7 +59,7 @@ impl GovernorOptions {
         first_rest: Duration::ZERO,
     };
 
-    /// This budget, with a ceiling of at least ten times the budget.
+    /// Options with this budget, and a ceiling of at least ten times the budget.
     #[must_use]
     pub fn with_budget(budget: f64) -> Self {
         let usual = Self::default();
@@ -82,7 +82,7 @@ const ROUNDS_ABOVE_CEILING: u32 = 4;
 pub struct Cost {
     /// Nanoseconds that a probed call costs its thread while one thread calls.
     pub ns_per_call: f64,
-    /// The same while `threads` threads call at once.
+    /// The cost of a probed call while `threads` threads call at once.
     pub ns_per_call_contended: f64,
     /// Threads of the contended measurement: one per CPU, at most 8.
     pub threads: usize,

@@ -12,7 +12,7 @@ use super::mapped::MappedArray;
 use super::monotonic_ns;
 
 /// Time between two beats: a fifth of the time after which a process without a beat is dead.
-const INTERVAL: Duration = Duration::from_millis(200);
+const BEAT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Beats on its own thread until it is dropped, because a round of the observer may take longer than a beat.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Heart {
         let beats = move || {
             while !own_stop.load(Ordering::Relaxed) {
                 beat(&own_hearts, since_ns);
-                thread::park_timeout(INTERVAL);
+                thread::park_timeout(BEAT_INTERVAL);
             }
         };
         let thread = thread::Builder::new()

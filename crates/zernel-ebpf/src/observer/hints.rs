@@ -15,7 +15,7 @@ const SWITCH: &str = ".rodata.hints";
 pub(super) const MAP: &str = "scx_layered_task_hint_map";
 /// The program that clears the hints of all tasks.
 pub(super) const CLEAR: &str = "clear_hints";
-/// What is left out if no hints are written.
+/// The BPF map and program that are not loaded if no hints are written.
 pub(super) const PARTS: [&str; 2] = [MAP, CLEAR];
 
 /// A pinned map of hints.

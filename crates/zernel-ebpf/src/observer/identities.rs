@@ -14,9 +14,9 @@ use crate::child_task::{self, ChildTask};
 use crate::discovery::ProcessKey;
 
 /// How long reading may take that one child process does.
-const LIMIT: Duration = Duration::from_secs(1);
+const READ_LIMIT: Duration = Duration::from_secs(1);
 /// How long the loop waits for identities. Most processes are read in less than a millisecond.
-pub(super) const PATIENCE: Duration = Duration::from_millis(200);
+pub(super) const IDENTITY_WAIT: Duration = Duration::from_millis(200);
 /// Processes that one child process reads.
 const AT_ONCE: usize = 32;
 /// Processes that wait to be read at most.
@@ -114,7 +114,7 @@ impl IdentityReader {
                 }
                 Some(Err(_)) => {
                     has_finished = true;
-                    // One of them does not answer. Alone, it does not hold up the others.
+                    // One of the processes does not answer. Read alone, it does not hold up the others.
                     if task.processes.len() > 1 {
                         let suspects = self.suspects.entry(task.tenant).or_default();
                         suspects.append(&mut task.processes);
@@ -132,7 +132,7 @@ fn start_task(
     processes: &[ProcessKey],
 ) -> Option<ChildTask<Vec<Option<Identity>>>> {
     let read = || processes.iter().map(identity_of).collect();
-    ChildTask::start(tenant, LIMIT, &[], |_| read()).ok()
+    ChildTask::start(tenant, READ_LIMIT, &[], |_| read()).ok()
 }
 
 /// The identity of a process; `None` if it has exited.
@@ -163,7 +163,7 @@ mod tests {
         reader.request(&[key, other]);
         let mut read = BTreeMap::new();
         eventually("it is read", || {
-            read.extend(reader.take(PATIENCE));
+            read.extend(reader.take(IDENTITY_WAIT));
             !read.is_empty()
         });
         assert_eq!(read.into_iter().collect::<Vec<_>>(), [(key, own)]);

@@ -366,8 +366,8 @@ impl Observer {
         self.gpu_facts = self.gpus.facts();
     }
 
-    /// Observes the threads and children that observed processes had before they were observed. Later ones are observed
-    /// from their start. Call this when a process is new, and regularly.
+    /// Observes the threads and children that observed processes had before they were observed. Later threads and
+    /// children are observed from their start. Call this when a process is new, and regularly.
     pub fn adopt(&self) -> Result<(), ObserveError> {
         self.kernel.adopt().map_err(ObserveError::Read)
     }

@@ -19,7 +19,7 @@ pub(super) struct PastDurations {
 }
 
 impl PastDurations {
-    /// Adds durations of a process of a user. Only those of collectives are kept.
+    /// Adds durations of a process of a user. Only durations of collectives are kept.
     pub(super) fn add(
         &mut self,
         user: Option<u32>,

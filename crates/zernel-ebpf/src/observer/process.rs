@@ -55,19 +55,19 @@ pub struct Phases {
 pub struct ObservedProcess {
     /// Its pid.
     pub pid: u32,
-    /// When it started, in nanoseconds since boot.
+    /// When the process started, in nanoseconds since boot.
     pub start_ns: u64,
-    /// Its first event, in nanoseconds of CLOCK_MONOTONIC.
+    /// Time of the first event of the process, in nanoseconds of CLOCK_MONOTONIC.
     pub first_ns: u64,
-    /// When it ended, in nanoseconds of CLOCK_MONOTONIC.
+    /// When the process exited, in nanoseconds of CLOCK_MONOTONIC.
     pub ended_ns: Option<u64>,
-    /// How much of its life was observed.
+    /// How much of the life of the process was observed.
     pub coverage: Coverage,
-    /// Whether it is a data loader of another process.
+    /// Whether the process is a data loader of another process.
     pub is_loader: bool,
-    /// Whether it has opened more than one device.
+    /// Whether the process has opened more than one device.
     pub(super) uses_several_devices: bool,
-    /// Whether it announces its optimizer steps.
+    /// Whether the process announces its optimizer steps.
     announces_steps: bool,
     /// Its identity. If it exited before that could be read, only its name, user and parent are known.
     pub identity: Option<Identity>,
@@ -211,7 +211,7 @@ impl ObservedProcess {
             !is_announced && self.counts.calls_sampled(is_wanted)
         };
         let sampled: Vec<Mark> = Mark::ALL.into_iter().filter(is_sampled).collect();
-        self.steps.distrust(&sampled);
+        self.steps.ignore_marks(&sampled);
     }
 
     /// Looks up the devices that it can use.

@@ -135,7 +135,7 @@ impl ProcessTable {
         }
         let patience = match new.is_empty() {
             true => Duration::ZERO,
-            false => identities::PATIENCE,
+            false => identities::IDENTITY_WAIT,
         };
         self.take_identities(patience, context.gpus);
     }
@@ -272,7 +272,7 @@ impl ProcessTable {
         self.identity_age = 0;
         let keys: Vec<ProcessKey> = self.running.values().map(ObservedProcess::key).collect();
         self.identity_reader.request(&keys);
-        self.take_identities(identities::PATIENCE, gpus);
+        self.take_identities(identities::IDENTITY_WAIT, gpus);
     }
 
     /// Marks processes as observed incompletely, because a library that they map was changed.

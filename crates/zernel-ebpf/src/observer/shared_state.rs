@@ -114,7 +114,7 @@ impl PinDirectory {
             let name = entry.file_name();
             let name = name.to_string_lossy();
             let is_of_tasks = name.starts_with(TASKS_PIN);
-            // An observer that was killed while it dropped a link.
+            // An observer that is killed while it detaches a link leaves the pin of that link behind.
             let is_link = name.starts_with(PIN_PREFIX);
             if (is_of_tasks && entry.path() != own) || is_link {
                 let _ = fs::remove_file(entry.path());
@@ -122,14 +122,14 @@ impl PinDirectory {
         }
     }
 
-    /// Pid of another running observer that uses the directory. One that was killed a moment ago is not running,
-    /// although its last beat is recent.
+    /// Pid of another running observer that uses the directory. An observer that was killed a moment ago is not
+    /// running, although its last beat is recent.
     fn live_owner(&self) -> Option<u32> {
         let first = self.read_heartbeat()?;
         if first.is_alive(monotonic_ns()) && is_running(first.owner) {
             return Some(first.owner);
         }
-        // Its pid may be one of another namespace: it runs if it beats again.
+        // The owner's pid may be one of another namespace: the owner runs if it beats again.
         while first.is_alive(monotonic_ns()) {
             thread::sleep(Duration::from_millis(20));
             let next = self.read_heartbeat()?;

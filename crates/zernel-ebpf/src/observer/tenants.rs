@@ -35,7 +35,7 @@ impl Table {
         Self::MemoryAccounts,
     ];
 
-    /// What a refused event wanted to record.
+    /// What the entries of the table stand for, in a sentence about refused ones.
     fn refused_events(self) -> &'static str {
         match self {
             Self::Processes => "events of new processes",
@@ -111,7 +111,7 @@ pub(super) struct TenantMaps {
     pub(super) subordinates: MapHandle,
 }
 
-/// What was written for the programs to find tenants with.
+/// The latest contents of the two maps by which BPF programs find the tenant of a process.
 #[derive(Default)]
 struct WrittenTables {
     parents: Vec<layout::CgroupKey>,
@@ -251,7 +251,7 @@ impl Tenants {
     /// can name it, until more than half of all indices are in use.
     pub(super) fn free_unused(&self) -> libbpf_rs::Result<()> {
         let mut unlisted = self.unlisted.lock().unwrap_or_else(PoisonError::into_inner);
-        // Unlisted in an earlier round, so no program counts anything under it from now on.
+        // An index that was unlisted in an earlier round is in use by no program, so nothing is counted under it from now on.
         for index in unlisted.extract_if(.., |index| self.is_unused(*index)) {
             self.counts.write(index as usize, &layout::Tenant::EMPTY);
             self.free_index(index)?;
@@ -278,7 +278,7 @@ impl Tenants {
         used.iter().all(|entries| *entries <= 0)
     }
 
-    /// What was refused, one sentence per table.
+    /// Events that were refused, as one sentence per table.
     pub(super) fn problems(&self) -> Vec<String> {
         let tables = Table::ALL.into_iter();
         let refused = tables.map(|table| (table, self.refused(table)));

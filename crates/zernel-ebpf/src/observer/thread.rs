@@ -20,16 +20,16 @@ use crate::child_task;
 use crate::probe_link::{detach, leave_links_to_exit};
 
 /// How often costs are checked.
-const GOVERN: Duration = Duration::from_millis(500);
+const GOVERN_INTERVAL: Duration = Duration::from_millis(500);
 /// Shortest time between two checks that an alarm causes: a function that cannot be sampled keeps raising alarms.
-const ALARM: Duration = Duration::from_secs(1);
+const MIN_ALARM_INTERVAL: Duration = Duration::from_secs(1);
 /// How often every process of the machine is scanned.
-const SCAN: Duration = Duration::from_secs(10);
+const SCAN_INTERVAL: Duration = Duration::from_secs(10);
 /// How often GPUs are asked for their utilization.
-const GPUS: Duration = Duration::from_secs(1);
+const GPU_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A request to borrow the observer: where to send it, and where it comes back from.
-struct Loan {
+struct BorrowRequest {
     to: SyncSender<Observer>,
     back: Receiver<Observer>,
 }
@@ -37,7 +37,7 @@ struct Loan {
 /// A thread that observes until it is stopped or dropped.
 pub struct ObserverThread {
     published: Arc<Published>,
-    requests: Sender<Loan>,
+    requests: Sender<BorrowRequest>,
     wake: Arc<OwnedFd>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<Observer, ObserveError>>>,
@@ -86,7 +86,7 @@ impl ObserverThread {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stop = Arc::new(AtomicBool::new(false));
         let (requests, received) = mpsc::channel();
-        let rounds = Rounds {
+        let rounds = RoundLoop {
             events: observer
                 .discovery_descriptor()
                 .map_err(|error| ObserveError::Read(error.into()))?,
@@ -174,7 +174,7 @@ impl Drop for ObserverThread {
 /// Borrows the observer of a thread, from other threads.
 #[derive(Clone)]
 pub struct ObserverRequests {
-    requests: Sender<Loan>,
+    requests: Sender<BorrowRequest>,
     wake: Arc<OwnedFd>,
 }
 
@@ -184,7 +184,7 @@ impl ObserverRequests {
     pub fn call<T>(&self, function: impl FnOnce(&mut Observer) -> T) -> Option<T> {
         let (to, received) = mpsc::sync_channel(1);
         let (give_back, back) = mpsc::sync_channel(1);
-        self.requests.send(Loan { to, back }).ok()?;
+        self.requests.send(BorrowRequest { to, back }).ok()?;
         wake(&self.wake);
         let mut observer = received.recv().ok()?;
         let result = function(&mut observer);
@@ -194,7 +194,7 @@ impl ObserverRequests {
     }
 }
 
-impl Loan {
+impl BorrowRequest {
     /// Lends the observer and waits for its return; `None` if the borrower panicked.
     fn lend(self, observer: Observer) -> Option<Observer> {
         match self.to.send(observer) {
@@ -210,10 +210,10 @@ fn wake(descriptor: &OwnedFd) {
 }
 
 /// The rounds of an observer.
-struct Rounds {
+struct RoundLoop {
     interval: Duration,
     published: Arc<Published>,
-    requests: Receiver<Loan>,
+    requests: Receiver<BorrowRequest>,
     wake: Arc<OwnedFd>,
     stop: Arc<AtomicBool>,
     /// Readable when processes, files or costs need attention.
@@ -221,7 +221,7 @@ struct Rounds {
 }
 
 /// When each kind of work is due.
-struct Due {
+struct DueTimes {
     read: Instant,
     govern: Instant,
     alarm: Instant,
@@ -229,20 +229,20 @@ struct Due {
     gpus: Instant,
 }
 
-impl Due {
+impl DueTimes {
     fn new(interval: Duration) -> Self {
         let now = Instant::now();
         Self {
             read: now + interval,
-            govern: now + GOVERN,
+            govern: now + GOVERN_INTERVAL,
             alarm: now,
-            scan: now + SCAN,
-            gpus: now + GPUS,
+            scan: now + SCAN_INTERVAL,
+            gpus: now + GPU_INTERVAL,
         }
     }
 }
 
-impl Rounds {
+impl RoundLoop {
     fn run(self, observer: Observer) -> Result<Observer, ObserveError> {
         child_task::end_waits_on(Arc::clone(&self.stop));
         let result = self.observe(observer);
@@ -252,7 +252,7 @@ impl Rounds {
     }
 
     fn observe(&self, mut observer: Observer) -> Result<Observer, ObserveError> {
-        let mut due = Due::new(self.interval);
+        let mut due = DueTimes::new(self.interval);
         while !self.stop.load(Ordering::Relaxed) {
             let turn = observer.next_window_change();
             let until = due.read.min(due.govern);
@@ -264,7 +264,7 @@ impl Rounds {
             if observer.take_alarm() && Instant::now() >= due.alarm {
                 due.read = Instant::now();
                 due.govern = due.read;
-                due.alarm = due.read + ALARM;
+                due.alarm = due.read + MIN_ALARM_INTERVAL;
             }
             self.do_what_is_due(&mut observer, &mut due)?;
             detach(observer.open_or_close_window());
@@ -273,13 +273,17 @@ impl Rounds {
         Ok(observer)
     }
 
-    fn do_what_is_due(&self, observer: &mut Observer, due: &mut Due) -> Result<(), ObserveError> {
+    fn do_what_is_due(
+        &self,
+        observer: &mut Observer,
+        due: &mut DueTimes,
+    ) -> Result<(), ObserveError> {
         let is_due = |time: Instant| Instant::now() >= time;
         if is_due(due.read) || is_due(due.govern) {
             observer.read()?;
             if is_due(due.govern) {
                 observer.govern();
-                due.govern = Instant::now() + GOVERN;
+                due.govern = Instant::now() + GOVERN_INTERVAL;
                 observer.refresh_identities();
             }
             self.published.publish(observer);
@@ -287,11 +291,11 @@ impl Rounds {
         }
         if is_due(due.gpus) {
             observer.refresh_gpus();
-            due.gpus = Instant::now() + GPUS;
+            due.gpus = Instant::now() + GPU_INTERVAL;
         }
         if is_due(due.scan) {
             observer.scan()?;
-            due.scan = Instant::now() + SCAN;
+            due.scan = Instant::now() + SCAN_INTERVAL;
         }
         Ok(())
     }

@@ -26,9 +26,9 @@ pub enum TraceItem {
     Process(TracedProcess),
     /// An event of a thread.
     Event(TracedEvent),
-    /// What is observed changed.
+    /// Probes, a sampling window or a rest of a process changed what is observed.
     Coverage {
-        /// When, in nanoseconds of CLOCK_MONOTONIC.
+        /// Time of the change, in nanoseconds of CLOCK_MONOTONIC.
         at_ns: u64,
         /// What changed.
         change: CoverageChange,
@@ -49,7 +49,7 @@ pub struct TracedProcess {
     pub handle: u32,
     /// Its pid.
     pub pid: u32,
-    /// Whether it was forked to load data.
+    /// Whether the process was forked to load data.
     pub is_loader: bool,
     /// Handle of the process that it loads data for, or 0.
     pub trainer: u32,
@@ -58,7 +58,7 @@ pub struct TracedProcess {
 /// An event of a thread, and its phase after the event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TracedEvent {
-    /// When, in nanoseconds of CLOCK_MONOTONIC.
+    /// Time of the event, in nanoseconds of CLOCK_MONOTONIC.
     pub at_ns: u64,
     /// The thread.
     pub tid: u32,
@@ -82,7 +82,7 @@ pub struct TracedEvent {
     pub delay_ns: u16,
 }
 
-/// A change of what is observed.
+/// Probes were detached or attached, a sampling window opened or closed, or a process was rested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoverageChange {
     /// All probes were detached, or attached again.

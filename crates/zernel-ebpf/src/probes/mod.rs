@@ -149,7 +149,7 @@ use gpu_mem::ProcessGpus;
 
 /// Userspace state of a probe for one process.
 pub(crate) trait ProbeState: Sized + 'static {
-    /// Its counters that are exported as they are.
+    /// Counters of the probe that are exported as they are.
     const COUNTERS: &'static [ProcessCounter<Self>] = &[];
 
     /// Its part of a snapshot.
@@ -158,7 +158,7 @@ pub(crate) trait ProbeState: Sized + 'static {
     /// Drops the state of resources that the process has released by exiting.
     fn exit(&mut self) {}
 
-    /// Its part of a snapshot of `process`.
+    /// The probe's part of a snapshot of `process`.
     fn snapshot(&self, process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Self::Snapshot;
 }
 
@@ -465,7 +465,7 @@ impl ProbedFunction {
         self.enter == Some(ThreadEvent::BackwardBegin)
     }
 
-    /// Its row in the kernel's table of functions.
+    /// The function's row in the kernel's table of functions.
     pub(crate) fn raw(&self, sampled: bool) -> layout::Symbol {
         const NONE: u8 = layout::NONE as u8;
         let event =

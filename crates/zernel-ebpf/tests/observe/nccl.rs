@@ -207,7 +207,7 @@ fn split_later(driver: &Driver, communicator: u64, color: i32, place: &AtomicU64
     place.load(Ordering::Acquire)
 }
 
-/// Makes parts of a communicator that are stored only after the call, and uses the first once, the second twice.
+/// Splits a communicator in calls that store the new handles only later, uses the first new one once and the second twice.
 fn late_parts(driver: &Driver, _rounds: u64) {
     driver.open();
     let nccl = driver.nccl();

@@ -9,9 +9,9 @@ use super::{CLASSES, KUBELETS, PODS, Tenant, is_slurm_root, is_slurm_scope};
 /// A cgroup below which cgroups of tenants are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantParent {
-    /// Its path below the root of the hierarchy.
+    /// Path of the cgroup below the root of the hierarchy.
     pub path: PathBuf,
-    /// Its inode, which is the kernel's id of it.
+    /// Inode of the cgroup, which is the kernel's id of it.
     pub id: u64,
     /// How many levels below it a tenant's cgroup is.
     pub levels: u32,

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::deterministic::{Determinism, Digest};
 use crate::guest::{self, Progress};
 use crate::qemu::{self, Programs, Qemu};
 
-use super::{Accelerator, CommandOutcome, CommandStatus, Remains, VmError};
+use super::{Accelerator, CommandOutcome, CommandStatus, Remains, VmError, VmSpec};
 
 /// How often the guest's progress is looked at.
 const POLL: Duration = Duration::from_millis(10);
@@ -53,7 +53,7 @@ impl Attempt {
         arguments: &[OsString],
         folder: &RunFolder,
         limits: Limits,
-        interrupt: &AtomicBool,
+        spec: &VmSpec,
     ) -> Result<Self, VmError> {
         folder.clear_outputs()?;
         let here = |source| VmError::File {
@@ -61,7 +61,13 @@ impl Attempt {
             source,
         };
         let start = Instant::now();
-        let mut qemu = Qemu::start(programs, arguments, folder.folder()).map_err(here)?;
+        let mut qemu = Qemu::start(
+            programs,
+            arguments,
+            folder.folder(),
+            spec.deterministic.is_some(),
+        )
+        .map_err(here)?;
         let mut boot_time = None;
         loop {
             // Checked before the files are read, because QEMU writes nothing after its exit.
@@ -76,7 +82,7 @@ impl Attempt {
                 (Progress::VirtualLimitReached, _) => Some(Ending::VirtualLimitReached),
                 (_, Some(status)) => Some(Ending::QemuExited(status)),
                 _ if qemu::kvm_gave_up(&folder.text(qemu::LOG)?) => Some(Ending::KvmGaveUp),
-                _ if interrupt.load(Ordering::Relaxed) => Some(Ending::Interrupted),
+                _ if spec.interrupt.load(Ordering::Relaxed) => Some(Ending::Interrupted),
                 _ => overdue(total_time, boot_time, limits),
             };
             if let Some(ending) = ending {

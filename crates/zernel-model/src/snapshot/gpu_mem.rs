@@ -61,7 +61,7 @@ impl DeviceMemory {
         gpu_label(self.gpu_id)
     }
 
-    /// The same figures as the aggregation has them.
+    /// The memory figures in the form of the aggregated metrics.
     #[must_use]
     pub fn metrics(&self) -> GpuMemMetrics {
         GpuMemMetrics {

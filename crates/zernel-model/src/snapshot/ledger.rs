@@ -29,7 +29,7 @@ pub struct Ledger {
 pub struct LibraryFile {
     /// Number that identifies the file within a snapshot.
     pub number: u64,
-    /// Its path, as its users know it.
+    /// Path of the file, as the processes that map it see it.
     pub path: PathBuf,
     /// Name of the library without its version.
     pub kind: &'static str,
@@ -57,7 +57,7 @@ pub enum AttachState {
     Attached,
     /// In sampling windows.
     Sampled,
-    /// Not at all, for this reason.
+    /// Not probed, for this reason.
     NotAttached(Arc<str>),
 }
 
@@ -90,25 +90,25 @@ pub struct RefusedFile {
 /// The kind of reason why no probe can be attached to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RefusalCause {
-    /// Its name is not that of a known library.
+    /// The file's name is not that of a known library.
     UnknownName,
     /// It cannot be read.
     Unreadable,
     /// It is a directory, a pipe or a device.
     NotAFile,
-    /// Its content is not that of a library.
+    /// The file's content is not that of a library.
     NotALibrary,
     /// It exceeds a limit on what is read of a library.
     OverLimit,
     /// It was written to while it was read.
     Changed,
-    /// Its file system does not answer.
+    /// The file system of the file does not answer.
     NoAnswer,
     /// No process could be started to read it.
     NoProcess,
     /// A daemon died while it read the file.
     Quarantined,
-    /// Its tenant has too many files.
+    /// The tenant of the file has too many files.
     TooManyFiles,
 }
 

@@ -53,13 +53,13 @@ pub type SharedHistogram = Arc<LatencyHistogram>;
 /// The processes that a reader may see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// All of them, and the machine.
+    /// All processes, and the machine.
     All,
-    /// Those of the user with this id.
+    /// The processes of the user with this id.
     User(u32),
     /// Those of a Kubernetes pod.
     Pod(PodUid),
-    /// None of them: only figures of the machine and of the observer, and sums over all processes. Nothing in this
+    /// No process: only figures of the machine and of the observer, and sums over all processes. Nothing in this
     /// scope names a process, user, cgroup or job.
     Machine,
 }

@@ -23,11 +23,11 @@ pub struct ProcessSnapshot {
     pub start_ns: u64,
     /// Its identity; `None` if it exited before it was read.
     pub identity: Option<Identity>,
-    /// Whether it trains or loads data.
+    /// Whether the process trains or loads data.
     pub role: Role,
     /// Pid of the trainer that it loads data for.
     pub loads_for: Option<u32>,
-    /// Whether it was observed from its first CUDA call on.
+    /// Whether the process was observed from its first CUDA call on.
     pub complete: bool,
     /// If not, since when.
     pub since_seconds_ago: Option<f64>,
@@ -135,13 +135,13 @@ pub struct ObservingCost {
 }
 
 impl ProcessSnapshot {
-    /// Whether it runs and is not a loader.
+    /// Whether the process runs and is not a loader.
     #[must_use]
     pub fn is_trainer(&self) -> bool {
         self.role == Role::Trainer && self.ended_seconds_ago.is_none()
     }
 
-    /// Whether it is a running trainer that has a rank or calls NCCL.
+    /// Whether the process is a running trainer that has a rank or calls NCCL.
     #[must_use]
     pub fn is_rank(&self) -> bool {
         let calls_nccl = self.calls.keys().any(|name| name.starts_with("nccl"));

@@ -239,10 +239,10 @@ fn an_equally_frequent_mark_replaces_a_lost_boundary() {
             if is_amid {
                 // Neither kind of mark ends this step.
                 run.make_gradients(accumulated, 1);
-                run.detector.distrust(&[Mark::Optimizer]);
+                run.detector.ignore_marks(&[Mark::Optimizer]);
                 run.update(1);
             }
-            run.detector.distrust(&[Mark::Optimizer]);
+            run.detector.ignore_marks(&[Mark::Optimizer]);
             for _ in 0..50 {
                 run.torch_step(accumulated, 1);
                 run.collect_new_steps();
@@ -363,7 +363,7 @@ fn a_substitute_boundary_is_kept() {
     let mut run = TrainingLoop::new();
     (0..1000).for_each(|_| step(&mut run));
     let restarts = run.detector.restarts();
-    run.detector.distrust(&[Mark::Optimizer, Mark::CopyOut]);
+    run.detector.ignore_marks(&[Mark::Optimizer, Mark::CopyOut]);
     (0..1000).for_each(|_| step(&mut run));
     assert_eq!(run.detector.boundary(), Some(Mark::Wait));
     assert_eq!(
@@ -386,7 +386,7 @@ fn a_mark_not_seen_recently_is_no_substitute() {
     let mut run = TrainingLoop::new();
     (0..10).for_each(|_| run.mark(Mark::CopyOut, 1, MS));
     (0..100).for_each(|_| step(&mut run));
-    run.detector.distrust(&[Mark::Optimizer]);
+    run.detector.ignore_marks(&[Mark::Optimizer]);
     assert_eq!(run.detector.boundary(), Some(Mark::Backward));
 }
 
@@ -414,7 +414,7 @@ fn without_a_substitute_the_count_restarts() {
     let mut run = TrainingLoop::new();
     (0..40).for_each(|_| accumulate(&mut run));
     let restarts = run.detector.restarts();
-    run.detector.distrust(&[Mark::Optimizer]);
+    run.detector.ignore_marks(&[Mark::Optimizer]);
     assert_eq!(run.detector.boundary(), None);
     assert_eq!(
         (run.detector.count(), run.detector.restarts()),

@@ -8,7 +8,7 @@ use crate::task_state::WorkloadPhase;
 pub(super) enum Activity {
     Idle,
     Loading,
-    /// Without a GPU: its block for data is over. Nothing shows when it has its batch.
+    /// Without a GPU: its block for data is over. No event shows when the thread has its batch.
     Receiving,
     /// It launched, copied or synced last.
     Computing,

@@ -37,7 +37,7 @@ pub enum ThreadEvent {
     OptimizerBegin,
     /// Begins to clear gradients.
     ZeroGradients,
-    /// Its calls are not observed from now on.
+    /// The calls of the thread are not observed from now on.
     NotObserved,
     /// Left its CPU and is still runnable.
     Preempt,

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use zernel_phase::steps::Step;
 
 use super::markup::{Coordinate, percent, seconds, share, tick_time, time};
-use super::plot::{Drawing, LEFT, RIGHT, TimeAxis, ValueAxis};
+use super::plot::{AXIS_LEFT, AXIS_RIGHT, Drawing, TimeAxis, ValueAxis};
 use crate::phases::Phases;
 use crate::process::ProcessReport;
 use crate::record::Sample;
@@ -56,25 +56,25 @@ impl Detail {
 
 /// A bar of phases for each rank.
 pub(crate) fn bars(id: &str, ranks: &[ProcessReport]) -> String {
-    const ROW: f64 = 38.0;
-    const BAR: f64 = 28.0;
+    const ROW_HEIGHT: f64 = 38.0;
+    const BAR_HEIGHT: f64 = 28.0;
     let summaries: Vec<String> = ranks.iter().map(phase_summary).collect();
-    let height = ROW * ranks.len() as f64;
+    let height = ROW_HEIGHT * ranks.len() as f64;
     let mut drawing = Drawing::new(id, height, "Phases of each rank", &summaries.join(". "));
     for (row, rank) in ranks.iter().enumerate() {
-        let y = ROW * row as f64 + (ROW - BAR) / 2.0;
-        let middle = y + BAR / 2.0 + 4.5;
-        drawing.text((LEFT - 10.0, middle), "end", "name", &rank_name(rank));
+        let y = ROW_HEIGHT * row as f64 + (ROW_HEIGHT - BAR_HEIGHT) / 2.0;
+        let middle = y + BAR_HEIGHT / 2.0 + 4.5;
+        drawing.text((AXIS_LEFT - 10.0, middle), "end", "name", &rank_name(rank));
         let times = rank.training_times();
         let total = times.phases.total();
-        let mut x = LEFT;
+        let mut x = AXIS_LEFT;
         for (index, (_, spent)) in times.phases.by_name().into_iter().enumerate() {
-            let width = share(spent, total) * (RIGHT - LEFT);
+            let width = share(spent, total) * (AXIS_RIGHT - AXIS_LEFT);
             let (phase, letter) = PHASES[index];
             let part = percent(share(spent, total));
             let tooltip = format!("{}: {phase} {}, {part}", rank_name(rank), seconds(spent));
             if width > 0.05 {
-                drawing.rect((x, y), (width, BAR), &format!("p{index}"), &tooltip);
+                drawing.rect((x, y), (width, BAR_HEIGHT), &format!("p{index}"), &tooltip);
             }
             let labels = [
                 format!("{phase} {} · {part}", seconds(spent)),
@@ -88,7 +88,7 @@ pub(crate) fn bars(id: &str, ranks: &[ProcessReport]) -> String {
             x += width;
         }
         drawing.text(
-            (RIGHT + 10.0, middle),
+            (AXIS_RIGHT + 10.0, middle),
             "start",
             "tick",
             &seconds(times.wall_seconds),
@@ -216,7 +216,7 @@ fn letters(drawing: &mut Drawing, rank: &ProcessReport, y: impl Fn(f64) -> f64) 
         if share >= 0.1 {
             let middle = y(below + share / 2.0) + 4.0;
             drawing.text(
-                (RIGHT + 8.0, middle),
+                (AXIS_RIGHT + 8.0, middle),
                 "start",
                 "tick",
                 &format!("{letter} {}", percent(share)),
@@ -231,8 +231,8 @@ fn thinned(points: &[(f64, f64)], intervals: usize) -> Vec<(f64, f64)> {
     if points.len() <= 2 * intervals {
         return points.to_vec();
     }
-    let width = (RIGHT - LEFT) / intervals as f64;
-    let interval = |x: f64| ((x - LEFT) / width) as usize;
+    let width = (AXIS_RIGHT - AXIS_LEFT) / intervals as f64;
+    let interval = |x: f64| ((x - AXIS_LEFT) / width) as usize;
     let chunks = points.chunk_by(|a, b| interval(a.0) == interval(b.0));
     let extremes = chunks.flat_map(|chunk| {
         let by_value = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
@@ -314,8 +314,8 @@ fn step_axis(durations: &[f64], is_log: bool) -> Option<ValueAxis> {
 
 /// A horizontal line with its label on the left.
 fn grid_line(drawing: &mut Drawing, y: f64, label: &str) {
-    drawing.line((LEFT, y), (RIGHT, y), "grid");
-    drawing.text((LEFT - 8.0, y + 4.0), "end", "tick", label);
+    drawing.line((AXIS_LEFT, y), (AXIS_RIGHT, y), "grid");
+    drawing.text((AXIS_LEFT - 8.0, y + 4.0), "end", "tick", label);
 }
 
 /// Lines for the median and the 99th percentile, with labels that do not overlap.
@@ -327,9 +327,9 @@ fn quantile_lines(drawing: &mut Drawing, steps: &StepReport, values: &ValueAxis)
         ("p99", steps.p99_seconds, p99, p99.min(median - 14.0) + 4.0),
     ];
     for (label, seconds, y, label_y) in lines {
-        drawing.line((LEFT, y), (RIGHT, y), label);
+        drawing.line((AXIS_LEFT, y), (AXIS_RIGHT, y), label);
         let text = format!("{label} {}", time(seconds));
-        drawing.text((RIGHT + 8.0, label_y), "start", "tick", &text);
+        drawing.text((AXIS_RIGHT + 8.0, label_y), "start", "tick", &text);
     }
 }
 
@@ -369,7 +369,7 @@ fn interruptions(drawing: &mut Drawing, steps: &StepReport, axis: &TimeAxis, val
         } else {
             left
         })
-        .min(RIGHT - width);
+        .min(AXIS_RIGHT - width);
         let has_room =
             |line: &Vec<(f64, f64)>| line.iter().all(|(from, to)| x + width <= *from || x >= *to);
         if let Some(line) = lines.iter().position(has_room) {
@@ -419,7 +419,7 @@ pub(crate) fn memory(
         grid_line(&mut drawing, values.y(tick), &bytes(tick as u64));
     }
     let points = thinned(&points, detail.columns / 2);
-    let begin = Coordinate(points.first().map_or(LEFT, |first| first.0));
+    let begin = Coordinate(points.first().map_or(AXIS_LEFT, |first| first.0));
     let mut path = format!("M{begin} {BOTTOM}");
     for (x, bytes) in &points {
         let _ = write!(path, "H{}V{}", Coordinate(*x), Coordinate(values.y(*bytes)));
@@ -427,9 +427,9 @@ pub(crate) fn memory(
     drawing.path(&format!("{path}V78Z"), "memory");
     if peak > 0.0 {
         let y = values.y(peak);
-        drawing.line((LEFT, y), (RIGHT, y), "p99");
+        drawing.line((AXIS_LEFT, y), (AXIS_RIGHT, y), "p99");
         let words = format!("peak {}", bytes(rank.gpu_memory_peak_bytes));
-        drawing.text((RIGHT + 8.0, y + 4.0), "start", "tick", &words);
+        drawing.text((AXIS_RIGHT + 8.0, y + 4.0), "start", "tick", &words);
     }
     drawing.time_axis(axis, BOTTOM);
     Some(drawing.finish())
@@ -444,7 +444,7 @@ mod tests {
     fn thinning_keeps_the_extremes() {
         let points: Vec<(f64, f64)> = (0..10_000)
             .map(|number| {
-                let x = LEFT + (RIGHT - LEFT) * f64::from(number) / 10_000.0;
+                let x = AXIS_LEFT + (AXIS_RIGHT - AXIS_LEFT) * f64::from(number) / 10_000.0;
                 let value = match number {
                     1234 => 99.0,
                     4321 => 0.0,

@@ -5,11 +5,11 @@ use std::fmt::Display;
 use super::markup::{Coordinate, Escaped, push};
 
 /// Width of every drawing in its own units. The page scales it.
-pub(crate) const WIDTH: f64 = 960.0;
+pub(crate) const PLOT_WIDTH: f64 = 960.0;
 /// Where the axis begins, right of the names.
-pub(crate) const LEFT: f64 = 96.0;
+pub(crate) const AXIS_LEFT: f64 = 96.0;
 /// Where the axis ends.
-pub(crate) const RIGHT: f64 = WIDTH - 108.0;
+pub(crate) const AXIS_RIGHT: f64 = PLOT_WIDTH - 108.0;
 
 /// An SVG drawing.
 pub(crate) struct Drawing {
@@ -20,7 +20,7 @@ impl Drawing {
     /// An empty drawing with a name and a description for screen readers. `id` must be unique on the page.
     pub(crate) fn new(id: &str, height: f64, name: &str, description: &str) -> Self {
         let markup = format!(
-            "<div class=\"scroll\"><svg role=\"img\" viewBox=\"0 0 {WIDTH} {}\" \
+            "<div class=\"scroll\"><svg role=\"img\" viewBox=\"0 0 {PLOT_WIDTH} {}\" \
              aria-labelledby=\"{id}-name {id}-text\"><title id=\"{id}-name\">{}</title>\
              <desc id=\"{id}-text\">{}</desc>\n",
             Coordinate(height),
@@ -87,7 +87,7 @@ impl Drawing {
 
     /// A time axis below a plot.
     pub(crate) fn time_axis(&mut self, axis: &TimeAxis, y: f64) {
-        self.line((LEFT, y), (RIGHT, y), "axis");
+        self.line((AXIS_LEFT, y), (AXIS_RIGHT, y), "axis");
         for (seconds, label) in axis.ticks() {
             let x = axis.x(seconds);
             self.line((x, y), (x, y + 4.0), "axis");
@@ -116,7 +116,7 @@ impl TimeAxis {
 
     pub(crate) fn x(&self, seconds: f64) -> f64 {
         let share = super::markup::share(seconds, self.length());
-        LEFT + share * (RIGHT - LEFT)
+        AXIS_LEFT + share * (AXIS_RIGHT - AXIS_LEFT)
     }
 
     pub(crate) fn x_at(&self, at_ns: u64) -> f64 {
@@ -139,13 +139,13 @@ impl TimeAxis {
 
 /// The smallest round time step that is at least `least`.
 fn time_step(least: f64) -> f64 {
-    const ROUND: [f64; 10] = [
+    const ROUND_STEPS: [f64; 10] = [
         15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0,
     ];
     if least <= 10.0 {
         return round_step(least);
     }
-    let found = ROUND.into_iter().find(|step| *step >= least);
+    let found = ROUND_STEPS.into_iter().find(|step| *step >= least);
     found.unwrap_or_else(|| 3600.0 * round_step(least / 3600.0))
 }
 
@@ -260,7 +260,7 @@ mod tests {
             begin_ns: 5,
             end_ns: 5,
         };
-        assert_eq!((axis.x_at(5), axis.x_at(7)), (LEFT, LEFT));
+        assert_eq!((axis.x_at(5), axis.x_at(7)), (AXIS_LEFT, AXIS_LEFT));
         assert_eq!(axis.ticks().len(), 1);
     }
 

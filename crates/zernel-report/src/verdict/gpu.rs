@@ -1,7 +1,7 @@
 //! GPU-bound: the ranks wait for their GPUs.
 
 use super::inference::Inference;
-use super::resource::{MENTIONED, Resource, ResourceTime};
+use super::resource::{MIN_MENTIONED_SHARE, Resource, ResourceTime};
 use super::{Description, Verdict};
 use crate::times::{Part, Parts};
 
@@ -46,7 +46,7 @@ fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
 impl GpuBound {
     pub(super) fn describe(&self) -> Description {
         let (seconds, collectives, ahead) = (self.time.seconds, self.collectives, self.ahead);
-        let collectives_text = match collectives > MENTIONED * seconds {
+        let collectives_text = match collectives > MIN_MENTIONED_SHARE * seconds {
             true => format!(", of which up to {collectives:.1} s may be collectives"),
             false => String::new(),
         };

@@ -19,7 +19,7 @@ pub(super) static RESOURCE: Resource = Resource {
 };
 
 /// Warm-up from which a job may have compiled its model already, in seconds.
-const COMPILES: f64 = 5.0;
+const COMPILING_WARM_UP_SECONDS: f64 = 5.0;
 
 /// The training threads run on CPUs.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,7 +30,7 @@ pub(crate) struct HostBound {
     remedy: &'static str,
 }
 
-/// What the GPUs did while the training threads ran.
+/// How busy the GPUs were while the training threads ran.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum GpuActivity {
     /// No rank used a GPU.
@@ -57,7 +57,9 @@ fn next_steps(time: &ResourceTime, ranks: &[Parts]) -> Vec<NextStep> {
         return Vec::new();
     }
     let infers = ranks.iter().all(|rank| rank.only_infers);
-    let compiles = ranks.iter().any(|rank| rank.warm_up > COMPILES);
+    let compiles = ranks
+        .iter()
+        .any(|rank| rank.warm_up > COMPILING_WARM_UP_SECONDS);
     let graphs = match infers {
         true => "torch.compile(model, mode=\"reduce-overhead\")",
         false => "torch.cuda.make_graphed_callables(model, (sample_batch,))",

@@ -1,14 +1,14 @@
 //! Can't tell: the evidence does not point at one cause.
 
 use super::job::{Job, TotalTime};
-use super::resource::{DOMINANT, list, mentioned};
+use super::resource::{DOMINANT_SHARE, list, mentioned};
 use super::{Description, Verdict};
 use crate::times::{Parts, RankTimes};
 
 /// Seconds that the longest rank must have been observed for. Anything shorter is start-up.
-const SHORTEST: f64 = 1.0;
+const MIN_OBSERVED_SECONDS: f64 = 1.0;
 /// Largest share of unknown time that allows a verdict.
-const UNKNOWN: f64 = 0.5;
+const MAX_UNKNOWN_SHARE: f64 = 0.5;
 
 /// Why the evidence does not point at one cause.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,7 +40,7 @@ pub(crate) enum Inconclusive {
     },
 }
 
-/// Rule: there are no ranks, they ran for less than [`SHORTEST`], more than [`UNKNOWN`] of their time is unknown or was not
+/// Rule: there are no ranks, they ran for less than [`MIN_OBSERVED_SECONDS`], more than [`MAX_UNKNOWN_SHARE`] of their time is unknown or was not
 /// observed, or they have not done much more than to warm up.
 pub(super) fn too_little_evidence(job: &Job) -> Option<Verdict> {
     if job.ranks.is_empty() {
@@ -48,14 +48,14 @@ pub(super) fn too_little_evidence(job: &Job) -> Option<Verdict> {
     }
     let walls = job.ranks.iter().map(|rank| rank.wall);
     let longest_seconds = walls.fold(0.0, f64::max);
-    if longest_seconds < SHORTEST {
+    if longest_seconds < MIN_OBSERVED_SECONDS {
         let reason = Inconclusive::TooShort { longest_seconds };
         return Some(Verdict::CannotTell(reason));
     }
     let total = job.total;
     let sum = |figure: fn(&RankTimes) -> f64| job.ranks.iter().map(figure).sum::<f64>();
     let not_observed_seconds = sum(|rank| rank.not_observed);
-    if not_observed_seconds > UNKNOWN * total.wall_seconds {
+    if not_observed_seconds > MAX_UNKNOWN_SHARE * total.wall_seconds {
         return Some(Verdict::CannotTell(Inconclusive::MostlyNotObserved {
             not_observed_seconds,
             total,
@@ -74,7 +74,8 @@ pub(super) fn too_little_evidence(job: &Job) -> Option<Verdict> {
         unknown_seconds,
         total,
     };
-    (unknown_seconds > UNKNOWN * total.wall_seconds).then_some(Verdict::CannotTell(reason))
+    (unknown_seconds > MAX_UNKNOWN_SHARE * total.wall_seconds)
+        .then_some(Verdict::CannotTell(reason))
 }
 
 /// The verdict if no rule applies.
@@ -105,7 +106,7 @@ impl Inconclusive {
             Self::NotObserved => "nothing was observed".to_owned(),
             Self::NoRanks => "no training process was observed".to_owned(),
             Self::TooShort { longest_seconds } => format!(
-                "no rank was observed for longer than {longest_seconds:.2} s; a verdict needs at least {SHORTEST} s"
+                "no rank was observed for longer than {longest_seconds:.2} s; a verdict needs at least {MIN_OBSERVED_SECONDS} s"
             ),
             Self::MostlyUnknown {
                 unknown_seconds,
@@ -131,7 +132,7 @@ impl Inconclusive {
             ),
             Self::NothingDominates { shares, total } => format!(
                 "no resource took {:.0} % of {:.1} s: {}",
-                100.0 * DOMINANT,
+                100.0 * DOMINANT_SHARE,
                 total.wall_seconds,
                 list(shares)
             ),

@@ -1,13 +1,13 @@
 //! Input-bound: the ranks wait for data.
 
-use super::job::{Job, WASTE};
+use super::job::{BOUNDING_WAIT_SHARE, Job};
 use super::next_step::NextStep;
 use super::resource::{Resource, ResourceTime, sum_of_part};
 use super::{Description, Verdict, cpu_limit, cpu_scheduler};
 use crate::times::{Part, Parts};
 
 /// Busy share from which loaders count as never resting. The rest is handing over requests and batches.
-const NEVER_RESTS: f64 = 0.75;
+const SATURATED_BUSY_SHARE: f64 = 0.75;
 
 pub(super) static RESOURCE: Resource = Resource {
     key: "input",
@@ -39,15 +39,15 @@ pub(crate) struct InputBound {
     remedy: &'static str,
 }
 
-/// Rule: the loaders never rest, and the ranks wait for them for [`WASTE`] of the time. Loaders work in parallel to the
+/// Rule: the loaders never rest, and the ranks wait for them for [`BOUNDING_WAIT_SHARE`] of the time. Loaders work in parallel to the
 /// steps, so a faster step does not make such a job faster. The loaders may lack CPUs; then the CPU scheduler bounds it.
 pub(super) fn loaders_are_saturated(job: &Job) -> Option<Verdict> {
     let mut ranks = job.ranks.iter();
-    let never_rest = ranks.all(|rank| rank.loader_busy >= Some(NEVER_RESTS));
+    let never_rest = ranks.all(|rank| rank.loader_busy >= Some(SATURATED_BUSY_SHARE));
     let parts = &job.parts_by_cause;
     let delays: f64 = parts.iter().map(|rank| rank.data_delay).sum();
     let data_waits = RESOURCE.seconds(parts);
-    if !never_rest || data_waits + delays < WASTE * job.total.wall_seconds {
+    if !never_rest || data_waits + delays < BOUNDING_WAIT_SHARE * job.total.wall_seconds {
         return None;
     }
     let resources = [&RESOURCE, &cpu_scheduler::RESOURCE, &cpu_limit::RESOURCE];

@@ -4,7 +4,7 @@ use super::slowest::{Slowest, slowest};
 use crate::times::{Part, Parts, RankTimes};
 
 /// Share of the time that a wait must take to bound a job that nothing else can speed up.
-pub(super) const WASTE: f64 = 0.15;
+pub(super) const BOUNDING_WAIT_SHARE: f64 = 0.15;
 
 /// The job that the rules judge.
 pub(super) struct Job<'a> {

@@ -78,7 +78,7 @@ impl Verdict {
 /// Gives a verdict, if it applies to the job.
 type Rule = fn(&Job) -> Option<Verdict>;
 
-/// The rules. The first one that applies gives the verdict.
+/// The rules. The first rule that applies gives the verdict.
 const RULES: &[Rule] = &[
     inconclusive::too_little_evidence,
     straggler::one_rank_is_slow,
@@ -86,7 +86,7 @@ const RULES: &[Rule] = &[
     resource::one_resource_dominates,
 ];
 
-/// The resources. The first one counts as the largest if several take the same time.
+/// The resources. If several take the same time, the first in this list counts as the largest.
 static RESOURCES: &[&Resource] = &[
     &input::RESOURCE,
     &cpu_scheduler::RESOURCE,
@@ -119,7 +119,7 @@ pub(crate) struct Description {
     pub(crate) evidence: String,
     /// Things to try that would make the job faster.
     pub(crate) helps: Option<&'static str>,
-    /// The same in detail: at most three, each supported by what was measured.
+    /// The changes of `helps` in detail: at most three, each supported by what was measured.
     pub(crate) next_steps: Vec<NextStep>,
     /// The share of the time of all ranks that the verdict is about.
     pub(crate) share: Option<f64>,

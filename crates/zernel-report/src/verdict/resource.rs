@@ -8,9 +8,9 @@ use super::{Description, RESOURCES, Verdict};
 use crate::times::{Part, Parts};
 
 /// Share of the time that a resource must take to bound a job.
-pub(super) const DOMINANT: f64 = 0.35;
+pub(super) const DOMINANT_SHARE: f64 = 0.35;
 /// Smallest share of the time that the evidence mentions.
-pub(super) const MENTIONED: f64 = 0.05;
+pub(super) const MIN_MENTIONED_SHARE: f64 = 0.05;
 
 /// A resource that a job waits for or works with.
 pub(super) struct Resource {
@@ -78,11 +78,11 @@ pub(super) fn sum_of_part(ranks: &[Parts], part: Part) -> f64 {
     ranks.iter().map(|rank| rank.seconds_in(part)).sum()
 }
 
-/// Rule: one resource takes [`DOMINANT`] of the time. The parts follow one another, so the time of each is what it can
+/// Rule: one resource takes [`DOMINANT_SHARE`] of the time. The parts follow one another, so the time of each is what it can
 /// save.
 pub(super) fn one_resource_dominates(job: &Job) -> Option<Verdict> {
     let (resource, seconds) = by_size(job)[0];
-    (seconds >= DOMINANT * job.total.wall_seconds).then(|| resource.bounds(job))
+    (seconds >= DOMINANT_SHARE * job.total.wall_seconds).then(|| resource.bounds(job))
 }
 
 /// The resources with their seconds, largest first.
@@ -98,7 +98,7 @@ fn by_size(job: &Job) -> Vec<(&'static Resource, f64)> {
 pub(super) fn mentioned(job: &Job, except: Option<&Resource>) -> Vec<(&'static str, f64)> {
     let others = by_size(job).into_iter().filter(|(resource, seconds)| {
         let is_excepted = except.is_some_and(|except| except.key == resource.key);
-        *seconds >= MENTIONED * job.total.wall_seconds && !is_excepted
+        *seconds >= MIN_MENTIONED_SHARE * job.total.wall_seconds && !is_excepted
     });
     let named = others.map(|(resource, seconds)| (resource.time, seconds));
     named.collect()
@@ -130,7 +130,7 @@ impl ResourceTime {
         self.total.share_text(self.seconds)
     }
 
-    /// The description of the verdict that `resource` bounds the job. Its evidence gets the other resources added.
+    /// The description of the verdict that `resource` bounds the job. The evidence ends with the other resources.
     pub(super) fn describe(
         &self,
         resource: &Resource,

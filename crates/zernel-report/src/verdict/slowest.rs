@@ -6,18 +6,18 @@ use super::resource::Resource;
 use crate::times::{Part, Parts, RankTimes};
 
 /// Share of its time by which a rank must wait less than its peers to count as the slowest.
-const STANDS_OUT: f64 = 0.05;
+const MIN_SHORTER_WAIT_SHARE: f64 = 0.05;
 
 /// The rank that the others wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Slowest {
-    /// Its index in the list of ranks.
+    /// Index of the slowest rank in the list of ranks.
     pub(crate) index: usize,
-    /// How much less it waited in collectives than the rank that waited longest.
+    /// Seconds that the slowest rank waited less in collectives than the rank that waited longest.
     pub(crate) seconds: f64,
-    /// What it spent more time in than its peers on average. `None`: in nothing, or in something unknown.
+    /// The part that the slowest rank spent more time in than its peers on average. `None`: no part, or an unknown one.
     pub(crate) reason: Option<Part>,
-    /// How much more time that was. 0: its peers spent as much in everything.
+    /// Seconds that the slowest rank spent more in `reason` than its peers on average; 0 if there is no such part.
     pub(crate) more_seconds: f64,
 }
 
@@ -30,7 +30,7 @@ impl Slowest {
 }
 
 /// Finds the rank that waits least in collectives: peers that are ready wait for the one that is not. `None` if no rank
-/// waits longer by [`STANDS_OUT`] of its time.
+/// waits longer by [`MIN_SHORTER_WAIT_SHARE`] of its time.
 pub(crate) fn slowest(ranks: &[RankTimes]) -> Option<Slowest> {
     let by_wait = |a: &&(usize, f64), b: &&(usize, f64)| a.1.total_cmp(&b.1);
     let waits = ranks.iter().map(|rank| rank.communication);
@@ -38,7 +38,7 @@ pub(crate) fn slowest(ranks: &[RankTimes]) -> Option<Slowest> {
     let (index, least) = *waits.iter().min_by(by_wait)?;
     let (longest_index, most) = *waits.iter().max_by(by_wait)?;
     let seconds = most - least;
-    if seconds <= 0.0 || seconds < STANDS_OUT * ranks[longest_index].wall {
+    if seconds <= 0.0 || seconds < MIN_SHORTER_WAIT_SHARE * ranks[longest_index].wall {
         return None;
     }
     let (reason, more_seconds) = largest_excess(ranks, index)?;

@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use super::job::{Job, WASTE};
+use super::job::{BOUNDING_WAIT_SHARE, Job};
 use super::resource::Resource;
 use super::slowest::{Slowest, peers};
 use super::{Description, Verdict, input};
@@ -24,7 +24,7 @@ pub(crate) struct Straggler {
     remedy: &'static str,
 }
 
-/// Rule: the peers of one rank wait for it for [`WASTE`] of their time, and would not wait even longer for their own
+/// Rule: the peers of one rank wait for it for [`BOUNDING_WAIT_SHARE`] of their time, and would not wait even longer for their own
 /// loaders if that rank were faster.
 pub(super) fn one_rank_is_slow(job: &Job) -> Option<Verdict> {
     let slowest = job.slowest?;
@@ -48,7 +48,8 @@ pub(super) fn one_rank_is_slow(job: &Job) -> Option<Verdict> {
     let delay = peer_mean(&|_, parts| parts.seconds_in(Part::CpuDelay));
     let peer_wall_seconds = peer_mean(&|rank, _| rank.wall);
     let is_explained = slowest.more_seconds > 0.0;
-    let is_enough = gain >= WASTE * peer_wall_seconds && gain >= input.max(delay).max(hidden);
+    let is_enough =
+        gain >= BOUNDING_WAIT_SHARE * peer_wall_seconds && gain >= input.max(delay).max(hidden);
     if !is_explained || !is_enough {
         return None;
     }

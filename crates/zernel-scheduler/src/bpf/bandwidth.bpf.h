@@ -4,7 +4,8 @@
  * limited cgroup has a budget. Time that its tasks run, or those of its descendants, is taken off
  * it, and every period adds the quota. Without a budget its tasks wait in one queue, which a timer
  * looks through. Time is charged at ticks, so a cgroup may overrun; the debt is taken off the next
- * periods.
+ * periods. To the kernel's watchdog these tasks are runnable, so each of them runs now and then
+ * even without a budget.
  */
 #ifndef ZERNEL_SCHED_BANDWIDTH_H
 #define ZERNEL_SCHED_BANDWIDTH_H
@@ -14,9 +15,9 @@
 
 /* Time between two looks at the tasks that wait for a budget: a tick of most kernels. */
 #define THROTTLE_TIMER_NS 4000000ULL
-/* A debt is never larger than what the cgroup is paid in this time, so that its tasks run again
- * before the kernel's watchdog finds them. */
-#define LONGEST_THROTTLE_NS (2 * SECOND_NS)
+/* A task waits for a budget for two fifths of the watchdog's time at most. A debt is never larger
+ * than what its cgroup is paid in that time. */
+#define LONGEST_THROTTLE_NS (2 * settings.watchdog_ns / 5)
 /* The kernel's number for a cgroup without a limit is ~0; 10 years are none either. */
 #define NO_LIMIT_US (10ULL * 365 * 24 * 3600 * 1000000)
 

@@ -33,6 +33,7 @@ struct node {
 	__u64 period_ns;
 	__u64 refill_ns;
 	__s64 budget_ns;
+	__u64 owed_ns; /* see tenant.bpf.h */
 };
 
 struct {
@@ -161,6 +162,7 @@ static __u32 create_node(struct cgroup *cgroup, __u32 weight)
 	node->active = 0;
 	node->counted = 0;
 	node->quota_ns = 0;
+	node->owed_ns = 0;
 	bpf_map_update_elem(&node_of_cgroup, &id, &index, BPF_ANY);
 	if (id == settings.privileged_cgroup)
 		privileged_node = index;

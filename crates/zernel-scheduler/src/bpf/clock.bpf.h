@@ -7,6 +7,7 @@
 #ifndef ZERNEL_SCHED_CLOCK_H
 #define ZERNEL_SCHED_CLOCK_H
 
+#include "globals.bpf.h"
 #include "sched_ext.bpf.h"
 
 #define SECOND_NS 1000000000ULL
@@ -15,8 +16,8 @@
 /* A task may lag behind its clock by what the clock advances in this time: more is forgotten. */
 #define LAG_NS (SECOND_NS / 10)
 /* A task may be ahead of its clock by what the clock advances in this time. It bounds how long a
- * task of tiny weight waits; the kernel ejects a scheduler that lets a task wait for 5 s. */
-#define LEAD_NS SECOND_NS
+ * task of tiny weight waits, because the kernel's watchdog ejects a scheduler that lets one wait. */
+#define LEAD_NS (settings.watchdog_ns / 5)
 
 struct clock {
 	__u64 now;

@@ -57,7 +57,11 @@ static void promise_kept(struct clock *clock, __u64 now_ns)
 /* Nobody loses anything while no ordinary task waits. */
 static void note_waiting(__u64 now_ns)
 {
-	if (ordinary_waits())
+	bool waits = ordinary_waits();
+
+	if (others_wait != waits)
+		others_wait = waits;
+	if (waits)
 		return;
 	if (ordinary_cpus > 0)
 		shared_clock.promised_up_to_ns = now_ns;

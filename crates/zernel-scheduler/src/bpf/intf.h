@@ -43,6 +43,7 @@ struct settings {
 	__u32 may_privilege; /* tasks are privileged, or may become so while the scheduler runs */
 	__u32 privileged_process; /* its pid; 0: none */
 	__u32 policies; /* enum policy_part */
+	__u64 watchdog_ns; /* the kernel ejects a scheduler that lets a task wait for this long */
 	__u32 cpus; /* numbers of possible CPUs are below this */
 	__u32 llcs;
 	__u8 llc_of_cpu[MAX_CPUS];

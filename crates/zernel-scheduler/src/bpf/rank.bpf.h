@@ -17,24 +17,11 @@
 
 static bool is_privileged(const struct task *task)
 {
-	__u32 index = task->node, level;
-	struct node *node;
-
 	if (settings.privilege == PRIVILEGE_ALL)
 		return true;
 	if (settings.privilege == PRIVILEGE_TREE)
 		return task->in_tree;
-	if (settings.privilege != PRIVILEGE_CGROUP)
-		return false;
-	for (level = 0; level < MAX_DEPTH && index != ROOT; level++) {
-		if (index == privileged_node)
-			return true;
-		node = node_at(index);
-		if (!node)
-			return false;
-		index = node->parent;
-	}
-	return false;
+	return settings.privilege == PRIVILEGE_CGROUP && is_below_privileged(task->node);
 }
 
 static enum rank rank_of_class(__u64 class_word)

@@ -8,6 +8,7 @@
 #include "clock.bpf.h"
 #include "globals.bpf.h"
 #include "statistics.bpf.h"
+#include "tenant.bpf.h"
 
 /* In place of the number of a CPU: a task's virtual time belongs to the shared clock. */
 #define SHARED_CLOCK (~0U)
@@ -68,6 +69,8 @@ static struct cpu cpus[MAX_CPUS];
 static struct clock shared_clock;
 /* CPUs that run an ordinary task, while tasks are privileged. */
 static __s64 ordinary_cpus;
+/* Whether an ordinary task waits, and so loses what a task that goes first takes beyond its share. */
+static bool others_wait;
 /* The CPU to look at next for a task to preempt. */
 static __u32 next_candidate;
 
@@ -115,6 +118,13 @@ static __u64 virtual_time(__u64 ns, __u64 weight)
 	return ns * ((__u64)DEFAULT_WEIGHT << WEIGHT_SHIFT) / weight;
 }
 
+/* The time in which a task of an effective weight advances by `vtime`. */
+static __u64 real_time(__u64 vtime, __u64 weight)
+{
+	/* Half of the shift now, half later: the product would overflow. */
+	return vtime * (weight >> WEIGHT_SHIFT / 2) / ((__u64)DEFAULT_WEIGHT << WEIGHT_SHIFT / 2);
+}
+
 /* Counts a task as runnable with this weight; 0: as sleeping. */
 static void count_task(struct task *task, __u32 weight)
 {
@@ -125,6 +135,26 @@ static void count_task(struct task *task, __u32 weight)
 		add_active(task->node, difference);
 }
 
+/* Advances the virtual time of a task that ran. The guarantee bounds what a task takes that goes
+ * first, so it need not wait for it afterwards: its tenant owes it. */
+static void advance(struct task_struct *p, const struct task *task, __u64 used_ns)
+{
+	const struct clock *clock = clock_of(task);
+	bool is_shared = clock == &shared_clock;
+	__u64 weight = weight_of(task);
+	__s64 beyond;
+
+	if (!task->rank && is_shared && settings.privilege != PRIVILEGE_NOBODY)
+		used_ns += pay(task->node, clock, used_ns);
+	set_vtime(p, p->scx.dsq_vtime + virtual_time(used_ns, weight));
+	beyond = p->scx.dsq_vtime - clock->now;
+	if (!task->rank || beyond <= 0)
+		return;
+	set_vtime(p, clock->now);
+	if (is_shared && others_wait)
+		owe(task->node, real_time(beyond, weight));
+}
+
 /* Charges the running task for the time since it was last charged. */
 static void charge(struct task_struct *p, struct task *task, __u64 now_ns)
 {
@@ -133,11 +163,7 @@ static void charge(struct task_struct *p, struct task *task, __u64 now_ns)
 	if ((__s64)used_ns <= 0)
 		return;
 	task->charged_ns = now_ns;
-	set_vtime(p, p->scx.dsq_vtime + virtual_time(used_ns, weight_of(task)));
-	/* The guarantee bounds what a task takes that goes first, so it need not wait for it
-	 * afterwards. */
-	if (task->rank && is_before(clock_of(task)->now, p->scx.dsq_vtime))
-		set_vtime(p, clock_of(task)->now);
+	advance(p, task, used_ns);
 	charge_limits(task->node, used_ns);
 	count_time(task->class, used_ns);
 }

@@ -24,6 +24,11 @@ static struct throttle_timer *throttle_timer(void)
 	return bpf_map_lookup_elem(&throttle_timers, &first);
 }
 
+static bool must_wait(const struct task *task, __u64 now_ns)
+{
+	return is_throttled(task->node, now_ns) && now_ns - task->runnable_ns < LONGEST_THROTTLE_NS;
+}
+
 static void release_throttled(__u64 now_ns)
 {
 	struct bpf_iter_scx_dsq it;
@@ -34,7 +39,7 @@ static void release_throttled(__u64 now_ns)
 	if (!bpf_iter_scx_dsq_new(&it, THROTTLED_QUEUE, 0)) {
 		while ((p = bpf_iter_scx_dsq_next(&it))) {
 			task = task_of(p);
-			if (!task || is_throttled(task->node, now_ns))
+			if (!task || must_wait(task, now_ns))
 				continue;
 			cpu = scx_bpf_task_cpu(p);
 			if (scx_bpf_dsq_move_vtime(&it, p, queue_of(task, cpu), 0))

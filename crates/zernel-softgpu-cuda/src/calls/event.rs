@@ -81,7 +81,7 @@ impl Event {
         }
     }
 
-    /// When it happened, for time measurement.
+    /// When the event happened, for time measurement.
     fn time(&self) -> Result<u64, CudaError> {
         if self.flags & DISABLE_TIMING != 0 {
             return Err(INVALID_HANDLE);

@@ -143,7 +143,7 @@ exports! { "cuda" =>
     fn cuMemHostGetFlags(_call, flags: Out<u32>, address: u64) -> Outcome {
         current()?;
         MEMORY.find(address).filter(|range| range.kind == MemoryKind::Host).ok_or(INVALID_VALUE)?;
-        // All of it is portable and mapped for the device.
+        // All host memory is portable and mapped for the device.
         Ok(flags.set(3)?)
     }
 

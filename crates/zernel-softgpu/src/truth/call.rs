@@ -33,7 +33,7 @@ pub struct Call {
     pub bytes: u64,
     /// The stream it names, as the caller spelled it.
     pub stream: u64,
-    /// What it is about: the address allocated or freed, the function launched, the event, the graph, the
+    /// The object of the call: the address allocated or freed, the function launched, the event, the graph, the
     /// communicator; for making a communicator the first eight bytes of its unique id.
     pub object: u64,
     /// Whether stream 0 means the calling thread's own default stream.

@@ -56,7 +56,7 @@ pub(super) const EVENTS_PER_BLOCK: usize =
 pub(super) const EVENT_CALL: u64 = 1;
 pub(super) const EVENT_DEVICE: u64 = 2;
 
-/// What identifies a return entry; never zero.
+/// The key of a return entry, from its symbol and result; never zero.
 pub(super) fn return_key(symbol: usize, result: i32) -> u64 {
     (symbol as u64 + 1) << 32 | u64::from(result.cast_unsigned())
 }

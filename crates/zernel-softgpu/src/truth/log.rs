@@ -74,7 +74,8 @@ fn log(library: &str) -> Option<&'static Log> {
     if let Some(log) = current() {
         return Some(log);
     }
-    let own = Log::create(directory, library).unwrap_or_else(|error| give_up(directory, &error));
+    let own = Log::create(directory, library)
+        .unwrap_or_else(|error| abort_without_log(directory, &error));
     let path = own.path.clone();
     let own = Box::into_raw(Box::new(own));
     if LOG
@@ -88,7 +89,7 @@ fn log(library: &str) -> Option<&'static Log> {
 }
 
 /// Ends the process: without the requested truth log every comparison would be wrong.
-fn give_up(directory: &Path, error: &io::Error) -> ! {
+fn abort_without_log(directory: &Path, error: &io::Error) -> ! {
     eprintln!(
         "softgpu: cannot write the truth log in {} ({} is set): {error}",
         directory.display(),
@@ -134,7 +135,7 @@ impl Log {
             .file
             .set_len((growth.end + bytes) as u64)
             .and_then(|()| sys::map_words(&self.file, growth.end as u64, bytes));
-        let block = block.unwrap_or_else(|error| give_up(&self.path, &error));
+        let block = block.unwrap_or_else(|error| abort_without_log(&self.path, &error));
         growth.end += bytes;
         block[BLOCK_TID].store(u64::from(process::thread_id()), Relaxed);
         block[BLOCK_BYTES].store(bytes as u64, Relaxed);
@@ -287,9 +288,9 @@ pub struct DeviceWork {
     pub stream: u64,
     /// Bytes copied, filled or reduced.
     pub bytes: u64,
-    /// When it started on the device clock (CLOCK_MONOTONIC).
+    /// When the device work started, on the device clock (CLOCK_MONOTONIC).
     pub start: u64,
-    /// When it ended; may be in the future.
+    /// When the device work ended; may be in the future.
     pub end: u64,
 }
 

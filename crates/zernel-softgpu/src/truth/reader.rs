@@ -18,13 +18,13 @@ pub struct TruthLog {
 pub struct ProcessTruth {
     /// Its process id.
     pub pid: u32,
-    /// When it started, in clock ticks after boot, as in `/proc/PID/stat`.
+    /// When the process started, in clock ticks after boot, as in `/proc/PID/stat`.
     pub start_time: u64,
     /// `cuda` or `nccl`.
     pub library: String,
     /// How often each thread entered each function, by thread id and symbol.
     pub entered: BTreeMap<(u32, String), u64>,
-    /// What returned, by thread id, symbol and result.
+    /// Calls that returned, by thread id, symbol and result.
     pub returned: BTreeMap<(u32, String, i32), ReturnedCalls>,
     /// Every call and device work, by start; empty unless events were logged.
     pub events: Vec<Event>,
@@ -65,7 +65,7 @@ pub struct Event {
     pub bytes: u64,
     /// The stream named by the caller.
     pub stream: u64,
-    /// What it is about: the address allocated or freed, the function launched, the event, the graph, the
+    /// The object of the call: the address allocated or freed, the function launched, the event, the graph, the
     /// communicator; for making a communicator the first eight bytes of its unique id.
     pub object: u64,
     /// What it returned.

@@ -1,29 +1,26 @@
 //! Checks house rules: the dependencies between crates, the length of files and functions, that every public type of
-//! the workspace has a name of its own, that the drills of CONTRIBUTING.md still apply, and the words of all texts.
+//! the workspace has a name of its own, that the drills of CONTRIBUTING.md still apply, that documented commands
+//! and links between documents lead to something that exists, and the words of all texts.
 
 mod arrows;
+mod commands;
 mod drills;
 mod exceptions;
+mod links;
 mod sources;
 mod tokens;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
 
 use exceptions::{LONG_FILES, LONG_FUNCTIONS, SHARED_NAMES};
 use sources::sources;
+use zernel_testkit::documented::workspace;
 
 /// The most lines of a file, without its tests.
 const FILE_LINES: usize = 600;
 /// The most lines of a function.
 const FUNCTION_LINES: usize = 60;
-
-/// The folder of the workspace.
-fn workspace() -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    folder.canonicalize().expect("two folders up")
-}
 
 /// Compares offenders with the exceptions. An offender without an exception is an error, and so is an exception without
 /// an offender. `found` maps each offender to its description.

@@ -4,9 +4,9 @@ use zernel_phase::WorkloadPhase;
 
 use super::varint::{byte, read, read_signed};
 use super::{
-    COVERAGE, CoverageEntry, EVENT, EventEntry, HAS_SYMBOL, KIND_BITS, LOSS, MAGIC, NEW_DEADLINE,
-    NEW_FLAGS, NEW_PHASE, NEW_THREAD, PROCESS, ProcessEntry, SAMPLE, SampleEntry, ThreadState,
-    TraceEntry, TraceFile,
+    COVERAGE_TAG, CoverageEntry, EVENT_TAG, EventEntry, HAS_SYMBOL, KIND_BITS, LOSS_TAG, MAGIC,
+    NEW_DEADLINE, NEW_FLAGS, NEW_PHASE, NEW_THREAD, PROCESS_TAG, ProcessEntry, SAMPLE_TAG,
+    SampleEntry, ThreadState, TraceEntry, TraceFile,
 };
 
 /// Longest header line.
@@ -62,12 +62,12 @@ impl Decoder<'_> {
         let tag = byte(&mut self.rest)?;
         let parts = tag & !KIND_BITS;
         match tag & KIND_BITS {
-            EVENT => self.event(parts).map(TraceEntry::Event),
+            EVENT_TAG => self.event(parts).map(TraceEntry::Event),
             _ if parts != 0 => None,
-            PROCESS => self.process().map(TraceEntry::Process),
-            SAMPLE => self.sample().map(TraceEntry::Sample),
-            COVERAGE => self.coverage(),
-            LOSS => Some(TraceEntry::Loss {
+            PROCESS_TAG => self.process().map(TraceEntry::Process),
+            SAMPLE_TAG => self.sample().map(TraceEntry::Sample),
+            COVERAGE_TAG => self.coverage(),
+            LOSS_TAG => Some(TraceEntry::Loss {
                 at_ns: self.time()?,
                 events: read(&mut self.rest)?,
             }),

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use super::varint::{write, write_signed};
 use super::{
-    COVERAGE, CoverageEntry, EVENT, EventEntry, HAS_SYMBOL, LOSS, MAGIC, NEW_DEADLINE, NEW_FLAGS,
-    NEW_PHASE, NEW_THREAD, PROCESS, ProcessEntry, SAMPLE, SampleEntry, ThreadState, TraceEntry,
-    TraceHeader,
+    COVERAGE_TAG, CoverageEntry, EVENT_TAG, EventEntry, HAS_SYMBOL, LOSS_TAG, MAGIC, NEW_DEADLINE,
+    NEW_FLAGS, NEW_PHASE, NEW_THREAD, PROCESS_TAG, ProcessEntry, SAMPLE_TAG, SampleEntry,
+    ThreadState, TraceEntry, TraceHeader,
 };
 
 /// Encodes entries as they come.
@@ -39,7 +39,7 @@ impl TraceEncoder {
             TraceEntry::Sample(sample) => self.sample(sample),
             TraceEntry::Coverage { at_ns, coverage } => self.coverage(*at_ns, *coverage),
             TraceEntry::Loss { at_ns, events } => {
-                self.bytes.push(LOSS);
+                self.bytes.push(LOSS_TAG);
                 self.time(*at_ns);
                 write(&mut self.bytes, *events);
             }
@@ -84,7 +84,7 @@ impl TraceEncoder {
             (deadline != before.deadline, NEW_DEADLINE),
         ];
         let parts = parts.iter().filter(|(is_there, _)| *is_there);
-        let tag = parts.fold(EVENT, |tag, (_, bit)| tag | bit);
+        let tag = parts.fold(EVENT_TAG, |tag, (_, bit)| tag | bit);
         self.bytes.push(tag);
         self.time(event.at_ns);
         let bytes = &mut self.bytes;
@@ -119,7 +119,7 @@ impl TraceEncoder {
     }
 
     fn process(&mut self, process: &ProcessEntry) {
-        self.bytes.push(PROCESS);
+        self.bytes.push(PROCESS_TAG);
         write(&mut self.bytes, process.handle.into());
         write(&mut self.bytes, process.pid.into());
         self.bytes.push(process.is_loader.into());
@@ -127,7 +127,7 @@ impl TraceEncoder {
     }
 
     fn sample(&mut self, sample: &SampleEntry) {
-        self.bytes.push(SAMPLE);
+        self.bytes.push(SAMPLE_TAG);
         self.time(sample.at_ns);
         for field in [
             sample.tid.into(),
@@ -144,7 +144,7 @@ impl TraceEncoder {
     }
 
     fn coverage(&mut self, at_ns: u64, coverage: CoverageEntry) {
-        self.bytes.push(COVERAGE);
+        self.bytes.push(COVERAGE_TAG);
         self.time(at_ns);
         let (kind, value, handle) = match coverage {
             CoverageEntry::Probes(attached) => (0, attached, 0),

@@ -36,11 +36,11 @@ pub const CALL_EVENT: u8 = 0xf0;
 /// Event number of the exit of a thread.
 pub const EXIT_EVENT: u8 = 0xf1;
 
-const EVENT: u8 = 0;
-const PROCESS: u8 = 1;
-const SAMPLE: u8 = 2;
-const COVERAGE: u8 = 3;
-const LOSS: u8 = 4;
+const EVENT_TAG: u8 = 0;
+const PROCESS_TAG: u8 = 1;
+const SAMPLE_TAG: u8 = 2;
+const COVERAGE_TAG: u8 = 3;
+const LOSS_TAG: u8 = 4;
 const KIND_BITS: u8 = 7;
 const NEW_THREAD: u8 = 8;
 const HAS_SYMBOL: u8 = 16;
@@ -89,9 +89,9 @@ pub struct DelaySummary {
 /// A trace in memory.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TraceFile {
-    /// What is known about all of it.
+    /// The header: what is known about the whole trace.
     pub header: TraceHeader,
-    /// Its entries, in the order of the file.
+    /// Entries of the trace, in the order of the file.
     pub entries: Vec<TraceEntry>,
 }
 
@@ -104,9 +104,9 @@ pub enum TraceEntry {
     Process(ProcessEntry),
     /// The inputs of the sampled rule for one thread.
     Sample(SampleEntry),
-    /// What is observed changed.
+    /// Probes, a sampling window or a rest of a process changed what is observed.
     Coverage {
-        /// When, in nanoseconds of CLOCK_MONOTONIC.
+        /// Time of the change, in nanoseconds of CLOCK_MONOTONIC.
         at_ns: u64,
         /// What changed.
         coverage: CoverageEntry,
@@ -123,7 +123,7 @@ pub enum TraceEntry {
 /// An event of a thread, and its phase after the event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventEntry {
-    /// When, in nanoseconds of CLOCK_MONOTONIC.
+    /// Time of the event, in nanoseconds of CLOCK_MONOTONIC.
     pub at_ns: u64,
     /// The thread.
     pub tid: u32,
@@ -152,7 +152,7 @@ pub struct ProcessEntry {
     pub handle: u32,
     /// Its pid.
     pub pid: u32,
-    /// Whether it was forked to load data.
+    /// Whether the process was forked to load data.
     pub is_loader: bool,
     /// Handle of the process that it loads data for, or 0.
     pub trainer: u32,
@@ -161,13 +161,13 @@ pub struct ProcessEntry {
 /// The inputs of the sampled rule for one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleEntry {
-    /// When, in nanoseconds of CLOCK_MONOTONIC.
+    /// Time of the sample, in nanoseconds of CLOCK_MONOTONIC.
     pub at_ns: u64,
     /// The thread.
     pub tid: u32,
     /// Its process, by pid.
     pub pid: u32,
-    /// When it last returned from a GPU sync, or 0.
+    /// When the thread last returned from a GPU sync, or 0.
     pub last_gpu_sync_ns: u64,
     /// Length of its CPU burst, or 0.
     pub cpu_burst_ns: u64,
@@ -177,7 +177,7 @@ pub struct SampleEntry {
     pub futex_waits: u32,
     /// Utilization of its GPU in percent.
     pub gpu_utilization: u8,
-    /// Whether it is in a collective.
+    /// Whether the thread is in a collective.
     pub nccl_active: bool,
 }
 

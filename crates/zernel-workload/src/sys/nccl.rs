@@ -9,7 +9,7 @@ use super::library::{Address, Handle, Library, LibraryError, Status, check, libr
 /// Words of a unique id: 128 opaque bytes.
 pub(crate) const ID_WORDS: usize = 16;
 
-/// The unique id of a communicator. One rank creates it and passes it to the others.
+/// The unique id of a communicator. One rank creates the id and passes it to the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct UniqueId(pub(crate) [u64; ID_WORDS]);

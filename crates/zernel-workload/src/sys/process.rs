@@ -46,7 +46,7 @@ pub(crate) fn fork(child: impl FnOnce() -> i32) -> io::Result<pid_t> {
 /// Makes the kernel kill this process when the *thread* that forked it ends. Returns whether `parent` still
 /// lives: a parent that died before this call sends no signal. Fork safe.
 ///
-/// A change of identity clears the request, so it is made again after one.
+/// Setting a uid or gid cancels this, so call it again afterwards.
 pub(crate) fn die_with(parent: pid_t) -> bool {
     // SAFETY: plain system calls with integer arguments.
     unsafe {

@@ -240,7 +240,7 @@ impl MlTraining {
         let mut random = Random(seed);
         let mut batch = 0;
         while worker.proceed() && worker.take(rank.free) {
-            let mut laps = Laps::new(batch);
+            let mut laps = StepPhases::new(batch);
             self.read_batch(worker, &file, &mut random)?;
             worker.burn_ns(us(self.decode_us));
             laps.lap(worker, DATA_LOADING);
@@ -307,7 +307,7 @@ impl MlTraining {
         step: &mut u32,
     ) -> Result<(), Failure> {
         while worker.proceed() {
-            let mut laps = Laps::new(*step);
+            let mut laps = StepPhases::new(*step);
             if !worker.take(rank.filled) {
                 break;
             }
@@ -350,12 +350,12 @@ impl MlTraining {
 }
 
 /// Records the phases of one step. Each phase begins at the end of the one before.
-struct Laps {
+struct StepPhases {
     step: u32,
     since_ns: u64,
 }
 
-impl Laps {
+impl StepPhases {
     fn new(step: u32) -> Self {
         Self {
             step,

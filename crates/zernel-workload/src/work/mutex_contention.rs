@@ -19,9 +19,9 @@ table! {
     }
 }
 
-const FREE: u32 = 0;
-const HELD: u32 = 1;
-const CONTENDED: u32 = 2;
+const LOCK_FREE: u32 = 0;
+const LOCK_HELD: u32 = 1;
+const LOCK_CONTENDED: u32 = 2;
 
 impl Work for MutexContention {
     fn about(&self) -> About {
@@ -60,13 +60,13 @@ impl Work for MutexContention {
 fn acquire(worker: &mut Worker<'_>, lock: &Slot) -> bool {
     if lock
         .word
-        .compare_exchange(FREE, HELD, Acquire, Acquire)
+        .compare_exchange(LOCK_FREE, LOCK_HELD, Acquire, Acquire)
         .is_ok()
     {
         return true;
     }
-    while lock.word.swap(CONTENDED, AcqRel) != FREE {
-        if !worker.wait_while(lock, CONTENDED) && worker.is_stopped() {
+    while lock.word.swap(LOCK_CONTENDED, AcqRel) != LOCK_FREE {
+        if !worker.wait_while(lock, LOCK_CONTENDED) && worker.is_stopped() {
             return false;
         }
     }
@@ -74,8 +74,8 @@ fn acquire(worker: &mut Worker<'_>, lock: &Slot) -> bool {
 }
 
 fn release(lock: &Slot) {
-    lock.stamp(CONTENDED);
-    if lock.word.swap(FREE, AcqRel) == CONTENDED {
+    lock.stamp(LOCK_CONTENDED);
+    if lock.word.swap(LOCK_FREE, AcqRel) == LOCK_CONTENDED {
         wake(&lock.word, 1);
     }
 }

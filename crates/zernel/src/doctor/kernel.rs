@@ -60,7 +60,7 @@ impl Privilege {
         Self {
             // Capabilities in another user namespace have no effect on BPF and on other processes.
             held: if in_initial_namespace("user") {
-                privilege::held()
+                privilege::held_capabilities()
             } else {
                 CapabilitySet::empty()
             },
@@ -158,7 +158,7 @@ impl Visibility {
 }
 
 /// Number of unreadable processes that are named.
-const NAMED: usize = 3;
+const MAX_NAMED_PROCESSES: usize = 3;
 
 /// Whether other processes can be read. `lacking` are the missing capabilities.
 fn other_processes(processes: &Visibility, lacking: &[&str]) -> Row {
@@ -170,12 +170,15 @@ fn other_processes(processes: &Visibility, lacking: &[&str]) -> Row {
     // Without the capabilities no other user's process can be read, so naming some would not help.
     let remedy = match lacking.is_empty() {
         true => {
-            let named = unseen.iter().take(NAMED).map(String::as_str);
+            let named = unseen.iter().take(MAX_NAMED_PROCESSES).map(String::as_str);
             let named = named.collect::<Vec<_>>().join(", ");
             finding = match unseen.len() {
                 0 => finding,
-                1..=NAMED => format!("{finding}; not those of {named}"),
-                more => format!("{finding}; not those of {named} and {} more", more - NAMED),
+                1..=MAX_NAMED_PROCESSES => format!("{finding}; not those of {named}"),
+                more => format!(
+                    "{finding}; not those of {named} and {} more",
+                    more - MAX_NAMED_PROCESSES
+                ),
             };
             "no capability is missing; a sandbox or security module (Landlock, SELinux, AppArmor) may keep zernel out: \
              if they train, run it outside of that"

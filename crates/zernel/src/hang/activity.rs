@@ -1,7 +1,7 @@
 //! What a process does, from /proc, as far as the caller may read it.
 //!
-//! The training thread comes first. If it only waits for another thread or process, the other threads and the children
-//! of the process (such as data loaders) are described, too. A process may exit while it is read.
+//! The training thread comes first. If the process only waits for another thread or process, its other threads and
+//! its children (such as data loaders) are described, too. A process may exit while it is read.
 
 use std::fs;
 use std::path::PathBuf;
@@ -65,7 +65,7 @@ pub(super) enum State {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
     pub(super) pid: u32,
-    /// Its start time, in clock ticks since boot.
+    /// Start time of the process, in clock ticks since boot.
     pub(super) start_time: Option<u64>,
     /// Its training thread.
     pub(super) step_thread: Option<u32>,
@@ -268,11 +268,11 @@ impl Thread {
 
     fn waits_for(&self) -> (State, &'static str) {
         if self.syscall.is_some_and(syscalls::is_futex) {
-            return (State::Lock, LOCK);
+            return (State::Lock, LOCK_WAIT_TEXT);
         }
         let place = self.place.as_deref().unwrap_or("");
         let known = [
-            ("futex", State::Lock, LOCK),
+            ("futex", State::Lock, LOCK_WAIT_TEXT),
             ("locks_lock", State::Lock, "waits for a lock on a file"),
             (
                 "poll",
@@ -305,7 +305,7 @@ impl Thread {
     }
 }
 
-const LOCK: &str = "waits for a lock or for another thread";
+const LOCK_WAIT_TEXT: &str = "waits for a lock or for another thread";
 
 /// Whether a kernel function waits for a file system.
 fn is_file_system_wait(place: &str) -> bool {

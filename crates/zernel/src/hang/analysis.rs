@@ -124,7 +124,7 @@ impl Member<'_> {
         self.state.rank.or_else(|| self.process.rank())
     }
 
-    /// Whether it has not joined the communicator.
+    /// Whether the rank has not joined the communicator.
     fn is_absent(&self) -> bool {
         ptr::eq(self.state, &*ABSENT)
     }
@@ -133,7 +133,7 @@ impl Member<'_> {
         self.process.ended_seconds_ago.is_some()
     }
 
-    /// Its problem while the communicator is being created.
+    /// The problem of the rank while the communicator is being created.
     fn problem_in_joining(&self, is_stopped: bool) -> Option<Problem> {
         if self.has_exited() {
             return Some(Problem::Exited);

@@ -26,7 +26,7 @@ use analysis::HangThreshold;
 use report::{HangReport, HangVerdict};
 
 /// Default wait, in seconds, from which on it counts as a hang. Shorter waits are normal.
-const SECONDS: f64 = 5.0;
+const DEFAULT_HANG_SECONDS: f64 = 5.0;
 
 /// Find the rank that a hanging job waits for
 ///
@@ -80,7 +80,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 fn write_report(options: &Options) -> Result<HangVerdict, Box<dyn Error>> {
     let snapshot = options.socket.fresh_snapshot()?;
     let threshold = HangThreshold {
-        seconds: options.after.unwrap_or(SECONDS),
+        seconds: options.after.unwrap_or(DEFAULT_HANG_SECONDS),
         allows_longest_gap: options.after.is_none(),
     };
     let job = options.job.as_deref();

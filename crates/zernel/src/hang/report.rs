@@ -59,7 +59,7 @@ pub(super) struct RankReport {
     pub(super) op: String,
     pub(super) bytes: u64,
     pub(super) in_call: bool,
-    /// Whether it waits for others to join. Then `entered_seconds_ago` is since it began to wait.
+    /// Whether the rank waits for others to join. Then `entered_seconds_ago` counts from the begin of this wait.
     pub(super) is_being_made: bool,
     pub(super) entered_seconds_ago: Option<f64>,
     pub(super) longest_gap_seconds: f64,

@@ -22,7 +22,7 @@ use zernel_report::Ended;
 use super::caller::Caller;
 
 /// Signals that are forwarded to the command.
-const FORWARDED: [i32; 9] = [
+const FORWARDED_SIGNALS: [i32; 9] = [
     SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT, SIGWINCH,
 ];
 
@@ -120,7 +120,7 @@ impl Child {
 fn not_ignored() -> Vec<i32> {
     let status = Process::myself().and_then(|process| process.status());
     let ignored = status.map_or(0, |status| status.sigign);
-    let mut signals = FORWARDED.to_vec();
+    let mut signals = FORWARDED_SIGNALS.to_vec();
     signals.retain(|signal| ignored >> (signal - 1) & 1 == 0);
     signals
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where cgroup file systems are mounted.
-const MOUNT: &str = "/sys/fs/cgroup";
+const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
 
 /// Seconds for which the CPU limits above a process have throttled its cgroup, summed over CPUs. `None`: its cgroup has no
 /// such account.
@@ -14,7 +14,9 @@ pub(super) fn throttled_seconds(pid: u32) -> Option<f64> {
     let accounts = folders.flat_map(|folder| {
         // A limit of any cgroup above throttles too.
         let above: Vec<PathBuf> = folder.ancestors().map(Path::to_owned).collect();
-        let inside = above.into_iter().take_while(|path| path.starts_with(MOUNT));
+        let inside = above
+            .into_iter()
+            .take_while(|path| path.starts_with(CGROUP_MOUNT));
         inside.filter_map(|path| throttled_in(&fs::read_to_string(path.join("cpu.stat")).ok()?))
     });
     accounts.reduce(f64::max)
@@ -27,9 +29,9 @@ fn folder(line: &str) -> Option<PathBuf> {
     let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
     let path = path.trim_start_matches('/');
     match controllers {
-        "" => Some(Path::new(MOUNT).join(path)),
+        "" => Some(Path::new(CGROUP_MOUNT).join(path)),
         _ if controllers.split(',').any(|name| name == "cpu") => {
-            Some(Path::new(MOUNT).join(controllers).join(path))
+            Some(Path::new(CGROUP_MOUNT).join(controllers).join(path))
         }
         _ => None,
     }

@@ -12,7 +12,7 @@ use crate::sched::load::check_kernel;
 use crate::sched::published;
 use crate::sched::session::Session;
 
-/// The scheduler of one command. Its thread unloads it when the flag is set.
+/// The scheduler of one command. The thread of the scheduler unloads it when the flag is set.
 pub(super) struct JobScheduler {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<SchedCounters, SchedError>>,

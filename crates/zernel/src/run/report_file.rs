@@ -19,7 +19,7 @@ use super::caller::{Caller, with_rights_of};
 
 /// Most links of the user that are followed, one to the next.
 const MAX_LINKS: usize = 8;
-const STICKY: u32 = 0o1000;
+const STICKY_BIT: u32 = 0o1000;
 
 /// Checks that a report can be written, without changing or creating it.
 pub(crate) fn check_report_file(path: &Path, caller: Option<&Caller>) -> io::Result<()> {
@@ -140,7 +140,7 @@ fn check_replaceable(path: &Path) -> io::Result<()> {
     };
     let folder = fs::metadata(folder_of(path))?;
     let is_owner = [file.uid(), folder.uid()].contains(&user.as_raw());
-    match folder.mode() & STICKY == 0 || is_owner || user.is_root() {
+    match folder.mode() & STICKY_BIT == 0 || is_owner || user.is_root() {
         true => Ok(()),
         false => Err(io::Error::other("it belongs to another user")),
     }
@@ -188,7 +188,7 @@ impl TemporaryFile {
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
         if !self.is_renamed {
-            // Nothing else can be done about it.
+            // A temporary file that cannot be removed stays.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -22,7 +22,7 @@ use crate::{interrupt, print};
 /// How often decisions are read, and the end is checked. A process that lives for a shorter time may be missed.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How often the observer reads its maps.
-const ROUND: Duration = Duration::from_millis(500);
+const ROUND_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]
 pub(crate) struct DryRunOptions {
@@ -40,7 +40,7 @@ pub(super) fn run(options: &DryRunOptions) -> Result<ExitCode, Box<dyn Error>> {
         counts_decisions: true,
         ..ObserverOptions::default()
     })?;
-    let observer = ObserverThread::start(observer, ROUND)?;
+    let observer = ObserverThread::start(observer, ROUND_INTERVAL)?;
     eprintln!("zernel: counting decisions; nothing is scheduled");
     let started = Instant::now();
     let is_over = || options.time.is_some_and(|time| started.elapsed() >= time);

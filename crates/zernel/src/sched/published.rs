@@ -12,8 +12,8 @@ use zernel_model::scheduler::SchedulerStatistics;
 
 /// Directory of the file. All users may read it, only root may write to it.
 pub(crate) const DIRECTORY: &str = "/run/zernel-sched";
-const FILE: &str = "statistics.json";
-const EVERY: Duration = Duration::from_secs(1);
+const STATISTICS_FILE: &str = "statistics.json";
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Writes the file.
 pub(super) struct Publisher {
@@ -34,7 +34,10 @@ impl Publisher {
 
     /// Publishes statistics, if that is due.
     pub(super) fn publish_if_due(&mut self, statistics: impl FnOnce() -> SchedulerStatistics) {
-        if self.last.is_some_and(|last| last.elapsed() < EVERY) {
+        if self
+            .last
+            .is_some_and(|last| last.elapsed() < PUBLISH_INTERVAL)
+        {
             return;
         }
         self.last = Some(Instant::now());
@@ -56,17 +59,17 @@ impl Publisher {
         fs::write(&new, serde_json::to_vec(statistics)?)?;
         fs::set_permissions(&new, Permissions::from_mode(0o644))?;
         // A reader sees the old file or the new one, never a part.
-        fs::rename(&new, self.directory.join(FILE))
+        fs::rename(&new, self.directory.join(STATISTICS_FILE))
     }
 }
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        // The file is that of the loaded scheduler, over which this one did not start.
+        // Without figures of its own, it did not load: the file is that of the loaded scheduler.
         if self.last.is_none() {
             return;
         }
-        let _ = fs::remove_file(self.directory.join(FILE));
+        let _ = fs::remove_file(self.directory.join(STATISTICS_FILE));
         let _ = fs::remove_dir(&self.directory);
     }
 }
@@ -77,7 +80,7 @@ impl Drop for Publisher {
 /// No scheduler publishes any.
 pub(crate) fn read(directory: &Path) -> Result<SchedulerStatistics, String> {
     let none = "no `zernel sched` runs on this machine";
-    let path = directory.join(FILE);
+    let path = directory.join(STATISTICS_FILE);
     let text = fs::read(&path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => none.to_owned(),
         _ => format!("cannot read {}: {error}", path.display()),
@@ -134,7 +137,7 @@ mod tests {
         };
         publisher.write(&old).unwrap();
         assert!(read(folder.path()).is_err());
-        fs::write(folder.path().join(FILE), "{").unwrap();
+        fs::write(folder.path().join(STATISTICS_FILE), "{").unwrap();
         assert!(read(folder.path()).unwrap_err().contains("cannot read"));
     }
 }

@@ -21,7 +21,7 @@ use zernel_truth::trace::{
 use crate::run::recorder::{Root, RunRecording};
 
 /// Time between samples of the sampled rule, and between reads of the trace.
-const INTERVAL: Duration = Duration::from_millis(100);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 /// Time between snapshots, which have the utilization of GPUs and what a report needs.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
 /// Samples per snapshot.
@@ -138,7 +138,7 @@ impl Recorder {
             if is_last {
                 break;
             }
-            thread::park_timeout(INTERVAL);
+            thread::park_timeout(SAMPLE_INTERVAL);
         }
         self.header.ended_ns = monotonic_ns();
         self.header.problems = observer.stop()?.problems();

@@ -4,13 +4,14 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use std::{process, thread};
 
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::process::{WaitOptions, waitpid};
+use rustix::process::{Signal, WaitOptions, set_parent_process_death_signal, waitpid};
 use zernel_ebpf::probes::{ProbedFunction, SYMBOLS};
 use zernel_elf::LibraryKind;
 use zernel_testkit::elf_builder::{ElfBuilder, ElfSymbol, function};
@@ -292,6 +293,10 @@ fn executes_programs(_driver: &Driver, _rounds: u64) {
             .env(target::LIBRARIES, &folder)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
+        // Without its parent the program would look for libraries that the test removes.
+        let die_with_parent = || Ok(set_parent_process_death_signal(Some(Signal::KILL))?);
+        // SAFETY: the child makes one system call.
+        unsafe { command.pre_exec(die_with_parent) };
         let status = command.status().expect("it runs");
         assert!(status.success(), "{status}");
         fs::remove_dir_all(&folder).expect("ours");

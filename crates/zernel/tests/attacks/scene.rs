@@ -177,7 +177,7 @@ impl Scene {
         let (status, said) = self.daemon.end(signal);
         let exit = begin.elapsed();
         assert!(signal == Signal::KILL || status.success(), "{said}");
-        assert!(exit < EXIT_LIMIT, "{signal:?}: {exit:?}");
+        assert!(exit < EXIT_LIMIT, "{signal:?}: {exit:?}: {said}");
         objects.wait_until_detached();
         let targets = attackers.iter().copied().chain([&self.victim]);
         wait_for_original_code(targets.map(Target::pid));

@@ -210,6 +210,9 @@ fn live(
     let (status, said) = daemon.end(signal);
     let exit = begin.elapsed();
     measured.exits.push(exit);
+    if exit > EXIT_LIMIT {
+        println!("exit after {exit:.2?}: {said}");
+    }
     if signal == Signal::TERM {
         measured.slowest_exit = measured.slowest_exit.max(exit);
     }
@@ -288,6 +291,9 @@ fn report(time: Duration, measured: &Measured) {
         measured.peak >> 20,
         measured.slopes
     );
-    println!("exits after {:.2?}", measured.exits);
+    println!(
+        "exits after {:.2?}, nothing attached at most {:.2?} later",
+        measured.exits, measured.slowest_detach
+    );
     println!("{}", describe(&measured.answers));
 }

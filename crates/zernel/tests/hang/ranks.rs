@@ -23,13 +23,13 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[("rank", rank)];
 pub(crate) const RANKS: u64 = 4;
 /// The rank that something happens to.
 pub(crate) const UNLUCKY: u64 = 2;
-/// Collectives before that.
+/// Collectives before the unlucky rank stops taking part.
 pub(crate) const HEALTHY_ROUNDS: u64 = 20;
-/// What happens to it.
+/// Variable with what happens to the unlucky rank.
 const FATE: &str = "ZERNEL_TARGET_FATE";
-/// The file that it reads then.
+/// Variable with the file that the unlucky rank reads.
 pub(crate) const FILE: &str = "ZERNEL_TARGET_FILE";
-/// How long ranks compute between two collectives, in milliseconds.
+/// Variable with the time that ranks compute between two collectives, in milliseconds.
 pub(crate) const STEP: &str = "ZERNEL_TARGET_STEP_MS";
 
 const ELEMENTS: u64 = 1000;

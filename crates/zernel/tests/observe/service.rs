@@ -1,12 +1,14 @@
 //! The systemd unit: that it grants what is needed and nothing else, and that systemd understands it.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::Value;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::daemon::{Daemon, command};
@@ -78,6 +80,51 @@ pub(crate) fn the_unit_grants_what_observing_takes() {
             "zernel_gpu_memory_used_bytes{{pid=\"{pid}\",gpu_id=\"0\"}} 5000"
         ));
     }
+}
+
+/// The shell script of a setting of the unit, with another directory of the socket.
+fn script(name: &str, runtime: &Path) -> String {
+    let lines = UNIT.lines().filter_map(|line| line.split_once('='));
+    let mut lines = lines.filter(|(key, _)| *key == name);
+    let (_, line) = lines.next().expect("the unit sets it");
+    let script = line.strip_prefix("-+/bin/sh -c '").expect("a script");
+    let script = script.strip_suffix('\'').expect("a script");
+    script.replace("/run/zernel", runtime.to_str().expect("text"))
+}
+
+/// The service has no privilege to create a bpffs. Its probes are detached when the directory of its links is removed, although
+/// the daemon was killed.
+pub(crate) fn the_unit_detaches_the_probes_of_a_killed_daemon() {
+    let stage = Stage::new(Prologue::Push);
+    let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
+    let runtime = stage.path().join("run");
+    fs::create_dir(&runtime).expect("ours");
+    chown(&runtime, Some(DAEMON), Some(DAEMON)).expect("we are root");
+    let start = script("ExecStartPre", &runtime);
+    let daemon = confined(&zernel, &capabilities());
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "sh", "-c"])
+        .arg(format!(
+            "mount -t bpf bpf /sys/fs/bpf && {start} && exec \"$@\""
+        ))
+        .args(["sh".as_ref(), daemon.get_program()])
+        .args(daemon.get_args());
+    let daemon = Daemon::start_as(command, &stage, &runtime.join("observe.sock"));
+    let target = launched(&stage, 5);
+    daemon.wait_for(&exported_launches(target.pid(), 5));
+    // The mounts of the daemon stay as long as this is open.
+    let mounts = File::open(format!("/proc/{}/ns/mnt", daemon.pid())).expect("it runs");
+    let objects = daemon.kernel_objects();
+    daemon.end(Signal::KILL);
+    assert!(objects.attached() > 0, "its pins keep the probes attached");
+    let mounts = format!("/proc/{}/fd/{}", std::process::id(), mounts.as_raw_fd());
+    let stop = script("ExecStopPost", &runtime);
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--mount={mounts}"));
+    let status = command.args(["sh", "-c", &stop]).status();
+    assert!(status.expect("nsenter runs").success(), "{stop}");
+    objects.wait_until_freed();
 }
 
 /// Observes for a moment with these capabilities.

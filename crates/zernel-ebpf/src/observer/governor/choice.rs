@@ -57,7 +57,7 @@ pub(super) fn defines_events(symbol: usize) -> bool {
     cuda_trace::orders_events(&SYMBOLS[symbol])
 }
 
-/// These functions and all that are sampled together with one of them.
+/// The given functions, and all functions that are sampled together with one of them.
 pub(super) fn with_groups(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
     let group = |symbol: &usize| SYMBOLS[*symbol].sampling_group;
     let groups: BTreeSet<SamplingGroup> = symbols.iter().filter_map(group).collect();

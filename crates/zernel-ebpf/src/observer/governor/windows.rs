@@ -18,7 +18,7 @@ const SHORTEST_WINDOW: Duration = Duration::from_millis(50);
 /// The longest window: it shows two whole steps of a training loop with two steps per second or more.
 pub(in crate::observer) const LONGEST_WINDOW: Duration = Duration::from_millis(500);
 /// Windows may be opened this much before the budget has paid for them. The budget holds over a minute or more.
-const CREDIT: Duration = Duration::from_secs(5);
+const WINDOW_CREDIT: Duration = Duration::from_secs(5);
 /// The same as long as a function has no interval: that takes two windows, and the budget still holds over a minute.
 const CREDIT_FOR_INTERVAL: Duration = Duration::from_secs(60);
 /// Factor by which pauses between windows grow once the estimates of every process are precise.
@@ -91,10 +91,10 @@ impl Default for LaunchSpans {
 
 impl LaunchSpans {
     /// Windows that are kept. Step marks are read soon after they occur.
-    const KEPT: usize = 4;
+    const MAX_KEPT_WINDOWS: usize = 4;
 
     fn open(&mut self, from_ns: u64) {
-        if self.last.len() == Self::KEPT {
+        if self.last.len() == Self::MAX_KEPT_WINDOWS {
             self.last.pop_front();
         }
         self.last.push_back(from_ns..=u64::MAX);
@@ -248,7 +248,7 @@ impl Governor {
         if watched.iter().any(lacks_interval) {
             self.windows.bring_forward(CREDIT_FOR_INTERVAL);
         } else if !watched.iter().all(is_precise) {
-            self.windows.bring_forward(CREDIT);
+            self.windows.bring_forward(WINDOW_CREDIT);
         }
     }
 }
@@ -275,7 +275,7 @@ mod tests {
         windows.open(30);
         assert!(windows.is_in_one_window(12, 20) && windows.is_in_one_window(30, 99));
         assert!(!windows.is_in_one_window(12, 21) && !windows.is_in_one_window(12, 35));
-        (0..LaunchSpans::KEPT).for_each(|_| windows.open(100));
+        (0..LaunchSpans::MAX_KEPT_WINDOWS).for_each(|_| windows.open(100));
         assert!(!windows.is_in_one_window(12, 20));
     }
 }

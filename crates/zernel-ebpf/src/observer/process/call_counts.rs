@@ -9,7 +9,7 @@ use zernel_model::snapshot::CountedCalls;
 use zernel_phase::steps::{Step, StepDetector, WindowStep};
 use zerocopy::FromZeros;
 
-use super::sampled_calls::{Elapsed, SampledCalls, add};
+use super::sampled_calls::{ElapsedWork, SampledCalls, add};
 use crate::observer::estimate::{CallEstimator, Interval, LaunchesPerStep, WindowTotals};
 use crate::observer::governor::LONGEST_WINDOW;
 use crate::probes::{CallKind, ProbedFunction, SYMBOLS, layout};
@@ -151,7 +151,7 @@ impl CallCounts {
             true => 0,
             false => now_ns.saturating_sub(self.progress.at_ns),
         };
-        let elapsed = Elapsed {
+        let elapsed = ElapsedWork {
             seconds: passed_ns as f64 / 1e9,
             steps: self.new_steps(steps),
             is_in_window: self.progress.is_in_window,

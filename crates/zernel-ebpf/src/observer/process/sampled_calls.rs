@@ -32,7 +32,7 @@ pub(super) struct SampledCalls {
 
 /// Time and steps of a process between two reads.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Elapsed {
+pub(super) struct ElapsedWork {
     pub(super) seconds: f64,
     pub(super) steps: f64,
     pub(super) is_in_window: bool,
@@ -68,7 +68,12 @@ impl SampledCalls {
     }
 
     /// Adds the calls since the last read. `is_exact`: the process calls no sampled function of this kind.
-    pub(super) fn advance(&mut self, counter: layout::Counter, elapsed: Elapsed, is_exact: bool) {
+    pub(super) fn advance(
+        &mut self,
+        counter: layout::Counter,
+        elapsed: ElapsedWork,
+        is_exact: bool,
+    ) {
         let more = difference(counter, self.last);
         self.last = counter;
         if self.is_sampled {

@@ -3,7 +3,7 @@
 use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::snapshot::{CountedCalls, CudaSnapshot};
 
-use crate::metrics::{MetricFamily, Scoped, families, head, series};
+use crate::metrics::{MetricFamily, Scoped, families, series, write_head};
 
 families! {
     LAUNCHES = Counter "zernel_cuda_launches_total" ["pid"]
@@ -32,7 +32,7 @@ type CountFigure = fn(&CountedCalls) -> Option<f64>;
 pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
     expose_launches(out, scoped);
     expose_copies(out, scoped);
-    head(out, &WAITS);
+    write_head(out, &WAITS);
     for process in &scoped.processes {
         for wait in &process.probes.cuda_trace.wait_times {
             let labels: [(_, &dyn std::fmt::Display); 2] =

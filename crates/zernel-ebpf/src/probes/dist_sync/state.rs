@@ -20,7 +20,7 @@ mirrors! {
             backward_until_ns: u64,
             /// Reductions through the CPU since the last backward pass.
             cpu_reductions: u64,
-            /// Waits of the threads that run its backward passes. Its training thread waits for these threads.
+            /// Waits of the threads that run its backward passes. The training thread of the process waits for these threads.
             helper_wait_ns: u64,
         }
     }

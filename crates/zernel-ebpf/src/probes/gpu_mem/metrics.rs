@@ -6,7 +6,7 @@ use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::gpu::ProcessMemory;
 use zernel_model::snapshot::{DeviceMemory, ProcessSnapshot, Scope};
 
-use crate::metrics::{MetricFamily, Scoped, families, head, series};
+use crate::metrics::{MetricFamily, Scoped, families, series, write_head};
 
 families! {
     ALLOCATIONS = Counter "zernel_gpu_memory_allocations_total" ["pid", "gpu_id"]
@@ -45,7 +45,7 @@ pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
 }
 
 fn expose_unexplained(out: &mut Exposition, scoped: &Scoped<'_>) {
-    head(out, &UNEXPLAINED);
+    write_head(out, &UNEXPLAINED);
     for used in &scoped.snapshot.gpu_processes {
         let mut processes = scoped.processes.iter();
         let known = processes.find(|process| process.pid == used.pid);

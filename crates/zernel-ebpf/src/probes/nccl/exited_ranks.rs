@@ -15,7 +15,7 @@ pub struct ExitedRank {
     pub pid: u32,
     /// Its identity; `None` if it exited before it was read.
     pub identity: Option<Identity>,
-    /// When it exited, in nanoseconds of CLOCK_MONOTONIC.
+    /// When the rank exited, in nanoseconds of CLOCK_MONOTONIC.
     pub ended_ns: u64,
     /// How it exited.
     pub exit: ProcessExit,

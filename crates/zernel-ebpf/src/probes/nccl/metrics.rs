@@ -6,7 +6,7 @@ use zernel_model::aggregation::LatencyHistogram;
 use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::snapshot::CollectiveTotals;
 
-use crate::metrics::{MetricFamily, Scoped, families, head, series};
+use crate::metrics::{MetricFamily, Scoped, families, series, write_head};
 
 families! {
     CALLS = Counter "zernel_nccl_calls_total" ["pid", "op"]
@@ -60,7 +60,7 @@ fn expose_times(
     family: &MetricFamily,
     times: &BTreeMap<String, LatencyHistogram>,
 ) {
-    head(out, family);
+    write_head(out, family);
     for (op, times) in times {
         out.histogram(family.name, &[("op", op)], times);
     }

@@ -54,7 +54,7 @@ pub(super) struct Interval {
 }
 
 impl Reduced {
-    fn since(start_ns: u64) -> Self {
+    fn ended_now(start_ns: u64) -> Self {
         Self::Together(Interval {
             start_ns,
             end_ns: clock::now_ns(),
@@ -122,7 +122,7 @@ impl Ring<'_> {
             worker.take(self.slots.arrived)
         });
         match done {
-            true => Reduced::since(start_ns),
+            true => Reduced::ended_now(start_ns),
             false => Reduced::Stopped,
         }
     }
@@ -132,8 +132,8 @@ impl Ring<'_> {
 ///
 /// A rank enters a collective only after it has *committed* to it here, and no rank commits after a
 /// rank has *closed* the agreement. A rank that stops closes it, and then joins the collectives that are
-/// committed. That is at most one: no rank commits to the collective after the next before all ranks have
-/// left the current one. The first collective is the creation of the communicator.
+/// committed. At most one collective is outstanding: no rank commits to the collective after the next before all
+/// ranks have left the current one. The first collective is the creation of the communicator.
 struct Agreement<'a>(&'a Slot);
 
 /// The agreement is closed; the other bits are the number of collectives committed to.
@@ -224,7 +224,7 @@ impl<'a> NcclRank<'a> {
         worker
             .blocking(|| device.synchronize())
             .map_err(gpu::failed)?;
-        Ok(Reduced::since(start_ns))
+        Ok(Reduced::ended_now(start_ns))
     }
 
     fn finish(&mut self, worker: &mut Worker<'_>) -> Result<Reduced, Failure> {

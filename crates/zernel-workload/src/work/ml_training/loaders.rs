@@ -1,5 +1,5 @@
 //! Loaders that a trainer forks itself, as PyTorch's do. An observer assigns them to their rank because they
-//! are its children. They are not workers of the handle: they have no reports, and they end with their
+//! are its children. Forked loaders are not workers of the handle: they have no reports, and they end with their
 //! trainer.
 
 use libc::pid_t;
@@ -64,7 +64,7 @@ impl Drop for Loaders {
 
 /// Runs a loader and returns its exit code, from which the trainer learns how it ended.
 fn run(load: impl FnOnce(&mut Worker<'_>) -> Result<(), Failure>) -> i32 {
-    const ALONE: Team<'_> = Team {
+    const TEAM_OF_ONE: Team<'_> = Team {
         index: 0,
         size: 1,
         can_spare_members: false,
@@ -75,7 +75,7 @@ fn run(load: impl FnOnce(&mut Worker<'_>) -> Result<(), Failure>) -> i32 {
     let Ok(own) = Shared::new(1, 0, 0) else {
         return Errno::NOMEM.raw_os_error();
     };
-    let mut worker = Worker::begin(&own, 0, 0, ALONE, &[]);
+    let mut worker = Worker::begin(&own, 0, 0, TEAM_OF_ONE, &[]);
     match load(&mut worker) {
         Ok(()) => 0,
         Err(failure) => failure.errno.raw_os_error(),

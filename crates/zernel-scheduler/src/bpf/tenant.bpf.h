@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What a critical thread or a loader takes beyond its share, it takes from its own tenant first.
+ * The tenant is the privileged cgroup with its descendants; where all tasks are privileged, it is
+ * the cgroup of the thread.
+ *
+ * A thread that goes first is not charged for time beyond its share (state.bpf.h). Its tenant owes
+ * that time, and the other tasks of the tenant are charged for it while they run. So the tenant as
+ * a whole stays within its share as long as these tasks can pay. A task that pays keeps at least
+ * the guarantee.
+ *
+ * Tasks of the root cgroup are of no tenant.
+ */
+#ifndef ZERNEL_SCHED_TENANT_H
+#define ZERNEL_SCHED_TENANT_H
+
+#include "cgroup.bpf.h"
+#include "clock.bpf.h"
+
+/* Whether a cgroup is the privileged one, or a descendant. */
+static bool is_below_privileged(__u32 index)
+{
+	struct node *node;
+	__u32 level;
+
+	for (level = 0; level < MAX_DEPTH && index != ROOT; level++) {
+		if (index == privileged_node)
+			return true;
+		node = node_at(index);
+		if (!node)
+			return false;
+		index = node->parent;
+	}
+	return false;
+}
+
+/* The tenant of a task in a cgroup; NULL: it has none. */
+static struct node *tenant_of(__u32 index)
+{
+	if (settings.privilege == PRIVILEGE_CGROUP)
+		index = is_below_privileged(index) ? privileged_node : ROOT;
+	return index == ROOT ? NULL : node_at(index);
+}
+
+/* How fast a clock advances by the guarantee, per millisecond. */
+static __u64 promised_per_ms(__s64 weight)
+{
+	return 1000000ULL * settings.cpus * settings.guarantee_percent / (weight > 0 ? weight : 1);
+}
+
+/* Notes that a task took time beyond its share while others waited. */
+static void owe(__u32 index, __u64 ns)
+{
+	struct node *tenant = tenant_of(index);
+	__u64 owed_ns;
+
+	if (!tenant)
+		return;
+	/* CPUs that do this at once lose one another's part. */
+	owed_ns = *(volatile __u64 *)&tenant->owed_ns + ns;
+	tenant->owed_ns = owed_ns < LAG_NS ? owed_ns : LAG_NS;
+}
+
+/* The time for which a task without rank is charged beside the `used_ns` that it ran. Were the
+ * clock at its promised speed, it would get its guaranteed part and no more; so it pays only by how
+ * much the clock is faster than that. */
+static __u64 pay(__u32 index, const struct clock *clock, __u64 used_ns)
+{
+	__u64 promised = promised_per_ms(root_active) ?: 1;
+	struct node *tenant = tenant_of(index);
+	__u64 owed_ns, paid_ns;
+
+	if (!tenant || clock->per_ms <= promised)
+		return 0;
+	owed_ns = *(volatile __u64 *)&tenant->owed_ns;
+	paid_ns = used_ns * (clock->per_ms - promised) / promised;
+	if (paid_ns > owed_ns)
+		paid_ns = owed_ns;
+	if (paid_ns)
+		tenant->owed_ns = owed_ns - paid_ns;
+	return paid_ns;
+}
+
+#endif

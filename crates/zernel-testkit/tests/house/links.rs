@@ -1,0 +1,90 @@
+//! Links between documents lead to files and headings that exist, and `docs/README.md` lists every page.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::workspace;
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// README.md, CONTRIBUTING.md and the pages in `docs`.
+fn documents() -> Vec<PathBuf> {
+    let entries = fs::read_dir(workspace().join("docs")).expect("a folder of documents");
+    let paths = entries.map(|entry| entry.expect("readable").path());
+    let is_page = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md");
+    let mut documents: Vec<PathBuf> = paths.filter(is_page).collect();
+    documents.extend(["README.md", "CONTRIBUTING.md"].map(|name| workspace().join(name)));
+    documents
+}
+
+/// The targets of the links to other files: `[text](target)`.
+fn links(text: &str) -> Vec<&str> {
+    let rests = text.split("](").skip(1);
+    let targets = rests.filter_map(|rest| rest.split_once(')'));
+    let targets = targets.map(|(target, _)| target);
+    targets.filter(|target| !target.contains("://")).collect()
+}
+
+/// The anchors of the headings, as GitHub makes them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = text.lines().filter_map(|line| line.strip_prefix('#'));
+    let anchor = |heading: &str| {
+        let heading = heading.trim_start_matches('#').trim().to_lowercase();
+        let is_kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+        let kept = heading.chars().filter(is_kept);
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+/// Whether a link from a document leads to a file and, after `#`, to one of its headings.
+fn leads_somewhere(document: &Path, link: &str) -> bool {
+    let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+    let target = match file.is_empty() {
+        true => document.to_owned(),
+        false => document.parent().expect("in a folder").join(file),
+    };
+    target.exists() && (anchor.is_empty() || anchors(&read(&target)).contains(anchor))
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let mut checked = 0;
+    for document in documents() {
+        let text = read(&document);
+        for link in links(&text) {
+            checked += 1;
+            let place = document.display();
+            assert!(leads_somewhere(&document, link), "{place}: {link}");
+        }
+    }
+    assert!(checked > 40, "{checked} links");
+}
+
+#[test]
+fn every_page_has_its_place_in_the_reading_order() {
+    let list = workspace().join("docs/README.md");
+    let text = read(&list);
+    let listed: BTreeSet<&str> = links(&text).into_iter().collect();
+    for page in documents() {
+        let name = page.file_name().expect("a file").to_string_lossy();
+        let is_listed = listed.contains(&*name) || listed.contains(&*format!("../{name}"));
+        assert!(is_listed || page == list, "{name}");
+    }
+}
+
+#[test]
+fn links_to_nowhere_are_found() {
+    let document = workspace().join("docs/lab.md");
+    assert!(leads_somewhere(&document, "lab-machine.md#kernels"));
+    assert!(leads_somewhere(&document, "../README.md"));
+    assert!(!leads_somewhere(&document, "lab-machine.md#kernel"));
+    assert!(!leads_somewhere(&document, "nothing.md"));
+    assert_eq!(links("[a](b.md#c) and [d](https://e)."), ["b.md#c"]);
+    let anchors = anchors("## Does it help here?\ntext\n### /api/v1\n");
+    let expected = ["apiv1", "does-it-help-here"].map(str::to_owned);
+    assert_eq!(anchors, BTreeSet::from(expected));
+}
