@@ -223,11 +223,17 @@ fn spin() {
 /// Sends SIGIO to this process's emulators. QEMU blocks the signal and reads it from a descriptor in its main
 /// thread, which then looks at its timers and does nothing else.
 fn wake_emulators() {
-    for pid in children().into_iter().filter(|pid| has_vcpus(*pid)) {
-        // An emulator may have ended since.
-        let _ = kill_process(pid, Signal::IO);
+    let emulators: Vec<Pid> = children()
+        .into_iter()
+        .filter(|pid| has_vcpus(*pid))
+        .collect();
+    for _ in 0..1000 {
+        for pid in &emulators {
+            // An emulator may have ended since.
+            let _ = kill_process(*pid, Signal::IO);
+        }
+        thread::sleep(Duration::from_micros(20));
     }
-    thread::sleep(Duration::from_micros(100));
 }
 
 /// The children of all threads of this process.

@@ -305,7 +305,7 @@ impl KernelObjects {
     }
 
     /// Waits until the kernel has freed all programs and links.
-    pub fn wait_until_gone(&self) {
+    pub fn wait_until_freed(&self) {
         eventually("the daemon's programs and links are freed", || {
             let mut programs = ProgInfoIter::default().map(|program| program.id);
             self.attached() == 0 && !programs.any(|id| self.programs.contains(&id))

@@ -6,7 +6,7 @@
  *
  * A thread that goes first is not charged for time beyond its share (state.bpf.h). Its tenant owes
  * that time, and the other tasks of the tenant are charged for it while they run. So the tenant as
- * a whole stays within its share as long as these tasks can pay. They pay only as far as each keeps
+ * a whole stays within its share as long as these tasks can pay. A task that pays keeps at least
  * the guarantee.
  *
  * Tasks of the root cgroup are of no tenant.

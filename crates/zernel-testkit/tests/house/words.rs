@@ -57,9 +57,6 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     // The value `gone` in the JSON of `zernel hang`.
     ("crates/zernel/src/hang/analysis.rs", "gone"),
     ("crates/zernel/tests/hang/main.rs", "gone"),
-    // A name that tests of attacks use, too.
-    ("crates/zernel-testkit/src/daemon.rs", "gone"),
-    ("crates/zernel/tests/observe/main.rs", "gone"),
     // Part of the recorded truth.
     ("truth/job.py", "so many"),
 ];

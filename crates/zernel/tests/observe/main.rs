@@ -273,7 +273,7 @@ fn a_stopped_daemon_leaves_nothing() {
     let (status, printed) = daemon.end(Signal::TERM);
     assert_eq!(status.code(), Some(0), "{printed}");
     assert!(!socket.exists());
-    objects.wait_until_gone();
+    objects.wait_until_freed();
     target.end();
 }
 
@@ -284,7 +284,7 @@ fn a_killed_daemon_leaves_nothing_attached() {
     daemon.wait_for(&exported_launches(first.pid(), 5));
     let objects = daemon.kernel_objects();
     daemon.end(Signal::KILL);
-    objects.wait_until_gone();
+    objects.wait_until_freed();
     first.end();
     let daemon = Daemon::start(ZERNEL, &stage);
     let second = launched(&stage, 6);

@@ -124,7 +124,7 @@ pub(crate) fn the_unit_detaches_the_probes_of_a_killed_daemon() {
     command.arg(format!("--mount={mounts}"));
     let status = command.args(["sh", "-c", &stop]).status();
     assert!(status.expect("nsenter runs").success(), "{stop}");
-    objects.wait_until_gone();
+    objects.wait_until_freed();
 }
 
 /// Observes for a moment with these capabilities.
