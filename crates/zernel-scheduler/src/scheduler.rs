@@ -93,6 +93,8 @@ pub enum PolicyPart {
     Handoff = 1 << 0,
     /// Loaders of a trainer that runs out of data go before others.
     Feed = 1 << 1,
+    /// Threads of a process whose critical thread blocks go before others.
+    Siblings = 1 << 2,
 }
 
 impl SchedSettings {
