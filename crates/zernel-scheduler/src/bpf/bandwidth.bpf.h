@@ -5,7 +5,7 @@
  * it, and every period adds the quota. Without a budget its tasks wait in one queue, which a timer
  * looks through. Time is charged at ticks, so a cgroup may overrun; the debt is taken off the next
  * periods. To the kernel's watchdog these tasks are runnable, so each of them runs now and then
- * even without a budget.
+ * even without a budget, until it is preempted a few microseconds later.
  */
 #ifndef ZERNEL_SCHED_BANDWIDTH_H
 #define ZERNEL_SCHED_BANDWIDTH_H
@@ -67,7 +67,7 @@ static bool is_throttled(__u32 index, __u64 now_ns)
 
 static void take_off(struct node *node, __u64 used_ns)
 {
-	__s64 largest_debt = LONGEST_THROTTLE_NS / (node->period_ns ?: 1) * node->quota_ns;
+	__s64 largest_debt = (LONGEST_THROTTLE_NS / (node->period_ns ?: 1) ?: 1) * node->quota_ns;
 
 	bpf_spin_lock(&node->lock);
 	node->budget_ns -= used_ns;

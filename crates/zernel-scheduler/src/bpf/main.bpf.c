@@ -230,6 +230,10 @@ void CALLBACK(zernel_running, struct task_struct *p)
 	if (task->rank == ORDINARY)
 		clock_follow(clock_of(task), p->scx.dsq_vtime, now_ns);
 	note_running(cpu, comparable_vtime(p, task), now_ns, weight_of(task));
+	if (task->is_overdue) {
+		task->is_overdue = false;
+		scx_bpf_kick_cpu(number, SCX_KICK_PREEMPT);
+	}
 }
 
 void CALLBACK(zernel_stopping, struct task_struct *p, bool runnable)
@@ -284,7 +288,9 @@ void CALLBACK(zernel_runnable, struct task_struct *p, __u64 enq_flags)
 	/* A task that may use one CPU only is woken up without select_cpu. */
 	if (enq_flags & SCX_ENQ_WAKEUP && !task->woken_ns)
 		task->woken_ns = scx_bpf_now();
-	task->runnable_ns = scx_bpf_now();
+	/* A change of affinity or priority takes a waiting task out and puts it back. It waits on. */
+	if (enq_flags & SCX_ENQ_WAKEUP || !task->runnable_ns)
+		task->runnable_ns = scx_bpf_now();
 	change_waiting(p, task, false);
 	count_task(task, p->scx.weight);
 }

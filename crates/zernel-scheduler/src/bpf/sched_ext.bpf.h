@@ -158,6 +158,7 @@ struct sched_ext_ops {
 #define SCX_ENQ_PREEMPT (1ULL << 32)
 #define SCX_DEQ_SLEEP 1ULL
 #define SCX_KICK_IDLE 1ULL
+#define SCX_KICK_PREEMPT 2ULL
 #define SCX_TASK_QUEUED 1U
 #define SCX_OPS_ENQ_LAST (1ULL << 1)
 #define SCX_OPS_ENQ_MIGRATION_DISABLED (1ULL << 4)

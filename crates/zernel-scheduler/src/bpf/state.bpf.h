@@ -27,12 +27,13 @@ struct task {
 	__u32 pinned_weight; /* counted at that CPU */
 	bool yielded;
 	bool waits; /* a critical thread that waits for another thread: see siblings.bpf.h */
+	bool is_overdue; /* it runs without a budget, for a moment: see bandwidth.bpf.h */
 	bool in_tree; /* it is, or descends from, settings.privileged_process */
 	__u8 class; /* enum zernel_class; as seen when it began to run, or at the last tick */
 	__u8 rank; /* enum rank; ORDINARY also if the guarantee does not let it go first */
 	__u64 charged_ns; /* its running time is charged up to here */
 	__u64 woken_ns; /* when it woke up; 0: it has run since */
-	__u64 runnable_ns; /* when it last woke up or was preempted */
+	__u64 runnable_ns; /* when it last woke up or stopped running */
 	__u64 blocked_ns; /* when it last blocked */
 	/* Hand-off: see handoff.bpf.h. */
 	__u32 donor; /* the thread that it inherits from */
@@ -146,7 +147,8 @@ static void advance(struct task_struct *p, const struct task *task, __u64 used_n
 	__u64 weight = weight_of(task);
 	__s64 beyond;
 
-	if (!task->rank && is_shared && settings.privilege != PRIVILEGE_NOBODY)
+	if (!task->rank && is_shared && settings.privilege != PRIVILEGE_NOBODY &&
+	    (settings.privilege != PRIVILEGE_TREE || task->in_tree))
 		used_ns += pay(task->node, clock, used_ns);
 	set_vtime(p, p->scx.dsq_vtime + virtual_time(used_ns, weight));
 	beyond = p->scx.dsq_vtime - clock->now;

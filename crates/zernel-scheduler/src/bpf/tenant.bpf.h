@@ -2,14 +2,15 @@
 /*
  * What a critical thread or a loader takes beyond its share, it takes from its own tenant first.
  * The tenant is the privileged cgroup with its descendants; where all tasks are privileged, it is
- * the cgroup of the thread.
+ * the cgroup of the thread; with `zernel run --sched` it is the processes of the command.
  *
  * A thread that goes first is not charged for time beyond its share (state.bpf.h). Its tenant owes
  * that time, and the other tasks of the tenant are charged for it while they run. So the tenant as
  * a whole stays within its share as long as these tasks can pay. A task that pays keeps at least
  * the guarantee.
  *
- * Tasks of the root cgroup are of no tenant.
+ * Tasks of the root cgroup are of no tenant. Tasks that may use one CPU only neither owe nor pay. A
+ * tenant owes LAG_NS and one charge at most.
  */
 #ifndef ZERNEL_SCHED_TENANT_H
 #define ZERNEL_SCHED_TENANT_H
@@ -52,13 +53,9 @@ static __u64 promised_per_ms(__s64 weight)
 static void owe(__u32 index, __u64 ns)
 {
 	struct node *tenant = tenant_of(index);
-	__u64 owed_ns;
 
-	if (!tenant)
-		return;
-	/* CPUs that do this at once lose one another's part. */
-	owed_ns = *(volatile __u64 *)&tenant->owed_ns + ns;
-	tenant->owed_ns = owed_ns < LAG_NS ? owed_ns : LAG_NS;
+	if (tenant && *(volatile __u64 *)&tenant->owed_ns < LAG_NS)
+		__sync_fetch_and_add(&tenant->owed_ns, ns);
 }
 
 /* The time for which a task without rank is charged beside the `used_ns` that it ran. Were the
@@ -76,8 +73,10 @@ static __u64 pay(__u32 index, const struct clock *clock, __u64 used_ns)
 	paid_ns = used_ns * (clock->per_ms - promised) / promised;
 	if (paid_ns > owed_ns)
 		paid_ns = owed_ns;
-	if (paid_ns)
-		tenant->owed_ns = owed_ns - paid_ns;
+	/* If another CPU has just changed the debt, this task pays at its next charge. */
+	if (!paid_ns ||
+	    !__sync_bool_compare_and_swap(&tenant->owed_ns, owed_ns, owed_ns - paid_ns))
+		return 0;
 	return paid_ns;
 }
 

@@ -24,9 +24,10 @@ static struct throttle_timer *throttle_timer(void)
 	return bpf_map_lookup_elem(&throttle_timers, &first);
 }
 
-static bool must_wait(const struct task *task, __u64 now_ns)
+static bool is_overdue(const struct task *task, __u64 now_ns)
 {
-	return is_throttled(task->node, now_ns) && now_ns - task->runnable_ns < LONGEST_THROTTLE_NS;
+	/* It may have become runnable on another CPU after `now_ns`. */
+	return (__s64)(now_ns - task->runnable_ns) > (__s64)LONGEST_THROTTLE_NS;
 }
 
 static void release_throttled(__u64 now_ns)
@@ -34,13 +35,18 @@ static void release_throttled(__u64 now_ns)
 	struct bpf_iter_scx_dsq it;
 	struct task_struct *p;
 	struct task *task;
+	bool throttled;
 	__s32 cpu;
 
 	if (!bpf_iter_scx_dsq_new(&it, THROTTLED_QUEUE, 0)) {
 		while ((p = bpf_iter_scx_dsq_next(&it))) {
 			task = task_of(p);
-			if (!task || must_wait(task, now_ns))
+			if (!task)
 				continue;
+			throttled = is_throttled(task->node, now_ns);
+			if (throttled && !is_overdue(task, now_ns))
+				continue;
+			task->is_overdue = throttled;
 			cpu = scx_bpf_task_cpu(p);
 			if (scx_bpf_dsq_move_vtime(&it, p, queue_of(task, cpu), 0))
 				wake_idle_cpu(p, task, cpu);
