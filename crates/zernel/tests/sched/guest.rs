@@ -1,8 +1,7 @@
 //! What `zernel sched` does beside scheduling. Runs in a virtual machine, in the trial that starts and ends it.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -12,14 +11,15 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use zernel_testkit::eventually_within;
 
-use super::{ENDS_WITHIN, LOADS_WITHIN, ZERNEL, start, state, stop, wait_for};
+use super::{ENDS_WITHIN, LOADS_WITHIN, ZERNEL, end, is_refused, start, state, wait_for};
 
 const NOBODY: u32 = 65534;
-const STATISTICS: &str = "/run/zernel-sched/statistics.json";
+pub(super) const STATISTICS: &str = "/run/zernel-sched/statistics.json";
 
 /// `--stats` prints lines, and another user sees the same with `--monitor`.
 pub(super) fn statistics_are_printed() {
     let mut scheduler = start(&["--stats", "1"]);
+    is_refused("the scheduler zernel is loaded");
     let mut monitor = Command::new(ZERNEL)
         .args(["sched", "--monitor", "1"])
         .uid(NOBODY)
@@ -43,7 +43,7 @@ pub(super) fn statistics_are_printed() {
         assert!(other_runs > 0, "{printed:?}");
         assert!(words.contains(&"100%"), "{printed:?}");
     }
-    stop(&mut scheduler);
+    assert!(end(&mut scheduler, Signal::INT).success());
     wait_for("disabled", ENDS_WITHIN);
     let output = Command::new(ZERNEL)
         .args(["sched", "--monitor", "1"])
@@ -54,28 +54,8 @@ pub(super) fn statistics_are_printed() {
     assert!(text.contains("no `zernel sched` runs"), "{text}");
 }
 
-/// The metrics of a running observer contain those of the running scheduler.
-pub(super) fn metrics_show_the_scheduler() {
-    eventually_within(ENDS_WITHIN, "the metrics show the scheduler", || {
-        let mut daemon = UnixStream::connect("/run/zernel/observe.sock").unwrap();
-        daemon
-            .write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
-            .unwrap();
-        let mut text = String::new();
-        daemon.read_to_string(&mut text).unwrap();
-        [
-            "\nzernel_sched_loaded 1\n",
-            "\nzernel_sched_guarantee_ratio 0.5\n",
-            "\nzernel_sched_events_total{event=\"queued\"} ",
-            "\nzernel_sched_wake_to_run_seconds_count{class=\"other\"} ",
-        ]
-        .iter()
-        .all(|line| text.contains(line))
-    });
-}
-
 /// What a child prints to stderr, as far as it has.
-fn collect_stderr(child: &mut Child) -> Arc<Mutex<String>> {
+pub(super) fn collect_stderr(child: &mut Child) -> Arc<Mutex<String>> {
     let collected = Arc::new(Mutex::new(String::new()));
     let lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let target = Arc::clone(&collected);
@@ -89,7 +69,7 @@ fn collect_stderr(child: &mut Child) -> Arc<Mutex<String>> {
     collected
 }
 
-fn wait_for_text(collected: &Mutex<String>, wanted: &str) {
+pub(super) fn wait_for_text(collected: &Mutex<String>, wanted: &str) {
     let begin = Instant::now();
     while !collected.lock().unwrap().contains(wanted) {
         let text = collected.lock().unwrap().clone();
@@ -98,11 +78,12 @@ fn wait_for_text(collected: &Mutex<String>, wanted: &str) {
     }
 }
 
-/// A changed file is applied on SIGHUP or by itself, and one with a mistake is not.
+/// A changed file is applied on SIGHUP or by itself, and one with a mistake is not. A scheduler that was unloaded with
+/// SysRq is not loaded again.
 pub(super) fn a_changed_configuration_is_applied() {
     let file = "/tmp/sched.toml";
     fs::write(file, "slice_us = 2000\n").unwrap();
-    let mut scheduler = start(&["--config", file]);
+    let mut scheduler = start(&["--config", file, "--restart", "5"]);
     let printed = collect_stderr(&mut scheduler);
     let published = |wanted: &str| {
         eventually_within(ENDS_WITHIN, wanted, || {
@@ -123,13 +104,37 @@ pub(super) fn a_changed_configuration_is_applied() {
     wait_for_text(&printed, "privilege all");
     published("\"privilege\":\"all\"");
     assert_eq!(state(), "enabled");
-    stop(&mut scheduler);
+    fs::write("/proc/sysrq-trigger", "S").unwrap();
+    let status = scheduler.wait().unwrap();
+    wait_for_text(&printed, "the scheduler was unloaded from outside");
+    assert_eq!(status.code(), Some(1));
     wait_for("disabled", ENDS_WITHIN);
     let output = Command::new(ZERNEL)
         .args(["sched", "--config", "/tmp/nowhere.toml"])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
+}
+
+/// With `--replace` the loaded scheduler ends, and the next one is loaded. Killed, it is unloaded.
+pub(super) fn a_newer_one_takes_its_place() {
+    let mut older = start(&[]);
+    eventually_within(ENDS_WITHIN, "statistics are published", || {
+        fs::exists(STATISTICS).unwrap()
+    });
+    is_refused("take its place with `zernel sched --replace`");
+    let mut newer = Command::new(ZERNEL)
+        .args(["sched", "--replace"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let printed = collect_stderr(&mut newer);
+    let pid = older.id();
+    wait_for_text(&printed, &format!("replaced `zernel sched` (pid {pid})"));
+    assert!(older.wait().unwrap().success());
+    assert_eq!(state(), "enabled");
+    assert!(!end(&mut newer, Signal::KILL).success());
+    wait_for("disabled", ENDS_WITHIN);
 }
 
 /// Keeps every task of the scheduler from running until the kernel ejects it.
@@ -161,40 +166,16 @@ pub(super) fn ejections_end_in_a_lock_out() {
     wait_for("disabled", ENDS_WITHIN);
 }
 
-/// A scheduler that was unloaded with SysRq is not loaded again.
-pub(super) fn sysrq_unloads_for_good() {
-    let mut scheduler = start(&["--restart", "5"]);
-    let printed = collect_stderr(&mut scheduler);
-    fs::write("/proc/sysrq-trigger", "S").unwrap();
-    let status = scheduler.wait().unwrap();
-    wait_for_text(&printed, "the scheduler was unloaded from outside");
-    assert_eq!(status.code(), Some(1));
-    wait_for("disabled", ENDS_WITHIN);
-}
-
-/// `zernel run --sched` schedules while its command runs. A loaded scheduler stays as root configured it.
+/// `zernel run --sched` schedules while its command runs, and passes its exit code on.
 pub(super) fn a_command_has_its_scheduler() {
-    let run = |command: &[&str]| {
-        let mut run = Command::new(ZERNEL);
-        let output = run.args(["run", "--sched", "--"]).args(command).output();
-        let output = output.unwrap();
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        (output.status.code(), text)
-    };
     // The command finds the scheduler loaded.
-    let (code, text) = run(&[ZERNEL, "sched"]);
-    assert_eq!(code, Some(1), "{text}");
+    let output = Command::new(ZERNEL)
+        .args(["run", "--sched", "--", ZERNEL, "sched"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("the scheduler zernel is loaded"), "{text}");
     assert!(text.contains("the scheduler is unloaded"), "{text}");
     assert_eq!(state(), "disabled");
-    let mut scheduler = start(&[]);
-    eventually_within(ENDS_WITHIN, "statistics are published", || {
-        fs::exists(STATISTICS).unwrap()
-    });
-    let (code, text) = run(&[ZERNEL, "--version"]);
-    assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("root chose its privilege: nobody"), "{text}");
-    assert_eq!(state(), "enabled");
-    stop(&mut scheduler);
-    wait_for("disabled", ENDS_WITHIN);
 }

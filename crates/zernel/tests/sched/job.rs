@@ -1,0 +1,169 @@
+//! `zernel sched` and `zernel run --sched` beside an observer and training. Runs in a virtual machine.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::Signal;
+use zernel_phase::shared::{HEARTBEAT_PIN, PIN_DIRECTORY};
+use zernel_testkit::eventually_within;
+
+use super::guest::{STATISTICS, collect_stderr, wait_for_text};
+use super::{BUSYBOX, ENDS_WITHIN, LOADS_WITHIN, ZERNEL, end, start, state, stop, wait_for};
+
+const TRAINING_FILE: &str = "/tmp/training.toml";
+/// Trains until Ctrl-C, and exits with 7 then.
+const INTERRUPTED: &str = concat!(
+    "trap 'kill -INT $!; wait $!; exit 7' INT; ",
+    env!("CARGO_BIN_EXE_zernel"),
+    " workload run /tmp/training.toml & wait $!"
+);
+const TRAINING: &str = r#"
+duration_ms = 600000
+
+[[group]]
+name = "training"
+workers = 3
+pcomm = "trainer"
+work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, decode_us = 500, backward_us = 1000, gpu_us = 1500 }
+
+[[group]]
+name = "noise"
+workers = 2
+work = "spin_wait"
+"#;
+
+/// Starts an observer and waits until it answers.
+fn observe() -> Child {
+    let observer = Command::new(ZERNEL)
+        .arg("observe")
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    eventually_within(LOADS_WITHIN, "the observer answers", || {
+        let output = Command::new(ZERNEL).arg("ps").output().unwrap();
+        output.status.success()
+    });
+    observer
+}
+
+/// Starts a scheduler and an observer after it. The observer writes the maps that the scheduler pinned. A command gets no
+/// privilege of its own beside a loaded scheduler, which stays as root configured it.
+fn observe_beside_a_scheduler() -> Child {
+    let mut scheduler = start(&["--privilege", "all"]);
+    let printed = collect_stderr(&mut scheduler);
+    wait_for_text(&printed, "no observer runs, so no thread goes first");
+    let observer = observe();
+    wait_for_text(&printed, "an observer runs; critical threads go first");
+    metrics_show_the_scheduler();
+    let output = Command::new(ZERNEL)
+        .args(["run", "--sched", "--", ZERNEL, "--version"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("root chose its privilege: all"), "{text}");
+    assert_eq!(state(), "enabled");
+    stop(&mut scheduler);
+    wait_for("disabled", ENDS_WITHIN);
+    observer
+}
+
+/// While a scheduler reads the task states, an observer that ends leaves the maps to the next one.
+fn pins_outlive(observer: &mut Child) {
+    stop(observer);
+    let pin = Path::new(PIN_DIRECTORY).join(HEARTBEAT_PIN);
+    assert!(pin.exists(), "the observer removed {}", pin.display());
+}
+
+/// The metrics of a running observer contain those of the running scheduler.
+fn metrics_show_the_scheduler() {
+    eventually_within(ENDS_WITHIN, "the metrics show the scheduler", || {
+        let mut daemon = UnixStream::connect("/run/zernel/observe.sock").unwrap();
+        daemon
+            .write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            .unwrap();
+        let mut text = String::new();
+        daemon.read_to_string(&mut text).unwrap();
+        [
+            "\nzernel_sched_loaded 1\n",
+            "\nzernel_sched_guarantee_ratio 0.5\n",
+            "\nzernel_sched_events_total{event=\"queued\"} ",
+            "\nzernel_sched_wake_to_run_seconds_count{class=\"other\"} ",
+        ]
+        .iter()
+        .all(|line| text.contains(line))
+    });
+}
+
+/// An observer ends beside a scheduler that misses it.
+pub(super) fn the_observer_is_missed() {
+    let mut observer = observe_beside_a_scheduler();
+    let mut scheduler = start(&["--privilege", "all"]);
+    let printed = collect_stderr(&mut scheduler);
+    pins_outlive(&mut observer);
+    wait_for_text(&printed, "no observer runs, so no thread goes first");
+    stop(&mut scheduler);
+    wait_for("disabled", ENDS_WITHIN);
+}
+
+/// With training beside spinners, `--ab` prints a ratio with its interval, and `zernel run --sched` privileges its command
+/// until Ctrl-C ends both. The exit code is that of the command.
+pub(super) fn jobs_are_compared_and_privileged() {
+    fs::write(TRAINING_FILE, TRAINING).unwrap();
+    let mut observer = observe_beside_a_scheduler();
+    let mut training = Command::new(ZERNEL)
+        .args(["workload", "run", TRAINING_FILE])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    eventually_within(LOADS_WITHIN, "training is observed", || {
+        let output = Command::new(ZERNEL).arg("ps").output().unwrap();
+        String::from_utf8_lossy(&output.stdout).contains("trainer")
+    });
+    a_ratio_is_printed();
+    assert!(end(&mut training, Signal::INT).success());
+
+    let mut run = Command::new(ZERNEL)
+        .args(["run", "--sched", "--", BUSYBOX, "sh", "-c", INTERRUPTED])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let printed = collect_stderr(&mut run);
+    let privilege = format!("\"privilege\":\"run={}\"", run.id());
+    eventually_within(LOADS_WITHIN, "the command is privileged", || {
+        let text = fs::read_to_string(STATISTICS).unwrap_or_default();
+        text.contains(&privilege) && !text.contains("\"critical\":{\"runs\":0,")
+    });
+    assert_eq!(state(), "enabled");
+    pins_outlive(&mut observer);
+    let status = end(&mut run, Signal::INT);
+    wait_for_text(&printed, "critical threads: preempting");
+    wait_for_text(&printed, "the scheduler is unloaded");
+    assert_eq!(status.code(), Some(7), "{}", printed.lock().unwrap());
+    assert_eq!(state(), "disabled");
+}
+
+/// Two pairs of blocks.
+fn a_ratio_is_printed() {
+    let output = Command::new(ZERNEL)
+        .args(["sched", "--privilege", "all", "--ab", "8s", "--block", "2s"])
+        .output()
+        .unwrap();
+    let progress = String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{progress}{text}");
+    assert!(
+        progress.contains("2 pairs of blocks, 2 s each"),
+        "{progress}"
+    );
+    let ratio = text.strip_prefix("steps/s with the scheduler: ");
+    let ratio = ratio.and_then(|rest| rest.split(' ').next());
+    let ratio: f64 = ratio.expect("a ratio").parse().unwrap();
+    assert!(ratio > 0.0 && ratio.is_finite(), "{text}");
+    assert!(text.contains(", 2 pairs)"), "{progress}{text}");
+    assert_eq!(state(), "disabled");
+}

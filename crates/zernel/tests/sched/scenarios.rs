@@ -1,0 +1,202 @@
+//! Scenarios of the lab under `zernel sched`, several in one boot, because a boot takes longer than a scenario.
+
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use zernel_lab::assertion::{first_warning, judge};
+use zernel_lab::scenario::SOFTWARE_GPU;
+use zernel_lab::scenario::plan::{GUEST, GuestPlan};
+use zernel_lab::{
+    Deterministic, GuestAnswer, Initramfs, RunResult, Scenario, ScenarioRun, Scheduler, Verdict,
+    VmSpec,
+};
+use zernel_softgpu::install::built_libraries;
+use zernel_testkit::vm;
+
+use super::{ZERNEL, stripped};
+
+/// Scenarios of a fair scheduler, whose own assertions must hold. Each row is one boot.
+const BOOTS: [&[&str]; 2] = [
+    &["saturate", "wake", "cpusets"],
+    &["cpu-max", "cgroups-equal", "weights-unequal-threads"],
+];
+
+/// A trainer with a backward thread and one at the mercy of its loaders, beside spinners.
+const TRAINERS: &str = r#"
+about = "Hand-off and feed."
+warmup_ms = 2000
+duration_ms = 600
+observe = true
+training = ["backward", "loading"]
+noise = ["noise"]
+
+[[group]]
+name = "backward"
+workers = 3
+pcomm = "trainer"
+work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, decode_us = 500, backward_us = 2000, gpu_us = 1500 }
+
+[[group]]
+name = "loading"
+work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, decode_us = 4000, forked_loaders = true, gpu_us = 500 }
+
+[[group]]
+name = "noise"
+workers = 8
+work = "spin_wait"
+"#;
+
+/// Runs every plan and removes its cgroups.
+const SCRIPT: &str = r#"
+for plan in /lab/plan-*.json; do
+    /lab/zernel lab guest $plan
+    echo
+    /bin/busybox find /sys/fs/cgroup -mindepth 1 -depth -type d -exec /bin/busybox rmdir {} \;
+done
+"#;
+const SEED: u64 = 1;
+
+/// A scenario and the scheduler that it runs under.
+type PlannedRun = (Scenario, Scheduler);
+
+/// A shipped scenario, shortened.
+fn shipped(name: &str) -> PlannedRun {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+    let mut scenario = Scenario::load(&folder.join(name).with_extension("toml")).unwrap();
+    scenario.warmup_ms = 300;
+    scenario.duration_ms = 1300;
+    (scenario, Scheduler::Zernel(Vec::new()))
+}
+
+/// Boots once and runs all. What the emulator spoilt runs again in a boot of its own.
+fn run_together(runs: &[PlannedRun]) -> Vec<RunResult> {
+    let Some(results) = boot(runs) else {
+        return runs.iter().map(run_alone).collect();
+    };
+    let results = runs
+        .iter()
+        .zip(results)
+        .map(|(run, result)| match result.verdict() {
+            Verdict::Inconclusive => run_alone(run),
+            _ => result,
+        });
+    results.collect()
+}
+
+fn run_alone((scenario, scheduler): &PlannedRun) -> RunResult {
+    ScenarioRun::new(scenario.clone(), scheduler.clone())
+        .guest(ZERNEL)
+        .seed(SEED + 1)
+        .run_twice_if_inconclusive()
+}
+
+/// The judged answers of one boot. `None`: the machine did not complete the script.
+fn boot(runs: &[PlannedRun]) -> Option<Vec<RunResult>> {
+    let mut files = Initramfs::new();
+    files
+        .add_program_at(stripped(ZERNEL.as_ref()), GUEST)
+        .unwrap();
+    for (index, (scenario, scheduler)) in runs.iter().enumerate() {
+        let plan = GuestPlan::new(scenario, scheduler, SEED).unwrap();
+        let plan = serde_json::to_vec(&plan).unwrap();
+        files
+            .add_bytes(format!("/lab/plan-{index}.json"), plan, 0o644)
+            .unwrap();
+    }
+    add_software_gpu(&mut files);
+    let outcome = VmSpec::new(vm::kernel(&runs[0].0.kernel).unwrap())
+        .cpus(4)
+        .memory_mib(1024)
+        .files(files)
+        .timeout(Duration::from_secs(900))
+        .boot_timeout(Duration::from_secs(900))
+        .deterministic(Deterministic::new(SEED).virtual_limit(Duration::from_secs(100)))
+        .run("/bin/busybox", ["sh", "-c", SCRIPT])
+        .ok()?;
+    let output = String::from_utf8_lossy(&outcome.stdout);
+    let warning = first_warning(&outcome.console_log);
+    let answers = output
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
+    let answers: Vec<GuestAnswer> = answers.collect();
+    if answers.len() != runs.len() {
+        return None;
+    }
+    let judged = runs
+        .iter()
+        .zip(answers)
+        .map(|((scenario, scheduler), answer)| {
+            let (figures, findings) = match answer {
+                GuestAnswer::Figures(figures) => {
+                    let findings = judge(scenario, &figures, warning.as_deref());
+                    (Some(figures), findings)
+                }
+                GuestAnswer::Error(problem) => panic!("{}: {problem}", scenario.name),
+            };
+            RunResult {
+                scenario: scenario.name.clone(),
+                scheduler: scheduler.name(),
+                seed: SEED,
+                figures,
+                findings,
+                kernel_warning: warning.clone(),
+                console: outcome.console_log.clone(),
+                host_seconds: 0.0,
+            }
+        });
+    Some(judged.collect())
+}
+
+/// Adds the libraries that training needs.
+pub(super) fn add_software_gpu(files: &mut Initramfs) {
+    let built = built_libraries().unwrap();
+    let folder = Path::new(SOFTWARE_GPU).parent().unwrap();
+    for (library, name) in [
+        ("libzernel_softgpu_cuda.so", "libcuda.so.1"),
+        ("libzernel_softgpu_nccl.so", "libnccl.so.2"),
+    ] {
+        let library = stripped(&built.join(library));
+        files.add_file(library, folder.join(name)).unwrap();
+    }
+}
+
+/// The boots run at once. In the first one, training follows: with privilege, threads that a trainer wakes and waits for
+/// become critical, and loaders preempt others or are kept on their CPU. In no scenario a task starves.
+pub(super) fn scenarios_pass() {
+    let trainers = Scenario::parse(TRAINERS, "trainers.toml").unwrap();
+    let privileged = Scheduler::Zernel(["--privilege", "all"].map(str::to_owned).to_vec());
+    let mut boots = BOOTS.map(|names| names.iter().map(|name| shipped(name)).collect::<Vec<_>>());
+    boots[0].push((trainers, privileged));
+    let results: Vec<RunResult> = thread::scope(|scope| {
+        let boots = boots
+            .each_ref()
+            .map(|runs| scope.spawn(|| run_together(runs)));
+        boots
+            .into_iter()
+            .flat_map(|boot| boot.join().unwrap())
+            .collect()
+    });
+    for result in &results {
+        assert_eq!(result.verdict(), Verdict::Pass, "{result}");
+    }
+    let trained = results.iter().find(|result| result.scenario == "trainers");
+    for label in ["handed on", "loaders:"] {
+        let trained = trained.expect("all scenarios ran");
+        assert!(printed(trained, label) > 10, "{label}: {trained}");
+    }
+}
+
+/// The sum of the numbers that the scheduler printed after a label when it ended.
+fn printed(result: &RunResult, label: &str) -> u64 {
+    let figures = result.figures.as_ref().expect("the machine ran");
+    let output = &figures.scheduler.output;
+    let (_, rest) = output
+        .split_once(label)
+        .unwrap_or_else(|| panic!("no `{label}` in:\n{output}"));
+    let item = rest.split([';', '\n']).next().unwrap_or_default();
+    let numbers = item.split(|letter: char| !letter.is_ascii_digit());
+    numbers
+        .filter_map(|digits| digits.parse::<u64>().ok())
+        .sum()
+}
