@@ -102,6 +102,7 @@ fn vm(seed: u64) -> Result<VmSpec, Box<dyn Error>> {
     Ok(VmSpec::new(kernel)
         .cpus(4)
         .timeout(Duration::from_secs(300))
+        .boot_timeout(Duration::from_secs(300))
         .deterministic(Deterministic::new(seed)))
 }
 
