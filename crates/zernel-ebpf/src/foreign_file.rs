@@ -7,8 +7,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, makedev, open, statx};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, fstatfs, makedev, open, statx,
+};
 use zernel_elf::FileIdentity;
+
+/// The type of FUSE in `statfs`. A server cannot report another one.
+const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
+
+/// Why no probe is attached to a file on FUSE.
+pub(crate) const ON_FUSE: &str = "it is on FUSE, whose server could hold up every fork of the machine while a probe is attached; \
+     if you trust the server, name the file with --library";
 
 /// A handle of a file, with the identity that the file had when it was opened.
 ///
@@ -42,6 +51,16 @@ impl ForeignFile {
     /// Whether the file is neither a directory, a pipe nor a device.
     pub(crate) fn is_regular(&self) -> bool {
         self.is_regular
+    }
+
+    /// Whether it is on FUSE, or its file system does not report its type.
+    ///
+    /// While the kernel attaches a probe it reads the page of the function, and holds a lock that every fork of the machine needs.
+    /// A page that was read before may be dropped at any time. A server of FUSE that does not answer then stops all forks.
+    ///
+    /// This asks the file system, so only a child process may call it.
+    pub(crate) fn is_on_fuse(&self) -> bool {
+        !fstatfs(&self.handle).is_ok_and(|status| status.f_type != FUSE_SUPER_MAGIC)
     }
 
     /// A path that opens the same file in this process and its children.

@@ -1,7 +1,7 @@
 //! Small sched_ext schedulers for the lab.
 //!
-//! [`Fault::None`] is a plain fair queue: one queue for all CPUs, ordered by virtual time. It shows
-//! how much of a scheduler's gain needs no idea at all. Every other [`Fault`] is the same queue,
+//! [`Fault::None`] is a plain fair queue: one queue for all CPUs, ordered by virtual time. A comparison with it
+//! shows how much of a scheduler's gain comes from one shared fair queue alone. Every other [`Fault`] is the same queue,
 //! broken in one known way. The lab's tests show that its default assertions find each of them.
 
 use std::fmt;

@@ -62,7 +62,7 @@ impl Deterministic {
         /// Larger than any number of seeds.
         const DISTANCE: u64 = 1_000_003;
         (1..4).map(|attempt| Self {
-            seed: self.seed + attempt * DISTANCE,
+            seed: self.seed.wrapping_add(attempt * DISTANCE),
             ..self.clone()
         })
     }

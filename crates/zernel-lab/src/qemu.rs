@@ -24,6 +24,8 @@ pub(crate) const CONSOLE: &str = "console";
 pub(crate) const INITRAMFS: &str = "initramfs";
 pub(crate) const LOG: &str = "qemu.log";
 const THREADS: &str = "qemu_threads.so";
+/// Created by the library of a deterministic run, as in `qemu_threads.c`.
+pub(crate) const THREADS_EVIDENCE: &str = "qemu_threads.used";
 
 /// The library that decides which of QEMU's threads runs in a deterministic run.
 const THREADS_LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/qemu_threads.so"));

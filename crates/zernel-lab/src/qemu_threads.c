@@ -9,6 +9,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
@@ -17,7 +18,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* Created in the working directory by the vCPU thread: the library is in effect. */
+#define EVIDENCE "qemu_threads.used"
+
 static pthread_t main_thread;
+/* The first thread beside it that waits for a condition: QEMU starts it before all others that do. */
+static pthread_t vcpu_thread;
+static int has_vcpu_thread;
 
 /* What the vCPU thread sleeps on, null while it runs. Before it exists, it counts as asleep. */
 static _Atomic(pthread_cond_t *) sleeps_on = (pthread_cond_t *)-1;
@@ -35,6 +42,17 @@ static int is_main_thread(void)
 	return pthread_equal(pthread_self(), main_thread);
 }
 
+/* Whether the caller is the vCPU thread. The first call decides; QEMU's lock is held in it. */
+static int is_vcpu_thread(void)
+{
+	if (!has_vcpu_thread) {
+		vcpu_thread = pthread_self();
+		has_vcpu_thread = 1;
+		close(open(EVIDENCE, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+	}
+	return pthread_equal(pthread_self(), vcpu_thread);
+}
+
 /* The function of the C library that one of this file stands in for. */
 static void *original(const char *name, const char *version)
 {
@@ -49,7 +67,7 @@ int pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
 
 	if (!wait)
 		wait = original("pthread_cond_wait", "GLIBC_2.3.2");
-	if (is_main_thread())
+	if (is_main_thread() || !is_vcpu_thread())
 		return wait(condition, mutex);
 	sleeps_on = condition;
 	sleeps++;

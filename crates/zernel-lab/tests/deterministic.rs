@@ -8,7 +8,7 @@ use std::io::Read;
 use std::iter;
 use std::ops::ControlFlow;
 use std::process::{Command, ExitCode};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::Duration;
@@ -142,6 +142,8 @@ fn three_boots_print_the_same_bytes() -> TestResult {
     let restless = RestlessHost::start();
     let third = wake_latency(vm(1)?)?;
     drop(restless);
+    let signals = SIGNALS.load(Ordering::Relaxed);
+    assert!(signals > 1000, "{signals} signals reached QEMU");
     for other in [&second, &third] {
         assert_eq!(text(first), text(other));
         assert_eq!(first.determinism, other.determinism);
@@ -220,6 +222,9 @@ fn spin() {
     black_box(0);
 }
 
+/// Signals that were sent to emulators.
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+
 /// Sends SIGIO to this process's emulators. QEMU blocks the signal and reads it from a descriptor in its main
 /// thread, which then looks at its timers and does nothing else.
 fn wake_emulators() {
@@ -230,7 +235,9 @@ fn wake_emulators() {
     for _ in 0..1000 {
         for pid in &emulators {
             // An emulator may have ended since.
-            let _ = kill_process(*pid, Signal::IO);
+            if kill_process(*pid, Signal::IO).is_ok() {
+                SIGNALS.fetch_add(1, Ordering::Relaxed);
+            }
         }
         thread::sleep(Duration::from_micros(20));
     }

@@ -93,6 +93,8 @@ pub enum PolicyPart {
     Handoff = 1 << 0,
     /// Loaders of a trainer that runs out of data go before others.
     Feed = 1 << 1,
+    /// Threads of a process whose critical thread blocks go before others.
+    Siblings = 1 << 2,
 }
 
 impl SchedSettings {
@@ -212,12 +214,10 @@ pub fn replace(
     }
     let mut pins = TaskStatePins::claim(&mut open);
     let mut skel = open.load()?;
+    share(&mut pins, &mut skel, settings)?;
     unload_other().map_err(SchedError::NotReplaced)?;
-    let shared = pins.share(&mut skel);
-    // Without a bpffs there are no classes. That matters only to privileged threads.
-    if settings.privilege != Privilege::Nobody {
-        shared?;
-    }
+    // The scheduler that was replaced may have removed its pins.
+    share(&mut pins, &mut skel, settings)?;
     if settings.privilege == Privilege::OwnTree {
         skel.progs
             .privilege_caller
@@ -232,6 +232,18 @@ pub fn replace(
     drop(link);
     pins.remove(&skel.maps.zernel_heartbeats);
     loaded.result()
+}
+
+/// Pins the maps of task states. Without a bpffs there are no classes, which matters only to privileged threads.
+fn share(
+    pins: &mut TaskStatePins,
+    skel: &mut MainSkel<'_>,
+    settings: &SchedSettings,
+) -> Result<(), SchedError> {
+    match pins.share(skel) {
+        Err(error) if settings.privilege != Privilege::Nobody => Err(error.into()),
+        _ => Ok(()),
+    }
 }
 
 fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<(), SchedError> {

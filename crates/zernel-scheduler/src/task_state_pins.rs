@@ -1,9 +1,10 @@
 //! The pinned maps of task states and heartbeats, which an observer writes.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use libbpf_rs::{MapCore, MapFlags};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapMut};
 use zernel_phase::shared::{
     HEART_OBSERVER, HEARTBEAT_PIN, Heartbeat, PIN_DIRECTORY, TASKS_PIN, layout_hash,
 };
@@ -38,18 +39,14 @@ impl TaskStatePins {
         }
     }
 
-    /// Pins the maps that are not pinned. A scheduler that was just replaced may have removed its pins.
+    /// Pins the maps that are not pinned.
     pub(crate) fn share(&mut self, skel: &mut MainSkel<'_>) -> Result<(), libbpf_rs::Error> {
         // It exists if an observer has run.
         let _ = fs::create_dir(PIN_DIRECTORY);
-        if !self.tasks.exists() {
-            skel.maps.zernel_tasks.pin(&self.tasks)?;
-            self.own.push(self.tasks.clone());
-        }
-        if !self.heartbeats.exists() {
-            skel.maps.zernel_heartbeats.pin(&self.heartbeats)?;
-            self.own.push(self.heartbeats.clone());
-        }
+        let tasks = share_map(&mut skel.maps.zernel_tasks, &self.tasks)?;
+        self.own.extend(tasks.then(|| self.tasks.clone()));
+        let heartbeats = share_map(&mut skel.maps.zernel_heartbeats, &self.heartbeats)?;
+        self.own.extend(heartbeats.then(|| self.heartbeats.clone()));
         Ok(())
     }
 
@@ -63,6 +60,27 @@ impl TaskStatePins {
         }
         // It stays if it is not empty.
         let _ = fs::remove_dir(PIN_DIRECTORY);
+    }
+}
+
+/// Pins a map unless it is pinned there. Returns whether it was not.
+///
+/// # Errors
+/// Among others: an observer has pinned another map since the scheduler was loaded.
+fn share_map(map: &mut MapMut<'_>, path: &Path) -> Result<bool, libbpf_rs::Error> {
+    if !path.exists() {
+        return map.pin(path).map(|()| true);
+    }
+    let pinned = MapHandle::from_pinned_path(path)?.info()?.info.id;
+    match pinned == map.info()?.info.id {
+        true => Ok(false),
+        false => {
+            let problem = format!(
+                "an observer has just pinned its own {}; try again",
+                path.display()
+            );
+            Err(io::Error::other(problem).into())
+        }
     }
 }
 

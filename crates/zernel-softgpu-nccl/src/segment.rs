@@ -246,7 +246,7 @@ impl Segment {
                 false => Err(Aborted),
             };
         match self.wait(all_joined, check_joinable) {
-            // The maker may have joined last and left at once.
+            // The rank that made the id may have joined last and left at once.
             Err(Aborted) if !all_joined() => Err(NcclError::RemoteError),
             _ => Ok(()),
         }

@@ -215,8 +215,8 @@ impl WorkloadHandle {
         })
     }
 
-    /// Each worker's progress counter, read while it runs: containers' threads in place, then the
-    /// caller's.
+    /// Each worker's progress counter, read while the workers run: workers in processes first, in the order of the
+    /// processes, then threads of the caller.
     #[must_use]
     pub fn snapshot_iterations(&self) -> Vec<u64> {
         self.shared

@@ -10,8 +10,7 @@ use crate::shared::KernelCounters;
 
 /// The run-queue delay of the calling thread; `None` where the kernel has no schedstat. Fork safe.
 pub(crate) fn own_run_delay_ns() -> Option<u64> {
-    // For the short path the kernel creates half as many entries of /proc. Thousands of workers have one
-    // each.
+    // For the short path the kernel creates half as many entries of /proc, which matters with thousands of workers.
     let path = match is_main_thread() {
         true => c"/proc/self/schedstat",
         false => c"/proc/thread-self/schedstat",

@@ -2,6 +2,8 @@
 
 mod client;
 mod doctor;
+#[cfg(test)]
+mod documented;
 mod generate;
 mod hang;
 mod help;
@@ -74,7 +76,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Prints an error to stderr. Its text may quote files and names of other users.
+/// Prints an error to stderr. The text of an error may quote files and names of other users.
 fn print_error(error: &dyn std::error::Error) {
     let text = error.to_string();
     eprintln!("zernel: {}", zernel_report::text::printable(&text));

@@ -13,7 +13,7 @@ use super::scan::Mapping;
 use super::trace::Trace;
 use crate::capability::reason;
 use crate::child_task::{ChildTask, Handover, Outcome};
-use crate::foreign_file::ForeignFile;
+use crate::foreign_file::{ForeignFile, ON_FUSE};
 use crate::probe_link::ProbeLink;
 use crate::quarantine::{self, InHand};
 use crate::shares::Shares;
@@ -172,6 +172,9 @@ impl Loaders {
 fn attach(file: &ForeignFile, trace: &Trace, handover: &Handover<'_>) -> Result<(), String> {
     let access = file.reopen_path();
     let symbols = LoaderSymbols::read(&access).map_err(|error| error.to_string())?;
+    if file.is_on_fuse() {
+        return Err(ON_FUSE.to_owned());
+    }
     let (_, attached) = handover.attach(|take| take(trace.attach_loader(&access, symbols)?));
     attached.map_err(|error| reason(&error))
 }

@@ -303,7 +303,7 @@ impl Attachment {
         refusal: Refusal,
     ) {
         match refusal.cause {
-            RefusalCause::NotALibrary | RefusalCause::OverLimit => {
+            RefusalCause::NotALibrary | RefusalCause::OverLimit | RefusalCause::OnFuse => {
                 self.refused_contents.push_back((kind, file.identity));
                 if self.refused_contents.len() > RefusedFiles::KEPT {
                     self.refused_contents.pop_front();

@@ -20,7 +20,7 @@ use super::functions::{
 };
 use super::kernel::{Kernel, Target};
 use crate::child_task::{ChildTask, Handover, Outcome, TaskError};
-use crate::foreign_file::ForeignFile;
+use crate::foreign_file::{ForeignFile, ON_FUSE};
 use crate::probe_link::ProbeLink;
 use crate::quarantine::InHand;
 
@@ -130,8 +130,24 @@ impl FileTask {
         let mut kept = kernel.program_descriptors();
         kept.extend([file.as_fd(), changes.as_fd()]);
         let work = |handover: &Handover<'_>| {
-            let file = (kind, &file, demand.access.as_path());
-            probe_file(kernel, changes.as_fd(), file, &plan, handover)
+            let library = Library::open(&file.reopen_path())?;
+            let functions = find_functions(kind, &library)?;
+            // Root has chosen the installed files, and those of `--library`.
+            if !demand.is_installed && file.is_on_fuse() {
+                return Err(Refusal {
+                    cause: RefusalCause::OnFuse,
+                    reason: ON_FUSE.to_owned(),
+                });
+            }
+            let file = (&file, demand.access.as_path());
+            Ok(probe_file(
+                kernel,
+                changes.as_fd(),
+                file,
+                functions,
+                &plan,
+                handover,
+            ))
         };
         let in_hand = (!demand.is_installed).then(|| InHand::new(file.identity));
         match ChildTask::start(&demand.tenant, READ_LIMIT, &kept, work) {
@@ -185,16 +201,15 @@ impl FileTask {
     }
 }
 
-/// Reads a file, attaches to its functions and watches it for changes. Runs in a child process.
+/// Attaches to the functions of a file and watches it for changes. Runs in a child process.
 fn probe_file(
     kernel: &Kernel,
     changes: BorrowedFd<'_>,
-    (kind, file, access): (LibraryKind, &ForeignFile, &Path),
+    (file, access): (&ForeignFile, &Path),
+    mut functions: Vec<Function>,
     plan: &AttachPlan,
     handover: &Handover<'_>,
-) -> Result<ProbedFile, Refusal> {
-    let library = Library::open(&file.reopen_path())?;
-    let mut functions = find_functions(kind, &library)?;
+) -> ProbedFile {
     // Before probes are attached, so that no write goes unnoticed.
     let change_watches = changes::watch(changes, file, access);
     let attach = |targets: &[Target]| LinkSet::attach(kernel, file, targets, handover);
@@ -209,12 +224,12 @@ fn probe_file(
     }
     // Last, because a process whose `cuInit` is probed counts as completely covered.
     let infrequent_links = (!plan.is_off).then(|| attach(&infrequent_targets(&functions)));
-    Ok(ProbedFile {
+    ProbedFile {
         functions,
         frequent_links,
         infrequent_links,
         change_watches,
-    })
+    }
 }
 
 impl AsFd for FileTask {

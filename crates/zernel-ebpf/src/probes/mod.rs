@@ -349,7 +349,7 @@ pub struct ProbedFunction {
     pub probe: Probe,
     /// What a call counts as.
     pub kind: CallKind,
-    /// The distribution that gets its durations.
+    /// The kind of histogram that records the durations of its calls.
     pub duration: Option<DurationKind>,
     /// Whether a busy program calls it so often that it may have to be sampled.
     pub frequent: bool,

@@ -117,8 +117,8 @@ pub(crate) fn observing_goes_on() {
     drop(dead.holder);
 }
 
-/// A library is attached to when its file system answers again.
-pub(crate) fn slow_answer() {
+/// A library is read when its file system answers again. No probe is attached to it: the server could stop all forks.
+pub(crate) fn on_fuse() {
     let stage = Stage::alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_files");
     let watcher = Watcher::start(&exact(&stage));
@@ -127,9 +127,10 @@ pub(crate) fn slow_answer() {
         None
     );
     dead.files.iter().for_each(StallingFs::answer);
-    watcher.wait_until("the file is attached to", |observer| {
-        !functions_of(observer, &dead.library).is_empty()
+    watcher.wait_until("the file is refused", |observer| {
+        refusal(observer, &dead.library).is_some_and(|reason| reason.contains("on FUSE"))
     });
+    watcher.with(|observer| assert!(functions_of(observer, &dead.library).is_empty()));
     drop(watcher.stop());
     drop(dead.holder);
 }

@@ -242,9 +242,9 @@ fn main() -> ExitCode {
             dead_files::observing_goes_on,
         ),
         (
-            "a_slow_file_system_gets_its_probes",
+            "a_library_on_fuse_gets_no_probes",
             dead_files::FUSE,
-            dead_files::slow_answer,
+            dead_files::on_fuse,
         ),
         (
             "a_reused_pid_is_another_process",

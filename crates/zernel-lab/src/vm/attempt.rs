@@ -208,6 +208,10 @@ impl RunFolder {
 
     /// What to compare with another run. QEMU must have written everything.
     pub(super) fn determinism(&self) -> Result<Determinism, VmError> {
+        if !self.path(qemu::THREADS_EVIDENCE).exists() {
+            let message = self.text(qemu::LOG)?.trim().to_owned();
+            return Err(VmError::NotDeterministic { message });
+        }
         let remains = self.remains()?;
         let status = self.text(guest::STATUS)?;
         let texts = [

@@ -103,11 +103,20 @@ pub enum VmError {
     },
     /// The command of a deterministic run took too much virtual time.
     #[error(
-        "the command reached the limit of virtual time, beyond which runs may differ, and was stopped with its VM; shorten it or raise the limit\n{remains}"
+        "the command reached the limit of virtual time and was stopped with its VM; shorten it or raise the limit\n{remains}"
     )]
     VirtualLimitReached {
         /// What is left of the run.
         remains: Box<Remains>,
+    },
+    /// QEMU ran without the library of deterministic runs.
+    #[error(
+        "the run is not deterministic: QEMU did not load a library of the lab, because it is not linked dynamically to glibc, or no \
+         program in the temporary directory may be executed (then set TMPDIR); QEMU's messages: {message}"
+    )]
+    NotDeterministic {
+        /// The error output of QEMU.
+        message: String,
     },
     /// The guest never came as far as starting the command.
     #[error("the guest did not start the command within {limit:?}; give it more time\n{remains}")]

@@ -104,6 +104,8 @@ pub enum RefusalCause {
     Changed,
     /// The file system of the file does not answer.
     NoAnswer,
+    /// It is on FUSE.
+    OnFuse,
     /// No process could be started to read it.
     NoProcess,
     /// A daemon died while it read the file.
@@ -124,6 +126,7 @@ impl RefusalCause {
             Self::OverLimit => "over a limit",
             Self::Changed => "changed",
             Self::NoAnswer => "no answer",
+            Self::OnFuse => "on FUSE",
             Self::NoProcess => "no process",
             Self::Quarantined => "quarantined",
             Self::TooManyFiles => "too many files",

@@ -7,6 +7,7 @@
 #ifndef ZERNEL_SCHED_FEED_H
 #define ZERNEL_SCHED_FEED_H
 
+#include "siblings.bpf.h"
 #include "state.bpf.h"
 #include "task_maps.h"
 
@@ -53,7 +54,7 @@ static bool waits_for_data(__u32 pid, __u64 now_ns)
 	return word & ZERNEL_CLASS_BLOCKED && zernel_word_reason(word) == ZERNEL_REASON_DATA;
 }
 
-/* Whether the process that a loader works for is hungry. */
+/* Whether the process that a loader works for is hungry, or waits for another of its threads. */
 static bool feeds_hungry(struct task_struct *p, const struct task *task, __u64 now_ns)
 {
 	const struct zernel_task_state *loader = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
@@ -63,14 +64,14 @@ static bool feeds_hungry(struct task_struct *p, const struct task *task, __u64 n
 	bool waited = false;
 
 	if (!leader)
-		return false;
+		return is_waited_for(p);
 	process = bpf_task_storage_get(&tasks, leader, 0, 0);
 	if (process) {
 		trainer = process->trainer;
 		waited = is_before(task->blocked_ns, process->data_wait_ns);
 	}
 	bpf_task_release(leader);
-	return waited || (trainer && waits_for_data(trainer, now_ns));
+	return waited || is_waited_for(p) || (trainer && waits_for_data(trainer, now_ns));
 }
 
 #endif

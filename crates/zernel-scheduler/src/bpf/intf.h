@@ -31,6 +31,7 @@ enum privilege {
 enum policy_part {
 	POLICY_HANDOFF = 1 << 0, /* threads that a critical thread wakes are critical */
 	POLICY_FEED = 1 << 1, /* loaders of a trainer that runs out of data go before others */
+	POLICY_SIBLINGS = 1 << 2, /* so do the threads of a critical thread that blocks */
 };
 
 /* Set before loading. The program set_policy changes the first four while the scheduler runs. The

@@ -242,6 +242,8 @@ void CALLBACK(zernel_stopping, struct task_struct *p, bool runnable)
 
 		charge(p, task, now_ns);
 		task->runnable_ns = now_ns;
+		if (!runnable && rank_of(p, task, now_ns) == CRITICAL)
+			note_block(p, task, now_ns);
 	}
 	cpu->weight = 0;
 	cpu->runs_pinned = false;
@@ -283,6 +285,7 @@ void CALLBACK(zernel_runnable, struct task_struct *p, __u64 enq_flags)
 	if (enq_flags & SCX_ENQ_WAKEUP && !task->woken_ns)
 		task->woken_ns = scx_bpf_now();
 	task->runnable_ns = scx_bpf_now();
+	change_waiting(p, task, false);
 	count_task(task, p->scx.weight);
 }
 

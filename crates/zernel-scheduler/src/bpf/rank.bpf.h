@@ -10,6 +10,7 @@
 #include "feed.bpf.h"
 #include "guarantee.bpf.h"
 #include "handoff.bpf.h"
+#include "siblings.bpf.h"
 #include "task_maps.h"
 
 /* CPUs that are looked at to find one that runs something of a lower rank. */
@@ -44,6 +45,7 @@ static enum rank rank_of_class(__u64 class_word)
 static enum rank rank_of(struct task_struct *p, const struct task *task, __u64 now_ns)
 {
 	const struct zernel_task_state *state;
+	enum rank rank = ORDINARY;
 
 	if (settings.privilege == PRIVILEGE_NOBODY || !is_privileged(task) ||
 	    !zernel_is_observed(now_ns))
@@ -51,9 +53,9 @@ static enum rank rank_of(struct task_struct *p, const struct task *task, __u64 n
 	if (is_heir(p, task, now_ns))
 		return CRITICAL;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
-	if (!state)
-		return ORDINARY;
-	return rank_of_class(zernel_class_word_at(state, now_ns));
+	if (state)
+		rank = rank_of_class(zernel_class_word_at(state, now_ns));
+	return rank == ORDINARY && is_waited_for(p) ? FEED : rank;
 }
 
 /* Whether a task inherits from the current one, which wakes it. */

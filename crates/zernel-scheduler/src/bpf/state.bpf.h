@@ -26,6 +26,7 @@ struct task {
 	__u32 clock; /* the clock of its virtual time: SHARED_CLOCK or a CPU */
 	__u32 pinned_weight; /* counted at that CPU */
 	bool yielded;
+	bool waits; /* a critical thread that waits for another thread: see siblings.bpf.h */
 	bool in_tree; /* it is, or descends from, settings.privileged_process */
 	__u8 class; /* enum zernel_class; as seen when it began to run, or at the last tick */
 	__u8 rank; /* enum rank; ORDINARY also if the guarantee does not let it go first */
@@ -40,6 +41,7 @@ struct task {
 	/* About its process; only in that of its main thread. */
 	__u32 handoffs;
 	__u32 trainer; /* the training thread that was last seen */
+	__s32 waiting_threads; /* its critical threads that wait for another thread */
 	__u64 data_wait_ns; /* when a training thread last stopped waiting for data */
 };
 

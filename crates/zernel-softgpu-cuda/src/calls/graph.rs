@@ -25,7 +25,7 @@ static GRAPHS: Registry<GraphObject> = Registry::new();
 static EXECUTABLES: Registry<Executable> = Registry::new();
 static NEXT_CAPTURE: AtomicU64 = AtomicU64::new(1);
 
-/// A graph to launch. Its launches run one after another, even in different streams.
+/// A graph to launch. Launches of the same graph run one after another, even in different streams.
 #[derive(Debug)]
 struct Executable {
     graph: Arc<Graph>,

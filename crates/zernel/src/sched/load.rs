@@ -37,7 +37,7 @@ pub(crate) struct LoadOptions {
     /// It is ended when this one is ready. The kernel's own scheduler runs in the short time between the two.
     #[arg(long)]
     replace: bool,
-    /// Parts of the policy to switch off: handoff, feed
+    /// Parts of the policy to switch off: handoff, feed, siblings
     #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = parse_policy)]
     without: Vec<PolicyPart>,
     /// After an ejection by the kernel, load the scheduler again, at most N times
@@ -57,7 +57,8 @@ fn parse_policy(text: &str) -> Result<PolicyPart, String> {
     match text {
         "handoff" => Ok(PolicyPart::Handoff),
         "feed" => Ok(PolicyPart::Feed),
-        _ => Err("use handoff or feed".to_owned()),
+        "siblings" => Ok(PolicyPart::Siblings),
+        _ => Err("use handoff, feed or siblings".to_owned()),
     }
 }
 

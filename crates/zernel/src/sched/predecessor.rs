@@ -1,11 +1,13 @@
 //! `zernel sched --replace`: ends the `zernel sched` that is loaded, once its successor is ready.
 
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use zernel_scheduler::sched_ext::SchedExt;
 
@@ -14,6 +16,8 @@ use super::published;
 
 /// The kernel's name of this scheduler.
 pub(super) const NAME: &str = "zernel";
+/// The kernel's name of this program's processes.
+const COMMAND: &str = "zernel";
 /// Time that the loaded scheduler has to exit.
 const EXITS_WITHIN: Timespec = Timespec {
     tv_sec: 10,
@@ -54,19 +58,39 @@ impl Predecessor {
             ));
         }
         let process = open(pid).map_err(|error| format!("pid {pid}: {error}"))?;
+        // Checked when the process cannot become another one: the file may be seconds old, or of another pid namespace.
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if name.trim_end() != COMMAND {
+            return Err(format!(
+                "the process that has loaded the scheduler is unknown (pid {pid} is `{}`); stop it first",
+                name.trim_end()
+            ));
+        }
         Ok(Some(Self { pid, process }))
     }
 
     /// Asks it to end and waits until it has. Returns the time that this took.
     pub(super) fn end(&self) -> Result<Duration, String> {
         let begin = Instant::now();
-        let failed = |error: rustix::io::Errno| format!("pid {}: {error}", self.pid);
-        pidfd_send_signal(&self.process, Signal::TERM).map_err(failed)?;
+        let pid = self.pid;
+        match pidfd_send_signal(&self.process, Signal::TERM) {
+            // It has ended by itself.
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(error) => return Err(format!("pid {pid}: {error}")),
+        }
         // A pidfd becomes readable when its process exits.
         let mut exits = [PollFd::new(&self.process, PollFlags::IN)];
-        match poll(&mut exits, Some(&EXITS_WITHIN)).map_err(failed)? {
-            0 => Err(format!("pid {} did not end within 10 s", self.pid)),
-            _ => Ok(begin.elapsed()),
+        loop {
+            match poll(&mut exits, Some(&EXITS_WITHIN)) {
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(format!("pid {pid} was asked to end: {error}")),
+                Ok(0) => {
+                    return Err(format!(
+                        "pid {pid} was asked to end and did not within 10 s"
+                    ));
+                }
+                Ok(_) => return Ok(begin.elapsed()),
+            }
         }
     }
 }

@@ -11,7 +11,9 @@ use std::time::Duration;
 use std::{process, thread};
 
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::process::{Signal, WaitOptions, set_parent_process_death_signal, waitpid};
+use rustix::process::{
+    Signal, WaitOptions, getpid, getppid, set_parent_process_death_signal, waitpid,
+};
 use zernel_ebpf::probes::{ProbedFunction, SYMBOLS};
 use zernel_elf::LibraryKind;
 use zernel_testkit::elf_builder::{ElfBuilder, ElfSymbol, function};
@@ -294,8 +296,15 @@ fn executes_programs(_driver: &Driver, _rounds: u64) {
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         // Without its parent the program would look for libraries that the test removes.
-        let die_with_parent = || Ok(set_parent_process_death_signal(Some(Signal::KILL))?);
-        // SAFETY: the child makes one system call.
+        let parent = getpid();
+        let die_with_parent = move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            match getppid() == Some(parent) {
+                true => Ok(()),
+                false => Err(std::io::ErrorKind::NotFound.into()),
+            }
+        };
+        // SAFETY: the child makes two system calls.
         unsafe { command.pre_exec(die_with_parent) };
         let status = command.status().expect("it runs");
         assert!(status.success(), "{status}");

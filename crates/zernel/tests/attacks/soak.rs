@@ -28,13 +28,15 @@ use crate::{ATTACKS, FUSE, mount_files};
 /// The variable that sets how long the soak lasts.
 const MINUTES: &str = "ZERNEL_SOAK_MINUTES";
 /// How long it lasts without.
-const SHORT: Duration = Duration::from_secs(24);
+const SHORT: Duration = Duration::from_secs(14);
 /// Lives of the daemon.
 const LIVES: u32 = 4;
 /// Attacks at the same time.
 const AT_ONCE: usize = 3;
 /// How long one attack lasts.
 const ATTACK: Duration = Duration::from_secs(5);
+/// How long one attack lasts in a short soak, so that every attack has its turn.
+const SHORT_ATTACK: Duration = Duration::from_secs(2);
 
 /// Calls by name.
 type Calls = BTreeMap<String, u64>;
@@ -61,12 +63,14 @@ struct Attackers {
     started: usize,
     /// Number of different attacks.
     attacks: usize,
+    /// How long one lasts.
+    length: Duration,
     /// File systems that stop answering; none on a machine without FUSE.
     files: Vec<StallingFs>,
 }
 
 impl Attackers {
-    fn new(stage: &Stage) -> Self {
+    fn new(stage: &Stage, length: Duration) -> Self {
         let files = match (FUSE.check)().is_ok() {
             true => Vec::from(mount_files(stage)),
             false => Vec::new(),
@@ -75,6 +79,7 @@ impl Attackers {
             running: Vec::new(),
             started: 0,
             attacks: ATTACKS.len() + usize::from(!files.is_empty()),
+            length,
             files,
         }
     }
@@ -115,7 +120,7 @@ impl Attackers {
         }
         while self.running.len() < AT_ONCE {
             let attacker = self.next(stage, &own);
-            self.running.push((now + ATTACK, attacker));
+            self.running.push((now + self.length, attacker));
             self.started += 1;
         }
     }
@@ -128,7 +133,8 @@ pub(crate) fn soak() {
     let stage = public_stage();
     // It lives longer than any daemon.
     let mut old = start_victim(&stage, u64::MAX);
-    let mut attackers = Attackers::new(&stage);
+    let length = minutes.map_or(SHORT_ATTACK, |_| ATTACK);
+    let mut attackers = Attackers::new(&stage, length);
     let mut measured = Measured::default();
     for life in 0..LIVES {
         // The last life is long, to show whether the memory still grows.
@@ -150,6 +156,7 @@ pub(crate) fn soak() {
         );
     }
     measured.attacks = attackers.started;
+    assert!(measured.attacks >= attackers.attacks, "each has its turn");
     drop(attackers);
     // It was not harmed: it ends at the first call that fails.
     old.step();
