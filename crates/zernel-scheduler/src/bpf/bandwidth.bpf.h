@@ -3,9 +3,10 @@
  * cpu.max. The kernel limits the tasks of its own scheduler only, so this one does it itself. A
  * limited cgroup has a budget. Time that its tasks run, or those of its descendants, is taken off
  * it, and every period adds the quota. Without a budget its tasks wait in one queue, which a timer
- * looks through. Time is charged at ticks, so a cgroup may overrun; the debt is taken off the next
- * periods. To the kernel's watchdog these tasks are runnable, so each of them runs now and then
- * even without a budget, until it is preempted a few microseconds later.
+ * looks through. Time is charged at ticks, so a cgroup may overrun by a tick per CPU; the debt is
+ * taken off the next periods. To the kernel's watchdog these tasks are runnable, so each of them
+ * is chosen to run now and then. A task that begins to run without a budget is preempted at once.
+ * A task that is killed needs no budget.
  */
 #ifndef ZERNEL_SCHED_BANDWIDTH_H
 #define ZERNEL_SCHED_BANDWIDTH_H
@@ -63,6 +64,17 @@ static bool is_throttled(__u32 index, __u64 now_ns)
 		index = node->parent;
 	}
 	return false;
+}
+
+static bool is_dying(const struct task_struct *p)
+{
+	return p->flags & PF_EXITING || p->signal->flags & SIGNAL_GROUP_EXIT;
+}
+
+/* Whether a task of a cgroup has to wait for a budget. */
+static bool must_wait(const struct task_struct *p, __u32 index, __u64 now_ns)
+{
+	return is_throttled(index, now_ns) && !is_dying(p);
 }
 
 static void take_off(struct node *node, __u64 used_ns)

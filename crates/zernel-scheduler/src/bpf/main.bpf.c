@@ -40,7 +40,7 @@ __s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 w
 	place(p, task, cpu, true);
 	rank = rank_of_waking(p, task, now_ns);
 	if (is_idle) {
-		if (is_throttled(task->node, now_ns))
+		if (must_wait(p, task->node, now_ns))
 			return cpu;
 		counters.idle_wakeups++;
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, 0);
@@ -99,7 +99,7 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 		return;
 	}
 	place(p, task, cpu, is_wakeup);
-	if (is_throttled(task->node, now_ns)) {
+	if (must_wait(p, task->node, now_ns)) {
 		counters.throttled++;
 		scx_bpf_dsq_insert_vtime(p, THROTTLED_QUEUE, settings.slice_ns, p->scx.dsq_vtime,
 					 enq_flags);
@@ -128,7 +128,7 @@ static struct task *continuing(struct task_struct *prev, __u64 now_ns)
 	if (!task)
 		return NULL;
 	charge(prev, task, now_ns);
-	return is_throttled(task->node, now_ns) ? NULL : task;
+	return must_wait(prev, task->node, now_ns) ? NULL : task;
 }
 
 /* Lets the running task go on. */
@@ -230,10 +230,8 @@ void CALLBACK(zernel_running, struct task_struct *p)
 	if (task->rank == ORDINARY)
 		clock_follow(clock_of(task), p->scx.dsq_vtime, now_ns);
 	note_running(cpu, comparable_vtime(p, task), now_ns, weight_of(task));
-	if (task->is_overdue) {
-		task->is_overdue = false;
+	if (must_wait(p, task->node, now_ns))
 		scx_bpf_kick_cpu(number, SCX_KICK_PREEMPT);
-	}
 }
 
 void CALLBACK(zernel_stopping, struct task_struct *p, bool runnable)
@@ -265,7 +263,7 @@ void CALLBACK(zernel_tick, struct task_struct *p)
 	charge(p, task, now_ns);
 	task->class = class_of(p, now_ns);
 	note_rank(cpu_at(number), task, number, rank_of(p, task, now_ns), now_ns);
-	if (is_throttled(task->node, now_ns))
+	if (must_wait(p, task->node, now_ns))
 		set_slice(p, 0);
 }
 

@@ -78,6 +78,10 @@ struct sched_ext_entity {
 	__u64 dsq_vtime;
 };
 
+struct signal_struct {
+	unsigned int flags;
+};
+
 struct task_struct {
 	unsigned int flags;
 	int pid;
@@ -88,6 +92,7 @@ struct task_struct {
 	struct sched_ext_entity scx;
 	struct task_struct *group_leader;
 	struct task_struct *real_parent;
+	struct signal_struct *signal;
 };
 
 struct kernfs_node {
@@ -159,6 +164,8 @@ struct sched_ext_ops {
 #define SCX_DEQ_SLEEP 1ULL
 #define SCX_KICK_IDLE 1ULL
 #define SCX_KICK_PREEMPT 2ULL
+#define PF_EXITING 4U
+#define SIGNAL_GROUP_EXIT 4U
 #define SCX_TASK_QUEUED 1U
 #define SCX_OPS_ENQ_LAST (1ULL << 1)
 #define SCX_OPS_ENQ_MIGRATION_DISABLED (1ULL << 4)

@@ -27,7 +27,6 @@ struct task {
 	__u32 pinned_weight; /* counted at that CPU */
 	bool yielded;
 	bool waits; /* a critical thread that waits for another thread: see siblings.bpf.h */
-	bool is_overdue; /* it runs without a budget, for a moment: see bandwidth.bpf.h */
 	bool in_tree; /* it is, or descends from, settings.privileged_process */
 	__u8 class; /* enum zernel_class; as seen when it began to run, or at the last tick */
 	__u8 rank; /* enum rank; ORDINARY also if the guarantee does not let it go first */

@@ -35,18 +35,13 @@ static void release_throttled(__u64 now_ns)
 	struct bpf_iter_scx_dsq it;
 	struct task_struct *p;
 	struct task *task;
-	bool throttled;
 	__s32 cpu;
 
 	if (!bpf_iter_scx_dsq_new(&it, THROTTLED_QUEUE, 0)) {
 		while ((p = bpf_iter_scx_dsq_next(&it))) {
 			task = task_of(p);
-			if (!task)
+			if (!task || (must_wait(p, task->node, now_ns) && !is_overdue(task, now_ns)))
 				continue;
-			throttled = is_throttled(task->node, now_ns);
-			if (throttled && !is_overdue(task, now_ns))
-				continue;
-			task->is_overdue = throttled;
 			cpu = scx_bpf_task_cpu(p);
 			if (scx_bpf_dsq_move_vtime(&it, p, queue_of(task, cpu), 0))
 				wake_idle_cpu(p, task, cpu);
