@@ -62,13 +62,13 @@ fn main() {
     let mut players = Players::fork(|| {});
     let arms = [Arm::NoObserver, Arm::Others, Arm::Empty, Arm::Both];
     let turns = Turns::take(&arms, ROUNDS, |arm| match arm {
-        Arm::NoObserver => players.play_with(0),
+        Arm::NoObserver => players.play_with_programs(0),
         Arm::Empty => {
             let _link = attach_empty().expect("the observer's programs load too");
-            players.play_with(1)
+            players.play_with_programs(1)
         }
-        Arm::Others => observing(&driver, |_| players.play_with(1)),
-        Arm::Both => observing(&driver, |observed| observed.play_with(1)),
+        Arm::Others => observing(&driver, |_| players.play_with_programs(1)),
+        Arm::Both => observing(&driver, |observed| observed.play_with_programs(1)),
     });
     println!("What a context switch takes:");
     for arm in arms {
@@ -198,7 +198,7 @@ impl Players {
 
     /// Plays while exactly `programs` BPF programs are attached to switches. Waits while another observer has
     /// programs there, because their cost would be counted as ours.
-    fn play_with(&mut self, programs: usize) -> f64 {
+    fn play_with_programs(&mut self, programs: usize) -> f64 {
         let alone = || programs_on_switches() == programs;
         for _ in 0..TRIES {
             sleep(PAUSE);

@@ -8,7 +8,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use procfs::process::Process;
 use procfs::{ProcError, ProcResult};
 
-/// Bytes read: 65,530 mappings, the kernel's default limit, at paths of 4 KiB.
+/// Bytes read: 65,530 mappings, the kernel's default limit, with paths of 4 KiB and 512 bytes for the rest of a line.
 const MAX_BYTES: u64 = 288 << 20;
 
 /// A mapped region of a process.

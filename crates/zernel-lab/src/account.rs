@@ -17,8 +17,8 @@ pub const TOLERANCE_CPUS: f64 = 0.02;
 pub const STUCK: Duration = Duration::from_millis(100);
 
 /// A reading that takes longer is repeated: its first and its last value would be of different moments.
-const QUICK: Duration = Duration::from_millis(2);
-const ATTEMPTS: usize = 10;
+const LONGEST_READING: Duration = Duration::from_millis(2);
+const READING_ATTEMPTS: usize = 10;
 
 /// Unit of `/proc/stat`.
 const NANOSECONDS_PER_TICK: u64 = 10_000_000;
@@ -49,7 +49,7 @@ impl CpuTimeReading {
     /// A cgroup or /proc cannot be read.
     pub fn take(parts: &[(String, PathBuf)]) -> io::Result<Self> {
         let mut best: Option<(Duration, Self)> = None;
-        for _ in 0..ATTEMPTS {
+        for _ in 0..READING_ATTEMPTS {
             let start = Instant::now();
             let reading = Self::take_once(parts)?;
             let duration = start.elapsed();
@@ -59,7 +59,7 @@ impl CpuTimeReading {
             {
                 best = Some((duration, reading));
             }
-            if duration < QUICK {
+            if duration < LONGEST_READING {
                 break;
             }
         }

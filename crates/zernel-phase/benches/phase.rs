@@ -25,7 +25,7 @@ fn main() {
         detect(&mut comparison, name, pids);
         naive_detect(&mut comparison, naive, pids);
     }
-    tracker(&mut comparison);
+    measure_tracker(&mut comparison);
     naive_tracker(&mut comparison);
 
     println!();
@@ -140,7 +140,7 @@ fn step() -> Vec<(u64, ThreadEvent)> {
     events
 }
 
-fn tracker(comparison: &mut Comparison) {
+fn measure_tracker(comparison: &mut Comparison) {
     let step = step();
     let mut tracker = PhaseTracker::new(TrackerConfig::default(), 0);
     let mut times = PhaseTimeAccumulator::default();

@@ -125,8 +125,8 @@ impl<'a> LoadedScheduler<'a> {
         let ending = self.raw_ending();
         match ending.kind {
             0 | UNLOADED_HERE => Ok(self.counters()),
-            FIRST_ERROR.. => Err(SchedError::Ejected(describe(&ending))),
-            _ => Err(SchedError::Unloaded(describe(&ending))),
+            FIRST_ERROR.. => Err(SchedError::Ejected(describe_ending(&ending))),
+            _ => Err(SchedError::Unloaded(describe_ending(&ending))),
         }
     }
 
@@ -162,7 +162,7 @@ impl From<RawClassCounters> for ClassStatistics {
     }
 }
 
-fn describe(ending: &types::ending) -> String {
+fn describe_ending(ending: &types::ending) -> String {
     let reason = text(&ending.reason);
     match text(&ending.message) {
         message if message.is_empty() => reason,

@@ -102,7 +102,7 @@ impl SchedSettings {
     pub const SLICE: Duration = Duration::from_millis(3);
     /// Half of the fair share.
     pub const GUARANTEE_PERCENT: u32 = 50;
-    /// The longest wait of a task that runs out of luck.
+    /// The longest time that the kernel lets a task wait. Its own default is 30 s, which users would take for a hang.
     pub const WATCHDOG: Duration = Duration::from_secs(5);
 
     pub(crate) fn slice_ns(&self) -> u64 {

@@ -188,7 +188,7 @@ impl Plan {
 
     /// All launches of a rank.
     #[must_use]
-    pub fn all_launches(&self) -> u32 {
+    pub fn launches_per_rank(&self) -> u32 {
         // Backward takes two for each of forward, and NCCL one for each collective.
         let step = self.accumulate * 3 * self.launches + self.optimizer_launches + self.buckets;
         let evaluations = self.steps.checked_div(self.evaluate_every).unwrap_or(0);

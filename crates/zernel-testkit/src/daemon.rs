@@ -285,7 +285,7 @@ impl KernelObjects {
         self.links
     }
 
-    /// Number of links that the programs have now. Their process may have pinned them, and needs no descriptors of them.
+    /// Number of links that the programs have now, pinned links included: no process needs a descriptor of those.
     #[must_use]
     pub fn attached(&self) -> usize {
         let links = LinkInfoIter::default();

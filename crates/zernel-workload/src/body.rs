@@ -25,7 +25,7 @@ pub(crate) fn run(plan: &Plan, shared: &Shared, index: usize, pipes: &[Pipe]) {
     shared.wait_for_start(index);
 
     let worker_plan = plan.worker(index);
-    let team_plan = plan.team(worker_plan.team);
+    let team_plan = plan.team(worker_plan.team_number);
     let work = plan.group_of(index).work.as_work();
     let team = Team {
         index: worker_plan.team_index,

@@ -47,7 +47,7 @@ pub(crate) fn run(
             plan,
             shared,
             worker,
-            pipes.of_team(plan.worker(worker).team),
+            pipes.of_team(plan.worker(worker).team_number),
         );
         BELL.fetch_add(1, Ordering::AcqRel);
         wake_all(&BELL);

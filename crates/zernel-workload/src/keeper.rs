@@ -262,7 +262,7 @@ impl KeeperTask {
             &self.plan,
             &self.shared,
             worker,
-            pipes.of_team(self.plan.worker(worker).team),
+            pipes.of_team(self.plan.worker(worker).team_number),
         );
         0
     }

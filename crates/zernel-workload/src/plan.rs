@@ -18,7 +18,7 @@ use crate::work::WorkType;
 #[derive(Debug)]
 pub(crate) struct WorkerPlan {
     pub(crate) group_index: usize,
-    pub(crate) team: usize,
+    pub(crate) team_number: usize,
     pub(crate) team_index: usize,
     pub(crate) trace: Range<usize>,
 }
@@ -44,7 +44,7 @@ impl GroupPlan {
 
     fn team(&self, number: usize) -> TeamPlan {
         let work = self.work.as_work();
-        let slots = work.slots(self.team_size);
+        let slots = work.slot_count(self.team_size);
         let first_slot = self.first_slot + number * slots;
         TeamPlan {
             size: self.team_size,
@@ -57,7 +57,7 @@ impl GroupPlan {
         let (team, team_index) = (group_index / self.team_size, group_index % self.team_size);
         WorkerPlan {
             group_index,
-            team: self.first_team + team,
+            team_number: self.first_team + team,
             team_index,
             trace: self.trace_range(team, team_index),
         }
@@ -218,7 +218,7 @@ impl Plan {
             workers: take(&mut self.workers, spec.workers),
             team_size,
             first_team,
-            first_slot: take(&mut self.slots, teams * work.slots(team_size)).start,
+            first_slot: take(&mut self.slots, teams * work.slot_count(team_size)).start,
             first_trace_entry: take(&mut self.trace_entries, teams * trace_entries_of_team).start,
             trace_entries_of_team,
         });

@@ -18,7 +18,7 @@ pub(crate) struct TeamPipes(BTreeMap<usize, Vec<Pipe>>);
 impl TeamPipes {
     /// Opens the pipes of the teams that `workers` belong to, and closes all others.
     pub(crate) fn open_for(&mut self, plan: &Plan, workers: &Range<usize>) -> io::Result<()> {
-        let team_of = |worker: usize| plan.worker(worker).team;
+        let team_of = |worker: usize| plan.worker(worker).team_number;
         let teams = team_of(workers.start)..=team_of(workers.end - 1);
         self.0.retain(|team, _| teams.contains(team));
         for team in teams {

@@ -108,7 +108,7 @@ fn spawn_one(
         .spawn(move || {
             signal::unblock_thread_interrupt();
             body::set_up(&plan, &shared, worker);
-            let team = plan.worker(worker).team;
+            let team = plan.worker(worker).team_number;
             let body = || body::run(&plan, &shared, worker, pipes.of_team(team));
             if catch_unwind(AssertUnwindSafe(body)).is_err() {
                 shared

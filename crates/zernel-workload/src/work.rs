@@ -72,7 +72,7 @@ pub(crate) trait Work {
     }
 
     /// Futex slots that a team shares.
-    fn slots(&self, _team_size: usize) -> usize {
+    fn slot_count(&self, _team_size: usize) -> usize {
         0
     }
 

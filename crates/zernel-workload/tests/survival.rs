@@ -68,7 +68,7 @@ fn main() -> ExitCode {
         trial(
             "held_workers_end_although_another_never_works",
             &[],
-            held_beside_idle,
+            held_workers_end_beside_idle_ones,
         ),
         trial("workers_die_with_an_interrupted_caller", &[], || {
             dies_with("wait", Some(Signal::INT));
@@ -193,7 +193,7 @@ fn idle_work() -> WorkType {
     })
 }
 
-fn held_beside_idle() {
+fn held_workers_end_beside_idle_ones() {
     for mode in MODES {
         let config = spinners(mode, 4).group(WorkSpec::new().work_type(idle_work()));
         let mut handle = WorkloadHandle::spawn(&config).unwrap();

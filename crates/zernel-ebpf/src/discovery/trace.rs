@@ -20,7 +20,7 @@ use crate::child_task;
 use zernel_elf::LoaderSymbols;
 
 pub(super) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/discovery.bpf.o"));
-const TRACEPOINTS: [&str; 3] = ["executed", "forked", "exited"];
+const TRACEPOINT_PROGRAMS: [&str; 3] = ["executed", "forked", "exited"];
 const LOADER_MULTI: &str = "loader_multi";
 const LOADER_PERF: &str = "loader_perf";
 
@@ -107,7 +107,7 @@ impl Trace {
     pub(super) fn start() -> Result<Self, DiscoveryError> {
         let object =
             quietly(|| load(true).or_else(|_| load(false))).map_err(DiscoveryError::load)?;
-        let tracepoints = TRACEPOINTS
+        let tracepoints = TRACEPOINT_PROGRAMS
             .map(|name| program(&object, name).and_then(|program| program.attach()))
             .into_iter()
             .collect::<Result<_, _>>()

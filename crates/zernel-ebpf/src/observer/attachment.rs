@@ -323,7 +323,7 @@ impl Attachment {
             file.detach(files::WRITTEN_TO);
         }
         if context.governor.is_window_open() {
-            files::open_windows(context.kernel, [&mut file].into_iter());
+            files::attach_for_window(context.kernel, [&mut file].into_iter());
         }
         self.files.push(file);
     }

@@ -346,7 +346,10 @@ pub(crate) fn attach_each<'a>(
 
 /// Attaches probes to all sampled functions of these files, for a window. Detaches for good from a file where the kernel
 /// refuses them.
-pub(crate) fn open_windows<'a>(kernel: &Kernel, files: impl Iterator<Item = &'a mut AttachedFile>) {
+pub(crate) fn attach_for_window<'a>(
+    kernel: &Kernel,
+    files: impl Iterator<Item = &'a mut AttachedFile>,
+) {
     let mut files = files.filter_map(|file| {
         let sampled = targets(&file.functions, |it| it.mode == AttachMode::Sampled);
         let is_needed = !sampled.is_empty() && file.rest.is_none();

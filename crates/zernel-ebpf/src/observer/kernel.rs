@@ -34,7 +34,7 @@ use crate::{child_task, task_reader};
 pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
 /// Tracepoint programs, attached at the start.
-const TRACEPOINTS: [&str; 4] = [
+const TRACEPOINT_PROGRAMS: [&str; 4] = [
     "process_exit",
     "process_exec",
     "process_fork",
@@ -161,7 +161,7 @@ impl Kernel {
             iterate(&object, hints::CLEAR)?;
         }
         let shared = pins.and_then(|pins| pins.share(tasks, heartbeats));
-        let tracepoints = TRACEPOINTS
+        let tracepoints = TRACEPOINT_PROGRAMS
             .into_iter()
             .map(|name| quietly(|| find_program(&object, name)?.attach()))
             .collect::<libbpf_rs::Result<_>>()?;

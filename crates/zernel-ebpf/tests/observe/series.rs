@@ -19,7 +19,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[("trainer", trainer)];
 const RANKS: u64 = 8;
 const LOADERS: u64 = 8;
 
-/// A rank that calls every observed function, with loader children.
+/// A rank that calls functions of every probe, with loader children.
 fn trainer(driver: &Driver, rounds: u64) {
     let (rank, nccl) = (own_rank(), driver.nccl());
     everything(driver, rounds);

@@ -441,13 +441,13 @@ impl Feeder {
 }
 
 /// The clocks of the current thread: what is neither CPU time nor waiting for a CPU is blocked time.
-struct Times {
+struct ThreadTimes {
     wall: Duration,
     cpu: Duration,
     run_delay: Duration,
 }
 
-impl Times {
+impl ThreadTimes {
     fn now() -> Self {
         let stat = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
         let run_delay = stat.split(' ').nth(1).and_then(|delay| delay.parse().ok());
@@ -480,7 +480,7 @@ fn block(driver: &Driver, rounds: u64) {
     for by in BlockedBy::ALL {
         for _ in 0..rounds {
             feeder.drain();
-            let before = Times::now();
+            let before = ThreadTimes::now();
             match by {
                 BlockedBy::Io => read_from_disk::<LONG_READ>(batch),
                 BlockedBy::Network => feeder.tcp.read_exact(&mut byte).expect("fed"),

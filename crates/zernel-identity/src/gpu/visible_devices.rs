@@ -109,12 +109,12 @@ impl VisibleDevices {
             assumptions: Vec::new(),
         };
         let same_model = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
-        visible.assume(
+        visible.note_assumption(
             Assumption::BusOrder,
             !by_uuid && order == DeviceOrder::FastestFirst && !same_model,
         );
         let names_mig_devices = value.is_some_and(|list| list.starts_with("MIG-"));
-        visible.assume(
+        visible.note_assumption(
             Assumption::FirstPart,
             !names_mig_devices && gpus.iter().any(|gpu| gpu.mig_enabled),
         );
@@ -141,7 +141,7 @@ impl VisibleDevices {
         let mut visible = Self::parse_ordered(list, order, &reachable);
         visible.assumptions.extend(assumption);
         visible.assumptions.extend(slurm);
-        visible.assume(Assumption::EmptyEnvironment, !identity.environment_read);
+        visible.note_assumption(Assumption::EmptyEnvironment, !identity.environment_read);
         visible
     }
 
@@ -152,7 +152,7 @@ impl VisibleDevices {
         Some(device.index)
     }
 
-    fn assume(&mut self, assumption: Assumption, is_made: bool) {
+    fn note_assumption(&mut self, assumption: Assumption, is_made: bool) {
         if is_made {
             self.assumptions.push(assumption);
         }

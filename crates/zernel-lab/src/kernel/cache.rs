@@ -147,7 +147,7 @@ impl KernelCache {
         }
     }
 
-    /// The kernel to boot when none is named: the one chosen by [`KernelCache::choose`].
+    /// The kernel to boot when none is named: the one chosen by [`KernelCache::set_default`].
     pub fn chosen(&self) -> Result<Option<Kernel>, KernelError> {
         let path = self.folder.join(CHOSEN);
         match fs::read_to_string(&path) {
@@ -159,7 +159,7 @@ impl KernelCache {
 
     /// Makes a kernel the one to boot when none is named. It is copied into the cache, where it replaces one of the
     /// same release; `None` returns to the newest one that loads schedulers.
-    pub fn choose(&self, kernel: Option<&Kernel>) -> Result<(), KernelError> {
+    pub fn set_default(&self, kernel: Option<&Kernel>) -> Result<(), KernelError> {
         let path = self.folder.join(CHOSEN);
         let Some(kernel) = kernel else {
             return match fs::remove_file(&path) {
@@ -366,19 +366,19 @@ mod tests {
                 .iter()
                 .for_each(|path| fs::write(path, "CONFIG_BPF=y\n").unwrap());
             let kernel = Kernel::from_image(&image, config.as_deref()).unwrap();
-            cache.choose(Some(&kernel)).unwrap();
+            cache.set_default(Some(&kernel)).unwrap();
             fs::remove_file(&image).unwrap();
             let chosen = cache.chosen().unwrap().unwrap();
             assert_eq!(chosen.version.as_str(), "6.19.0-mine");
             assert_eq!(chosen.has_option("CONFIG_BPF"), config.is_some());
             // A kernel in the cache is not copied onto itself.
             cache
-                .choose(Some(&cache.by_release("6.19.0-mine").unwrap()))
+                .set_default(Some(&cache.by_release("6.19.0-mine").unwrap()))
                 .unwrap();
         }
         assert!(cache.by_release("6.19").is_err());
-        cache.choose(None).unwrap();
-        cache.choose(None).unwrap();
+        cache.set_default(None).unwrap();
+        cache.set_default(None).unwrap();
         assert_eq!(cache.chosen().unwrap(), None);
     }
 

@@ -126,7 +126,7 @@ pub(super) fn cpu_ns(path: &Path) -> u64 {
 }
 
 /// Freezes or thaws a cgroup.
-pub(super) fn freeze(name: &str, frozen: bool) -> io::Result<()> {
+pub(super) fn set_frozen(name: &str, frozen: bool) -> io::Result<()> {
     write(
         &folder(name).join("cgroup.freeze"),
         if frozen { "1" } else { "0" },

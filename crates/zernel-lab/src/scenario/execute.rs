@@ -93,7 +93,7 @@ struct Snapshot {
 }
 
 impl RunningGroup {
-    fn spawn(spec: &WorkSpec, topology: &Topology) -> Result<Self, String> {
+    fn spawn_workers(spec: &WorkSpec, topology: &Topology) -> Result<Self, String> {
         let config = WorkloadConfig::from_specs(CloneMode::Fork, vec![spec.clone()]);
         let spawned = config
             .resolve(topology)
@@ -270,13 +270,13 @@ impl<'a> Execution<'a> {
         };
         let at_once = |group: &&WorkSpec| !scenario.is_added_later(&group.name);
         for spec in scenario.groups.iter().filter(at_once) {
-            execution.spawn(spec)?;
+            execution.spawn_group(spec)?;
         }
         Ok(execution)
     }
 
-    fn spawn(&mut self, spec: &WorkSpec) -> Result<(), String> {
-        let mut group = RunningGroup::spawn(spec, &self.topology)?;
+    fn spawn_group(&mut self, spec: &WorkSpec) -> Result<(), String> {
+        let mut group = RunningGroup::spawn_workers(spec, &self.topology)?;
         let cgroup = self.scenario.cgroup_of(&spec.name);
         group.place(cgroup.map(|cgroup| cgroup.name.as_str()))?;
         self.groups.push(group);
@@ -393,8 +393,12 @@ impl<'a> Execution<'a> {
             Action::Move { group, to } => self
                 .named(group)
                 .try_for_each(|group| group.place(Some(to))),
-            Action::Freeze(name) => cgroup::freeze(name, true).map_err(|error| error.to_string()),
-            Action::Thaw(name) => cgroup::freeze(name, false).map_err(|error| error.to_string()),
+            Action::Freeze(name) => {
+                cgroup::set_frozen(name, true).map_err(|error| error.to_string())
+            }
+            Action::Thaw(name) => {
+                cgroup::set_frozen(name, false).map_err(|error| error.to_string())
+            }
             Action::Set(cgroup) => cgroup.apply().map_err(|error| error.to_string()),
             Action::Offline(cpu) => self.switch_cpu(*cpu, false),
             Action::Online(cpu) => self.switch_cpu(*cpu, true),
@@ -431,7 +435,7 @@ impl<'a> Execution<'a> {
 
     fn add(&mut self, name: &str) -> Result<(), String> {
         let spec = self.scenario.group(name).ok_or("there is no such group")?;
-        self.spawn(spec)?;
+        self.spawn_group(spec)?;
         for group in self.named(name) {
             if let Some(handle) = &mut group.handle {
                 handle.start();
@@ -444,7 +448,7 @@ impl<'a> Execution<'a> {
     fn finish(mut self) -> RunFigures {
         // Frozen workers cannot stop.
         for cgroup in &self.scenario.cgroups {
-            let _ = cgroup::freeze(&cgroup.name, false);
+            let _ = cgroup::set_frozen(&cgroup.name, false);
         }
         self.groups.iter_mut().for_each(RunningGroup::stop);
         let place = |group: &RunningGroup| {

@@ -29,9 +29,9 @@ const LOGARITHMIC: f64 = 20.0;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Detail {
     /// Most columns of a timeline.
-    pub(crate) columns: usize,
+    pub(crate) max_columns: usize,
     /// Most tooltips of a timeline.
-    pub(crate) tooltips: usize,
+    pub(crate) max_tooltips: usize,
     /// Time intervals of the step chart. Each shows only its longest and its shortest step.
     pub(crate) intervals: usize,
 }
@@ -41,13 +41,13 @@ impl Detail {
     pub(crate) fn for_rank_count(ranks: usize) -> Self {
         match ranks > 16 {
             true => Self {
-                columns: 100,
-                tooltips: 25,
+                max_columns: 100,
+                max_tooltips: 25,
                 intervals: 100,
             },
             false => Self {
-                columns: 300,
-                tooltips: 100,
+                max_columns: 300,
+                max_tooltips: 100,
                 intervals: 400,
             },
         }
@@ -181,7 +181,7 @@ pub(crate) fn timeline(id: &str, rank: &ProcessReport, axis: &TimeAxis, detail: 
     for tick in [0.0, 0.5, 1.0] {
         grid_line(&mut drawing, y(tick), &format!("{:.0} %", 100.0 * tick));
     }
-    let drawn = columns(&rank.timeline, axis, detail.columns);
+    let drawn = columns(&rank.timeline, axis, detail.max_columns);
     // Back to front: each area covers the lower part of the one before.
     for phase in (0..PHASES.len()).rev() {
         let Some(first) = drawn.first() else { break };
@@ -195,7 +195,7 @@ pub(crate) fn timeline(id: &str, rank: &ProcessReport, axis: &TimeAxis, detail: 
         drawing.path(&path, &format!("p{phase}"));
     }
     letters(&mut drawing, rank, y);
-    for column in columns(&rank.timeline, axis, detail.tooltips) {
+    for column in columns(&rank.timeline, axis, detail.max_tooltips) {
         let (left, right) = (axis.x_at(column.begin_ns), axis.x_at(column.end_ns));
         let tooltip = format!(
             "{:.1} to {:.1} s: {}",
@@ -418,7 +418,7 @@ pub(crate) fn memory(
     {
         grid_line(&mut drawing, values.y(tick), &bytes(tick as u64));
     }
-    let points = thinned(&points, detail.columns / 2);
+    let points = thinned(&points, detail.max_columns / 2);
     let begin = Coordinate(points.first().map_or(AXIS_LEFT, |first| first.0));
     let mut path = format!("M{begin} {BOTTOM}");
     for (x, bytes) in &points {

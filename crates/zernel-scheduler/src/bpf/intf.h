@@ -50,7 +50,8 @@ struct settings {
 	__u8 llc_of_cpu[MAX_CPUS];
 } __attribute__((aligned(64)));
 
-/* Counted since loading. */
+/* Counted since loading. CPUs that count at the same moment may lose one: these are for people, and no
+ * decision depends on them. */
 struct counters {
 	__u64 idle_wakeups; /* the task found an idle CPU */
 	__u64 preempting_wakeups; /* the task preempted another one */

@@ -150,8 +150,8 @@ static bool is_first_loader(const struct task_struct *prev, const struct task *t
 	return !choice.found || !is_before(choice.vtime, comparable_vtime(prev, task));
 }
 
-/* Chooses a critical thread or a loader, if there is one that may go first. `rank`: that of the
- * running task, which is NULL if it may not go on. */
+/* Chooses a critical thread or a loader, if there is one that may go first. `task`: the running
+ * task, NULL if it may not go on; `rank`: its rank. */
 static bool serve_ranks(struct task_struct *prev, struct task *task, __s32 cpu, enum rank rank,
 			__u64 now_ns)
 {
@@ -230,6 +230,7 @@ void CALLBACK(zernel_running, struct task_struct *p)
 	if (task->rank == ORDINARY)
 		clock_follow(clock_of(task), p->scx.dsq_vtime, now_ns);
 	note_running(cpu, comparable_vtime(p, task), now_ns, weight_of(task));
+	/* See bandwidth.bpf.h. */
 	if (must_wait(p, task->node, now_ns))
 		scx_bpf_kick_cpu(number, SCX_KICK_PREEMPT);
 }

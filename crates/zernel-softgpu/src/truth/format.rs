@@ -34,9 +34,9 @@ pub(super) const KIND_COUNTERS: u64 = 1;
 pub(super) const ENTERED: usize = BLOCK_HEADER_WORDS;
 pub(super) const RETURNS: usize = ENTERED + MAX_SYMBOLS;
 pub(super) const RETURN_WORDS: usize = 4;
-pub(super) const MAX_FAILURES: usize = 512;
+pub(super) const MAX_FAILURE_KINDS: usize = 512;
 pub(super) const COUNTER_BLOCK_BYTES: usize =
-    ((RETURNS + (MAX_SYMBOLS + MAX_FAILURES) * RETURN_WORDS) * WORD).next_multiple_of(4096);
+    ((RETURNS + (MAX_SYMBOLS + MAX_FAILURE_KINDS) * RETURN_WORDS) * WORD).next_multiple_of(4096);
 
 /// Block of events of [`EVENT_WORDS`] words; an unused one is all zero.
 pub(super) const KIND_EVENTS: u64 = 2;

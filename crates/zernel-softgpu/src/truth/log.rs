@@ -235,7 +235,7 @@ impl ThreadLog {
         let entries = || self.counters[RETURNS..].chunks_exact(RETURN_WORDS);
         let candidates = match result {
             0 => entries().skip(symbol).take(1),
-            _ => entries().skip(MAX_SYMBOLS).take(MAX_FAILURES),
+            _ => entries().skip(MAX_SYMBOLS).take(MAX_FAILURE_KINDS),
         };
         for entry in candidates {
             match entry[0].load(Relaxed) {
@@ -245,7 +245,9 @@ impl ThreadLog {
             }
             return entry;
         }
-        panic!("softgpu: more than {MAX_FAILURES} different failures in one thread's truth log");
+        panic!(
+            "softgpu: more than {MAX_FAILURE_KINDS} different failures in one thread's truth log"
+        );
     }
 
     /// The next event of this thread, already stamped as entered; none if only counting.

@@ -223,7 +223,7 @@ fn read_counters(block: &[u64], symbols: &[String], process: &mut ProcessTruth) 
     }
     for entry in block[RETURNS..]
         .chunks_exact(RETURN_WORDS)
-        .take(MAX_SYMBOLS + MAX_FAILURES)
+        .take(MAX_SYMBOLS + MAX_FAILURE_KINDS)
     {
         if entry[0] == 0 {
             continue;

@@ -35,7 +35,7 @@ impl Work for FutexFanOut {
         2
     }
 
-    fn slots(&self, team_size: usize) -> usize {
+    fn slot_count(&self, team_size: usize) -> usize {
         team_size
     }
 

@@ -29,7 +29,7 @@ impl Work for FutexPingPong {
         2
     }
 
-    fn slots(&self, _team_size: usize) -> usize {
+    fn slot_count(&self, _team_size: usize) -> usize {
         1
     }
 

@@ -158,7 +158,7 @@ impl Work for MlTraining {
             .to_owned()
     }
 
-    fn slots(&self, _team_size: usize) -> usize {
+    fn slot_count(&self, _team_size: usize) -> usize {
         self.ranks * SLOTS_PER_RANK + SLOTS_PER_JOB
     }
 

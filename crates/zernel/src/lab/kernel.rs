@@ -58,12 +58,12 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
             let support = kernel.scheduler_support();
             crate::print(format!("{}  {support}\n", kernel.version).as_bytes())?;
         }
-        Command::Use { kernel: None, .. } => cache.choose(None)?,
+        Command::Use { kernel: None, .. } => cache.set_default(None)?,
         Command::Use {
             kernel: Some(path),
             config,
             ..
-        } => choose(&cache, path, config.as_deref())?,
+        } => use_kernel(&cache, path, config.as_deref())?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -138,7 +138,11 @@ fn table(kernels: &[Kernel], default: Option<&Kernel>, offered: &[AvailableKerne
         .collect()
 }
 
-fn choose(cache: &KernelCache, path: &Path, config: Option<&Path>) -> Result<(), Box<dyn Error>> {
+fn use_kernel(
+    cache: &KernelCache,
+    path: &Path,
+    config: Option<&Path>,
+) -> Result<(), Box<dyn Error>> {
     let kernel = if path.is_file() {
         let config = config.map(Path::to_owned).or_else(|| find_config(path));
         if config.is_none() {
@@ -151,7 +155,7 @@ fn choose(cache: &KernelCache, path: &Path, config: Option<&Path>) -> Result<(),
     } else {
         cache.by_release(&path.to_string_lossy())?
     };
-    cache.choose(Some(&kernel))?;
+    cache.set_default(Some(&kernel))?;
     let support = kernel.scheduler_support();
     crate::print(format!("{}  {support}\n", kernel.version).as_bytes())?;
     Ok(())

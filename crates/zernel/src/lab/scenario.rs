@@ -199,7 +199,7 @@ fn table(figures: &RunFigures) -> String {
         "wait ms"
     );
     for group in &figures.groups {
-        text += &line(group, figures.window_ns);
+        text += &group_row(group, figures.window_ns);
     }
     if let Some(account) = &figures.account {
         text += &format!("{account}\n");
@@ -207,7 +207,7 @@ fn table(figures: &RunFigures) -> String {
     text
 }
 
-fn line(group: &GroupFigures, window_ns: u64) -> String {
+fn group_row(group: &GroupFigures, window_ns: u64) -> String {
     let ms = |ns: Option<u64>| ns.map_or("-".to_owned(), |ns| format!("{:.2} ms", ns as f64 / 1e6));
     let us = |ns: Option<u64>| ns.map_or("-".to_owned(), |ns| format!("{:.0} us", ns as f64 / 1e3));
     let wake = &group.wake_latency;

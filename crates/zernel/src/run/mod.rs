@@ -187,7 +187,7 @@ impl ReportOptions {
     }
 }
 
-/// Columns of the terminal on stderr. `None`: not a terminal, or unknown.
+/// Columns of the terminal on stderr. `None` if stderr is no terminal, or its width is unknown.
 fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stderr()).ok()?;
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)

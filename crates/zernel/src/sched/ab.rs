@@ -25,7 +25,7 @@ use crate::run::attach::parse_time;
 const PAIRS: u32 = 20;
 /// The shortest block that is chosen without `--block`: training must make many steps in it.
 const SHORTEST_BLOCK: Duration = Duration::from_secs(5);
-/// The shortest block of `--block`. The observer counts twice a second.
+/// The shortest block of `--block`. The observer reads the counts of steps twice a second.
 const SHORTEST_CHOICE: Duration = Duration::from_secs(2);
 /// The fewest pairs that have an interval.
 const FEWEST_PAIRS: u32 = 2;

@@ -66,10 +66,10 @@ fn assert_launches(rank: &Value, plan: &Plan, printed: &str) {
     let number = |key: &str| rank[key].as_f64().expect("a number");
     let (launches, error) = (number("launches"), number("launches_error"));
     let per_step = number("launches_per_step");
-    let all = f64::from(plan.all_launches());
+    let all = f64::from(plan.launches_per_rank());
     let mut without_evaluation = plan.clone();
     without_evaluation.evaluate_every = 0;
-    let in_steps = f64::from(without_evaluation.all_launches());
+    let in_steps = f64::from(without_evaluation.launches_per_rank());
     let truth = in_steps / f64::from(plan.steps);
     eprintln!(
         "{launches} ± {error} launches of {in_steps} to {all}, {per_step} per step of {truth}"

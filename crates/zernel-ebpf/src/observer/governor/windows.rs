@@ -163,7 +163,7 @@ impl Governor {
             return;
         }
         let kernel = governed.kernel;
-        files::open_windows(kernel, governed.attachment.files.iter_mut());
+        files::attach_for_window(kernel, governed.attachment.files.iter_mut());
         self.read_step_marks(governed);
         let now_ns = monotonic_ns();
         for (handle, process) in &mut governed.processes.running {

@@ -39,7 +39,9 @@
 #include "work.h"
 
 #define PF_EXITING 0x4
+/* About a second: the share of I/O is of the last such interval. */
 #define RECENT_NS (1ULL << 30)
+/* About a minute: sampling windows are closer together than this. */
 #define CALLING_NS (60 * RECENT_NS)
 
 /* How far the scheduler's clock is ahead of bpf_ktime_get_ns(), as last seen: the two drift apart
