@@ -103,6 +103,44 @@ fn virtual_machines_are_for_tests_only() {
     assert!(install.contains(" qemu-system-x86"), "{install}");
 }
 
+/// The `dpkg` says whether the installed qemu-utils is newer.
+fn machine_with_qemu_utils(dpkg: &str) -> Machine {
+    let machine = Machine::new("");
+    machine.add("dpkg-query", "echo 1:10.0");
+    machine.add(
+        "apt-cache",
+        "echo '  Installed: (none)'; echo '  Candidate: 1:7.2'",
+    );
+    machine.add("dpkg", dpkg);
+    machine
+}
+
+#[test]
+fn a_newer_qemu_utils_is_replaced_and_that_is_printed() {
+    let machine = machine_with_qemu_utils("[ \"$*\" = '--compare-versions 1:10.0 gt 1:7.2' ]");
+    let output = machine.set_up(&["test"]);
+    assert!(output.status.success(), "{output:?}");
+    let install = machine.calls().pop().unwrap();
+    assert!(install.contains(" --no-remove "), "{install}");
+    assert!(install.contains(" --allow-downgrades "), "{install}");
+    assert!(install.ends_with(" qemu-utils=1:7.2"), "{install}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        printed.contains("also qemu-utils=1:7.2, because"),
+        "{printed}"
+    );
+
+    for (machine, argument) in [
+        (machine_with_qemu_utils("exit 1"), "test"),
+        (machine_with_qemu_utils("exit 0"), "check"),
+    ] {
+        assert!(machine.set_up(&[argument]).status.success());
+        let install = machine.calls().pop().unwrap();
+        assert!(!install.contains("downgrades"), "{install}");
+        assert!(!install.contains("qemu-utils"), "{install}");
+    }
+}
+
 #[test]
 fn a_failure_of_apt_is_shown_with_what_to_do() {
     for (command, calls) in [("update", 1), ("install", 2)] {
