@@ -185,9 +185,10 @@ pub fn judge(
     findings.extend(figures.account.as_ref().map(accounted));
     let own = scenario.assertions.iter();
     findings.extend(own.filter_map(|assertion| judge_one(assertion, figures)));
-    if emulator_failed(figures) && kernel_warning.is_none() {
-        // If the emulator did not execute a CPU, the run shows nothing about the scheduler. But a scheduler
-        // that the kernel ejects may itself have left the CPU without work.
+    let ejected_for_idling = kernel_warning.is_some() && has_idle_cpu(figures);
+    if emulator_failed(figures) && !ejected_for_idling {
+        // If the emulator did not execute a CPU, the run shows nothing about the scheduler, also if the kernel
+        // ejected it for a task that was stuck with that CPU.
         let failed = findings
             .iter_mut()
             .filter(|finding| finding.verdict == Verdict::Fail);
@@ -230,6 +231,13 @@ fn starvation(scenario: &Scenario, figures: &RunFigures) -> Finding {
 fn emulator_failed(figures: &RunFigures) -> bool {
     let account = figures.account.as_ref();
     account.is_some_and(|account| !account.stuck.is_empty())
+}
+
+/// Whether at least one CPU was idle all the time. The emulator executes the other CPUs without a pause while it leaves
+/// one out; a scheduler that forgets tasks lets them idle.
+fn has_idle_cpu(figures: &RunFigures) -> bool {
+    let account = figures.account.as_ref();
+    account.is_some_and(|account| account.idle >= 1.0)
 }
 
 fn loaded(figures: &RunFigures) -> Finding {

@@ -6,15 +6,22 @@
  * next, and that depends on the host. The vCPU thread wakes the main thread at every such timer, but needs it
  * only when all vCPUs are idle, to advance virtual time. It then sleeps on a condition variable until the main
  * thread wakes it.
+ *
+ * The main thread also waits for files while it holds QEMU's lock, when the guest ends. The vCPU thread cannot
+ * fall asleep without that lock, so the main thread must not wait for it then.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <link.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,6 +35,9 @@ static int has_vcpu_thread;
 
 /* What the vCPU thread sleeps on, null while it runs. Before it exists, it counts as asleep. */
 static _Atomic(pthread_cond_t *) sleeps_on = (pthread_cond_t *)-1;
+
+/* QEMU's lock: the one that the vCPU thread gives away while it sleeps. */
+static _Atomic(pthread_mutex_t *) qemu_lock;
 
 /* How often the vCPU thread fell asleep. The main thread waits for a change. */
 static atomic_int sleeps;
@@ -69,6 +79,7 @@ int pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
 		wait = original("pthread_cond_wait", "GLIBC_2.3.2");
 	if (is_main_thread() || !is_vcpu_thread())
 		return wait(condition, mutex);
+	qemu_lock = mutex;
 	sleeps_on = condition;
 	sleeps++;
 	syscall(SYS_futex, &sleeps, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
@@ -89,7 +100,15 @@ int pthread_cond_broadcast(pthread_cond_t *condition)
 	return broadcast(condition);
 }
 
-/* The main thread's wait for events, in which it does not hold QEMU's lock. */
+/* Whether the caller holds QEMU's lock. glibc writes the holder's thread id into a mutex. */
+static int holds_qemu_lock(void)
+{
+	pthread_mutex_t *lock = qemu_lock;
+
+	return lock && lock->__data.__owner == gettid();
+}
+
+/* The main thread's wait for events. */
 int ppoll(struct pollfd *files, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
 {
 	static int (*poll_files)(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *);
@@ -98,7 +117,7 @@ int ppoll(struct pollfd *files, nfds_t count, const struct timespec *timeout, co
 	if (!poll_files)
 		poll_files = original("ppoll", "GLIBC_2.4");
 	ready = poll_files(files, count, timeout, mask);
-	while (is_main_thread()) {
+	while (is_main_thread() && !holds_qemu_lock()) {
 		int seen = sleeps;
 
 		if (sleeps_on)
@@ -106,4 +125,48 @@ int ppoll(struct pollfd *files, nfds_t count, const struct timespec *timeout, co
 		syscall(SYS_futex, &sleeps, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
 	}
 	return ready;
+}
+
+/* Part of the name of QEMU's emulator, a module that QEMU loads itself. */
+#define EMULATOR "/accel-tcg-"
+
+static int open_emulator(struct dl_phdr_info *object, size_t size, void *handle)
+{
+	(void)size;
+	if (!strstr(object->dlpi_name, EMULATOR))
+		return 0;
+	*(void **)handle = dlopen(object->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
+	return 1;
+}
+
+/* Of QEMU: ends the turns of all vCPUs, and the time until the next timer of a clock. */
+extern void qemu_cpu_kick(void *cpu) __attribute__((weak));
+extern int64_t qemu_clock_deadline_ns_all(int clock, int attributes) __attribute__((weak));
+#define VIRTUAL_CLOCK 1
+#define ALL_TIMERS (-1)
+
+/*
+ * Called by the vCPU thread after the turn of each vCPU.
+ *
+ * A turn lasts until the next timer. QEMU runs that timer in the turn of the next vCPU, which then executes
+ * nothing. If the same vCPUs end their turns early each time, because they wait for a lock, the same one is left
+ * out for ever; it may be the one that they wait for. A vCPU that is asked to end its turn before it began makes
+ * QEMU run the timers first, and has a whole turn after that.
+ */
+void icount_process_data(void *cpu)
+{
+	static void (*process_data)(void *);
+
+	if (!process_data) {
+		void *emulator = NULL;
+
+		dl_iterate_phdr(open_emulator, &emulator);
+		if (emulator)
+			process_data = dlsym(emulator, "icount_process_data");
+		if (!process_data || !qemu_cpu_kick || !qemu_clock_deadline_ns_all)
+			abort();
+	}
+	process_data(cpu);
+	if (!qemu_clock_deadline_ns_all(VIRTUAL_CLOCK, ALL_TIMERS))
+		qemu_cpu_kick(cpu);
 }

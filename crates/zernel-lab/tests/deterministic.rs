@@ -3,18 +3,19 @@
 
 use std::error::Error;
 use std::fs::{self, File};
-use std::hint::black_box;
+use std::hint::{black_box, spin_loop};
 use std::io::Read;
 use std::iter;
 use std::ops::ControlFlow;
 use std::process::{Command, ExitCode};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use zernel_lab::{
     CommandOutcome, Deterministic, KernelCache, KernelRequest, Ticks, VmError, VmSpec,
 };
@@ -34,6 +35,9 @@ const VM: Need = Need {
 /// Set for the copy of this test that is the guest's command.
 const GUEST: &str = "ZERNEL_LAB_TEST_GUEST";
 
+/// Its value for the guest of `no_cpu_is_left_out`.
+const RING: &str = "ring";
+
 /// A periodic sleeper beside two spinners per CPU.
 const WAKE_LATENCY: &str = r#"
 duration_ms = 200
@@ -47,8 +51,12 @@ work = "spin_wait"
 "#;
 
 fn main() -> ExitCode {
-    if std::env::var_os(GUEST).is_some() {
-        return match print_wake_latency() {
+    if let Some(command) = std::env::var_os(GUEST) {
+        let printed = match command == RING {
+            true => print_ring_rounds(),
+            false => print_wake_latency(),
+        };
+        return match printed {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error}");
@@ -69,6 +77,8 @@ fn main() -> ExitCode {
             "a_command_ends_at_the_limit_of_virtual_time",
             a_command_ends_at_the_limit_of_virtual_time,
         ),
+        trial("a_panic_ends_the_run", a_panic_ends_the_run),
+        trial("no_cpu_is_left_out", no_cpu_is_left_out),
     ])
 }
 
@@ -97,6 +107,44 @@ fn print_wake_latency() -> TestResult {
     Ok(())
 }
 
+/// The guest's side: CPU 0 spins, the others pass a token around and wait for it with `pause`.
+fn print_ring_rounds() -> TestResult {
+    const MEMBERS: usize = 3;
+    let token = AtomicUsize::new(0);
+    let done = AtomicBool::new(false);
+    let pin = |cpu| {
+        let mut cpus = CpuSet::new();
+        cpus.set(cpu);
+        sched_setaffinity(None, &cpus)
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            pin(0)?;
+            while !done.load(Ordering::Relaxed) {
+                black_box(0);
+            }
+            rustix::io::Result::Ok(())
+        });
+        for member in 0..MEMBERS {
+            let (token, done) = (&token, &done);
+            scope.spawn(move || {
+                pin(member + 1)?;
+                while !done.load(Ordering::Relaxed) {
+                    if token.load(Ordering::Acquire) % MEMBERS == member {
+                        token.fetch_add(1, Ordering::Release);
+                    }
+                    spin_loop();
+                }
+                rustix::io::Result::Ok(())
+            });
+        }
+        thread::sleep(Duration::from_millis(200));
+        done.store(true, Ordering::Relaxed);
+    });
+    println!("{}", token.into_inner() / MEMBERS);
+    Ok(())
+}
+
 fn vm(seed: u64) -> Result<VmSpec, Box<dyn Error>> {
     let kernel = KernelCache::from_environment()?.obtain(&KernelRequest::SchedExt)?;
     Ok(VmSpec::new(kernel)
@@ -111,8 +159,13 @@ fn shell(vm: &VmSpec, script: &str) -> Result<CommandOutcome, VmError> {
 }
 
 fn wake_latency(vm: VmSpec) -> Result<CommandOutcome, Box<dyn Error>> {
+    guest(vm, "wake_latency")
+}
+
+/// Runs this program in a guest.
+fn guest(vm: VmSpec, command: &str) -> Result<CommandOutcome, Box<dyn Error>> {
     let program = std::env::current_exe()?;
-    let outcome = vm.environment(GUEST, "1").run(program, [""; 0])?;
+    let outcome = vm.environment(GUEST, command).run(program, [""; 0])?;
     match outcome.status.success() {
         true => Ok(outcome),
         false => Err(String::from_utf8_lossy(&outcome.stderr).into()),
@@ -181,6 +234,26 @@ fn a_command_ends_at_the_limit_of_virtual_time() -> TestResult {
         }
         other => Err(format!("no limit was reached: {other:?}").into()),
     }
+}
+
+/// QEMU itself ends then, with its main thread waiting for files while it holds QEMU's lock.
+fn a_panic_ends_the_run() -> TestResult {
+    match shell(&vm(1)?, "echo so far; echo c >/proc/sysrq-trigger") {
+        Err(VmError::KernelPanic { remains, .. }) => {
+            assert_eq!(remains.stdout, b"so far\n");
+            Ok(())
+        }
+        other => Err(format!("no panic: {other:?}").into()),
+    }
+}
+
+/// A vCPU that waits with `pause` ends its turn at once, so the same vCPU would follow the spinner's turn each time, and
+/// meet the timer that ended it. A member of the ring then moves only at an interrupt.
+fn no_cpu_is_left_out() -> TestResult {
+    let outcome = guest(vm(1)?, RING)?;
+    let rounds: u32 = text(&outcome).trim().parse()?;
+    assert!(rounds > 1000, "{rounds} rounds in 200 ms");
+    Ok(())
 }
 
 /// Keeps all CPUs of the host busy, and wakes QEMU's main thread all the time, until it is dropped.

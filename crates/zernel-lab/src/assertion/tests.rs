@@ -74,6 +74,15 @@ fn a_run_whose_account_does_not_add_up_shows_nothing() {
     let findings = judge(&scenario(""), &run, None);
     let text = "account: 4.000 of 4 CPUs; CPU 2 missed 1.20 s of ticks";
     assert!(findings.iter().any(|finding| finding.text == text));
+
+    let ejected = Some("sched_ext: BPF scheduler \"mine\" disabled (runnable task stall)");
+    for (idle, expected) in [(0.1, Verdict::Inconclusive), (2.9, Verdict::Fail)] {
+        if let Some(account) = &mut run.account {
+            account.idle = idle;
+        }
+        let judged = worst(&judge(&scenario(""), &run, ejected));
+        assert_eq!(judged, expected, "{idle} idle CPUs");
+    }
 }
 
 #[test]
