@@ -146,6 +146,8 @@ pub struct SchedulerStatistics {
     pub privilege: String,
     /// Part of their fair share that others keep.
     pub guarantee: f64,
+    /// How much virtual time others have lost to critical threads and loaders, of what the guarantee promises.
+    pub loss_us: u64,
     /// Decisions.
     pub counters: SchedCounters,
     /// What the threads of each class did.

@@ -85,6 +85,13 @@ impl<'a> LoadedScheduler<'a> {
         for_each_sched_counter!(convert)
     }
 
+    /// How much virtual time others have lost to critical threads and loaders. 0 if the kernel does not answer.
+    #[must_use]
+    pub fn loss(&self) -> Duration {
+        let read = self.skel.progs.read_loss.test_run(ProgramInput::default());
+        Duration::from_micros(read.map_or(0, |output| output.return_value.into()))
+    }
+
     /// What the threads of each class did.
     #[must_use]
     pub fn classes(&self) -> BTreeMap<TaskClass, ClassStatistics> {
@@ -135,8 +142,8 @@ impl<'a> LoadedScheduler<'a> {
     /// # Errors
     /// The kernel refused it.
     pub fn set_policy(&self, settings: &SchedSettings) -> Result<(), SchedError> {
-        let (privilege, cgroup) = settings.privilege.raw();
-        let wide = [settings.slice_ns(), cgroup];
+        let (privilege, id) = settings.privilege.raw();
+        let wide = [settings.slice_ns(), id];
         let narrow = [privilege.0, settings.guarantee_percent];
         let wide = wide.iter().flat_map(|word| word.to_ne_bytes());
         let narrow = narrow.iter().flat_map(|word| word.to_ne_bytes());

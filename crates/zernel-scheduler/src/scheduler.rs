@@ -52,17 +52,20 @@ pub enum Privilege {
     All,
     /// Those of a cgroup and its descendants, by its id: the inode number of its folder.
     Cgroup(u64),
+    /// Those of a user, by the real uid.
+    User(u32),
     /// Those of the process that loads the scheduler, and its descendants.
     OwnTree,
 }
 
 impl Privilege {
-    /// The kind of privilege, and the id of its cgroup.
+    /// The kind of privilege, and the id of its cgroup or user.
     pub(crate) fn raw(self) -> (types::privilege, u64) {
         match self {
             Self::Nobody => (types::privilege::PRIVILEGE_NOBODY, 0),
             Self::All => (types::privilege::PRIVILEGE_ALL, 0),
             Self::Cgroup(id) => (types::privilege::PRIVILEGE_CGROUP, id),
+            Self::User(uid) => (types::privilege::PRIVILEGE_USER, uid.into()),
             Self::OwnTree => (types::privilege::PRIVILEGE_TREE, 0),
         }
     }
@@ -258,7 +261,7 @@ fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<()
     target.slice_ns = settings.slice_ns();
     target.watchdog_ns = watchdog.as_nanos() as u64;
     target.guarantee_percent = settings.guarantee_percent;
-    (target.privilege, target.privileged_cgroup) = settings.privilege.raw();
+    (target.privilege, target.privileged_id) = settings.privilege.raw();
     let may_privilege = settings.may_privilege || settings.privilege != Privilege::Nobody;
     target.may_privilege = u32::from(may_privilege);
     let without = settings.without.iter();

@@ -15,6 +15,8 @@ families! {
         "Time that a task runs before others get their turn.";
     GUARANTEE = Gauge "zernel_sched_guarantee_ratio" []
         "Part of their fair share that others keep beside critical threads.";
+    LOSS = Gauge "zernel_sched_loss_seconds" []
+        "Virtual time that others have lost to critical threads and loaders, of what the guarantee promises.";
     EVENTS = Counter "zernel_sched_events_total" ["event"]
         "What the scheduler decided, such as preempting_wakeups, critical_wakeups, guarantee_hits and throttled.";
     RUNS = Counter "zernel_sched_runs_total" ["class"]
@@ -33,10 +35,11 @@ type ClassFigure = fn(&ClassStatistics) -> f64;
 /// Without a scheduler, all families but the first have no series.
 pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistics>) {
     write_single(out, &LOADED, &[], f64::from(u8::from(scheduler.is_some())));
-    let figures: [(MetricFamily, SchedulerFigure); 3] = [
+    let figures: [(MetricFamily, SchedulerFigure); 4] = [
         (RESTARTS, |scheduler| f64::from(scheduler.restarts)),
         (SLICE, |scheduler| scheduler.slice_us as f64 / 1e6),
         (GUARANTEE, |scheduler| scheduler.guarantee),
+        (LOSS, |scheduler| scheduler.loss_us as f64 / 1e6),
     ];
     for (family, figure) in figures {
         write_head(out, &family);
@@ -90,6 +93,7 @@ mod tests {
     fn a_loaded_scheduler_has_series_per_class() {
         let mut scheduler = SchedulerStatistics {
             guarantee: 0.5,
+            loss_us: 2500,
             ..SchedulerStatistics::default()
         };
         scheduler.counters.guarantee_hits = 3;
@@ -106,6 +110,7 @@ mod tests {
         for expected in [
             "zernel_sched_loaded 1\n",
             "zernel_sched_guarantee_ratio 0.5\n",
+            "zernel_sched_loss_seconds 0.0025\n",
             "zernel_sched_events_total{event=\"guarantee_hits\"} 3\n",
             "zernel_sched_runs_total{class=\"critical\"} 7\n",
             "zernel_sched_run_seconds_total{class=\"critical\"} 2.5\n",

@@ -164,7 +164,8 @@ static __u32 create_node(struct cgroup *cgroup, __u32 weight)
 	node->quota_ns = 0;
 	node->owed_ns = 0;
 	bpf_map_update_elem(&node_of_cgroup, &id, &index, BPF_ANY);
-	if (id == settings.privileged_cgroup)
+	/* It counts only if a cgroup is privileged. */
+	if (id == settings.privileged_id)
 		privileged_node = index;
 	return index;
 }

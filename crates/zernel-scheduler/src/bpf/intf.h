@@ -23,8 +23,9 @@ enum {
 enum privilege {
 	PRIVILEGE_NOBODY,
 	PRIVILEGE_ALL,
-	PRIVILEGE_CGROUP, /* the tasks of settings.privileged_cgroup and its descendants */
+	PRIVILEGE_CGROUP, /* the tasks of a cgroup and its descendants */
 	PRIVILEGE_TREE, /* settings.privileged_process and its descendants */
+	PRIVILEGE_USER, /* the tasks of a user */
 };
 
 /* The parts of the policy that can be switched off. */
@@ -38,7 +39,7 @@ enum policy_part {
  * alignment keeps what is often written out of these cache lines. */
 struct settings {
 	__u64 slice_ns;
-	__u64 privileged_cgroup; /* its id */
+	__u64 privileged_id; /* of the privileged cgroup, or of the privileged user */
 	enum privilege privilege;
 	__u32 guarantee_percent; /* the part of their fair share that others keep */
 	__u32 may_privilege; /* tasks are privileged, or may become so while the scheduler runs */
@@ -87,7 +88,7 @@ struct ending {
 /* Argument of the program set_policy. */
 struct policy {
 	__u64 slice_ns;
-	__u64 privileged_cgroup;
+	__u64 privileged_id;
 	__u32 privilege; /* enum privilege */
 	__u32 guarantee_percent;
 };

@@ -389,16 +389,28 @@ void CALLBACK(zernel_cgroup_set_bandwidth, struct cgroup *cgroup, __u64 period_u
 SEC("syscall")
 int set_policy(struct policy *wanted)
 {
-	__u64 cgroup = wanted->privileged_cgroup;
-	__u32 *node = bpf_map_lookup_elem(&node_of_cgroup, &cgroup);
+	__u64 id = wanted->privileged_id;
+	__u32 *node;
 
 	settings.slice_ns = wanted->slice_ns;
 	settings.guarantee_percent = wanted->guarantee_percent;
+	/* With the id of one kind and another kind of privilege, strangers would be privileged. */
+	settings.privilege = PRIVILEGE_NOBODY;
+	settings.privileged_id = id;
 	/* Cgroups that are created meanwhile compare themselves with this. */
-	settings.privileged_cgroup = cgroup;
+	node = bpf_map_lookup_elem(&node_of_cgroup, &id);
 	privileged_node = node ? *node : NO_NODE;
 	settings.privilege = wanted->privilege;
 	return 0;
+}
+
+/* Returns how much virtual time others have lost, in microseconds. */
+SEC("syscall")
+int read_loss(void *context)
+{
+	__s64 loss = loss_of(&shared_clock);
+
+	return loss > 0 ? loss / 1000 : 0;
 }
 
 /* Makes the calling process the privileged one. */

@@ -16,15 +16,6 @@
 /* CPUs that are looked at to find one that runs something of a lower rank. */
 #define RANK_CANDIDATES 4
 
-static bool is_privileged(const struct task *task)
-{
-	if (settings.privilege == PRIVILEGE_ALL)
-		return true;
-	if (settings.privilege == PRIVILEGE_TREE)
-		return task->in_tree;
-	return settings.privilege == PRIVILEGE_CGROUP && is_below_privileged(task->node);
-}
-
 static enum rank rank_of_class(__u64 class_word)
 {
 	switch (zernel_word_class(class_word)) {
@@ -47,7 +38,7 @@ static enum rank rank_of(struct task_struct *p, const struct task *task, __u64 n
 	const struct zernel_task_state *state;
 	enum rank rank = ORDINARY;
 
-	if (settings.privilege == PRIVILEGE_NOBODY || !is_privileged(task) ||
+	if (settings.privilege == PRIVILEGE_NOBODY || !is_privileged(p, task) ||
 	    !zernel_is_observed(now_ns))
 		return ORDINARY;
 	if (is_heir(p, task, now_ns))
@@ -82,7 +73,7 @@ static enum rank rank_of_waking(struct task_struct *p, struct task *task, __u64 
 	const struct zernel_task_state *state;
 	enum rank rank;
 
-	if (settings.privilege == PRIVILEGE_NOBODY || !is_privileged(task))
+	if (settings.privilege == PRIVILEGE_NOBODY || !is_privileged(p, task))
 		return ORDINARY;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
 	if (state)

@@ -82,6 +82,14 @@ struct signal_struct {
 	unsigned int flags;
 };
 
+typedef struct {
+	__u32 val;
+} kuid_t;
+
+struct cred {
+	kuid_t uid;
+};
+
 struct task_struct {
 	unsigned int flags;
 	int pid;
@@ -93,6 +101,7 @@ struct task_struct {
 	struct task_struct *group_leader;
 	struct task_struct *real_parent;
 	struct signal_struct *signal;
+	const struct cred *real_cred;
 };
 
 struct kernfs_node {

@@ -109,6 +109,22 @@ static __u64 comparable_vtime(const struct task_struct *p, const struct task *ta
 	return task->clock == SHARED_CLOCK ? vtime : vtime + cpu_at(task->clock)->offset;
 }
 
+static bool is_privileged(const struct task_struct *p, const struct task *task)
+{
+	switch (settings.privilege) {
+	case PRIVILEGE_ALL:
+		return true;
+	case PRIVILEGE_CGROUP:
+		return is_below_privileged(task->node);
+	case PRIVILEGE_TREE:
+		return task->in_tree;
+	case PRIVILEGE_USER:
+		return BPF_CORE_READ(p, real_cred, uid.val) == settings.privileged_id;
+	default:
+		return false;
+	}
+}
+
 static __u64 weight_of(const struct task *task)
 {
 	return effective_weight(task->node, task->counted ?: DEFAULT_WEIGHT);
@@ -146,8 +162,7 @@ static void advance(struct task_struct *p, const struct task *task, __u64 used_n
 	__u64 weight = weight_of(task);
 	__s64 beyond;
 
-	if (!task->rank && is_shared && settings.privilege != PRIVILEGE_NOBODY &&
-	    (settings.privilege != PRIVILEGE_TREE || task->in_tree))
+	if (!task->rank && is_shared && is_privileged(p, task))
 		used_ns += pay(task->node, clock, used_ns);
 	set_vtime(p, p->scx.dsq_vtime + virtual_time(used_ns, weight));
 	beyond = p->scx.dsq_vtime - clock->now;

@@ -2,7 +2,8 @@
 /*
  * What a critical thread or a loader takes beyond its share, it takes from its own tenant first.
  * The tenant is the privileged cgroup with its descendants; where all tasks are privileged, it is
- * the cgroup of the thread; with `zernel run --sched` it is the processes of the command.
+ * the cgroup of the thread; with `zernel run --sched` it is the processes of the command, and with a
+ * privileged user the user's tasks in the same cgroup.
  *
  * A thread that goes first is not charged for time beyond its share (state.bpf.h). Its tenant owes
  * that time, and the other tasks of the tenant are charged for it while they run. So the tenant as

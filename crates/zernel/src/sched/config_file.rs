@@ -125,7 +125,7 @@ mod tests {
             ("slice_us = 99", 1, "a slice is between 100 and 100000 µs"),
             ("\n\nguarantee = 1.5", 3, "between 0 and 1"),
             ("guarantee = \"half\"", 1, "invalid type"),
-            ("privilege = \"some\"", 1, "nobody, all or cgroup=PATH"),
+            ("privilege = \"some\"", 1, "cgroup=PATH or user=NAME"),
             ("privilege =", 1, "privilege ="),
         ] {
             let (_folder, path) = written(text);

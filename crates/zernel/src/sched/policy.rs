@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ pub(crate) struct PolicyOptions {
     #[arg(value_parser = value_parser!(u64).range(SLICES_US))]
     #[serde(deserialize_with = "slice")]
     pub(super) slice_us: u64,
-    /// Tasks with critical threads that go first: nobody, all, or cgroup=PATH. Needs a running `zernel observe`
+    /// Tasks with critical threads that go first: nobody, all, cgroup=PATH or user=NAME. Needs a running `zernel observe`
     #[arg(long, value_name = "TASKS", default_value = "nobody")]
     pub(super) privilege: PrivilegeOption,
     /// Part of their fair share that others keep beside critical threads, from 0 to 1
@@ -120,12 +121,13 @@ impl FromStr for PrivilegeOption {
         let privilege = match text {
             "nobody" => Privilege::Nobody,
             "all" => Privilege::All,
-            _ => match text.strip_prefix("cgroup=") {
-                Some(path) => match cgroup_id(path)? {
+            _ => match text.split_once('=') {
+                Some(("cgroup", path)) => match cgroup_id(path)? {
                     ROOT_CGROUP => Privilege::All,
                     id => Privilege::Cgroup(id),
                 },
-                None => return Err("use nobody, all or cgroup=PATH".to_owned()),
+                Some(("user", user)) => Privilege::User(user_id(user)?),
+                _ => return Err("use nobody, all, cgroup=PATH or user=NAME".to_owned()),
             },
         };
         Ok(Self {
@@ -142,6 +144,17 @@ fn cgroup_id(path: &str) -> Result<u64, String> {
         true => Ok(folder.ino()),
         false => Err(format!("{path} is not the folder of a cgroup")),
     }
+}
+
+/// The uid of a user, who is given by name or by uid. Accounts need not be in local files, so `id` looks names up.
+fn user_id(user: &str) -> Result<u32, String> {
+    if let Ok(uid) = user.parse() {
+        return Ok(uid);
+    }
+    let output = Command::new("id").args(["-u", "--", user]).output();
+    let output = output.map_err(|error| format!("cannot run `id`: {error}"))?;
+    let uid = String::from_utf8_lossy(&output.stdout).trim().parse();
+    uid.map_err(|_| format!("there is no user {user}"))
 }
 
 /// A guaranteed share, as a percentage.
@@ -185,6 +198,18 @@ mod tests {
         assert_eq!("1".parse(), Ok(GuaranteeOption(100)));
         for wrong in ["", "-0.1", "1.1", "NaN", "half"] {
             assert!(wrong.parse::<GuaranteeOption>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_user_is_known_by_name_or_uid() {
+        for (text, uid) in [("user=1000", 1000), ("user=root", 0), ("user=0", 0)] {
+            let option: PrivilegeOption = text.parse().unwrap();
+            assert_eq!(option.privilege, Privilege::User(uid));
+            assert_eq!(option.text, text);
+        }
+        for wrong in ["user=", "user=-1", "user=no-such-user", "user=4294967296"] {
+            assert!(wrong.parse::<PrivilegeOption>().is_err(), "{wrong}");
         }
     }
 

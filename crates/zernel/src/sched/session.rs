@@ -170,6 +170,7 @@ fn statistics(
         slice_us: loaded.slice().as_micros() as u64,
         privilege: policy.privilege.text.clone(),
         guarantee: f64::from(loaded.guarantee_percent()) / 100.0,
+        loss_us: loaded.loss().as_micros() as u64,
         counters: loaded.counters(),
         classes: loaded.classes(),
     }
