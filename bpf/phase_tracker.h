@@ -224,7 +224,8 @@ static inline void zernel_block(const struct zernel_tracker_config *config,
 		tracker->flags |= ZERNEL_WAIT_UNDECIDED;
 }
 
-/* Ends a wait in the activity that it began in. */
+/* Ends a wait in the activity that it began in. A thread that only launches wakes up to launch,
+ * whether its launches are observed or not. */
 static inline void zernel_end_long_wait(const struct zernel_tracker_config *config,
 					struct zernel_tracker *tracker, __u8 event)
 {
@@ -234,6 +235,11 @@ static inline void zernel_end_long_wait(const struct zernel_tracker_config *conf
 
 		zernel_turn_to(config, tracker, uses_batch ? ZERNEL_RECEIVING : ZERNEL_LOADING,
 			       tracker->now_ns);
+		return;
+	}
+	if (tracker->activity == ZERNEL_IDLE && event == ZERNEL_UNBLOCK_AFTER_LAUNCHES &&
+	    zernel_activity_phase(tracker->wait_activity) == ZERNEL_GPU_COMPUTE) {
+		zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
 		return;
 	}
 	tracker->activity_until_ns = zernel_add_saturating(
@@ -376,19 +382,6 @@ static inline void zernel_copy(const struct zernel_tracker_config *config,
 	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
 }
 
-/* The thread passes a function that only an optimizer calls. That is no news of a thread that
- * announces its optimizer steps. */
-static inline void zernel_pass_marker(const struct zernel_tracker_config *config,
-				      struct zernel_tracker *tracker)
-{
-	zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
-	tracker->flags |= ZERNEL_TRAINING_THREAD;
-	if (tracker->flags & ZERNEL_ANNOUNCES_UPDATES)
-		return;
-	tracker->last_marker_ns = tracker->now_ns;
-	zernel_turn_to(config, tracker, ZERNEL_UPDATING, tracker->now_ns);
-}
-
 /* The thread announces what it does from now on. */
 static inline void zernel_announce(const struct zernel_tracker_config *config,
 				   struct zernel_task_state *task, __u8 activity, __u16 flags)
@@ -406,6 +399,37 @@ static inline void zernel_announce(const struct zernel_tracker_config *config,
 	zernel_turn_to(config, tracker, activity, tracker->now_ns);
 }
 
+/* The thread passes a function that only an optimizer calls, as after a closure's backward pass. */
+static inline void zernel_pass_marker(const struct zernel_tracker_config *config,
+				      struct zernel_task_state *task)
+{
+	struct zernel_tracker *tracker = &task->tracker;
+	int follows_backward = tracker->activity == ZERNEL_BACKWARD ||
+			       tracker->flags & ZERNEL_MAY_UPDATE;
+
+	tracker->last_marker_ns = tracker->now_ns;
+	if (!(tracker->flags & ZERNEL_ANNOUNCES_UPDATES) || follows_backward) {
+		zernel_announce(config, task, ZERNEL_UPDATING, ZERNEL_TRAINING_THREAD);
+		return;
+	}
+	zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
+	tracker->flags |= ZERNEL_TRAINING_THREAD;
+}
+
+/* A backward pass follows a forward pass. Without a batch in between, that began after the last
+ * marker of the optimizer step, or with the step itself: then the step runs a closure. */
+static inline void zernel_end_update(struct zernel_task_state *task)
+{
+	struct zernel_tracker *tracker = &task->tracker;
+	__u64 start_ns = zernel_word_start_ns(task->phase_word);
+
+	if (zernel_word_phase(task->phase_word) != ZERNEL_OPTIMIZER_STEP ||
+	    !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES))
+		return;
+	zernel_transition(task, ZERNEL_GPU_COMPUTE,
+			  tracker->last_marker_ns > start_ns ? tracker->last_marker_ns : start_ns);
+}
+
 /* A thread that launches may serve the backward passes of others, and begin another one inside. */
 static inline void zernel_begin_backward(const struct zernel_tracker_config *config,
 					 struct zernel_task_state *task)
@@ -415,6 +439,7 @@ static inline void zernel_begin_backward(const struct zernel_tracker_config *con
 
 	if (zernel_does_other_work(tracker))
 		return;
+	zernel_end_update(task);
 	/* Another thread launches, but this one syncs. */
 	tracker->flags &= ~ZERNEL_COLLECTIVE_QUEUED;
 	zernel_announce(config, task, ZERNEL_BACKWARD, ZERNEL_LAUNCHED_SINCE_SYNC | trains);
@@ -455,6 +480,7 @@ static inline void zernel_apply_announcement(const struct zernel_tracker_config 
 		zernel_begin_backward(config, task);
 		break;
 	case ZERNEL_OPTIMIZER_BEGIN:
+		task->tracker.last_marker_ns = task->tracker.now_ns;
 		zernel_announce(config, task, ZERNEL_UPDATING,
 				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_UPDATES);
 		break;
@@ -494,7 +520,7 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 		zernel_copy(config, task);
 		break;
 	case ZERNEL_OPTIMIZER_MARKER:
-		zernel_pass_marker(config, tracker);
+		zernel_pass_marker(config, task);
 		break;
 	case ZERNEL_NOT_OBSERVED:
 		zernel_stop_observing(config, tracker);

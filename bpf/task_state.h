@@ -73,7 +73,7 @@ struct zernel_tracker {
 	__u64 wait_since_ns; /* when it blocked */
 	__u64 wait_activity_until_ns; /* activity_until_ns before it blocked */
 	__u64 undecided_since_ns; /* start of the undecided wait, or end of the backward pass */
-	__u64 last_marker_ns; /* when it last passed an optimizer marker */
+	__u64 last_marker_ns; /* last optimizer marker or announced step */
 	__u64 queued_since_ns; /* when it was preempted */
 	__u32 lost_leaves; /* calls ended by other evidence than their leave */
 	__u32 lost_enters; /* leaves of calls never seen to begin */

@@ -44,8 +44,9 @@ struct {
 	__type(value, struct zernel_thread);
 } threads SEC(".maps");
 
-/* The state of the current thread. Creates it, which makes the thread's process an observed one. */
-static __always_inline struct zernel_thread *zernel_current_thread(void)
+/* The state of the current thread, which has an event at `now_ns`. Creates it, which makes the
+ * thread's process an observed one. A tracker that began later would ignore the event. */
+static __always_inline struct zernel_thread *zernel_current_thread(__u64 now_ns)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct zernel_thread *thread = zernel_task_storage(&threads, task, true);
@@ -56,7 +57,7 @@ static __always_inline struct zernel_thread *zernel_current_thread(void)
 	}
 	if (!thread->process) {
 		thread->process = zernel_process_handle(task);
-		zernel_task(task, bpf_ktime_get_ns());
+		zernel_task(task, now_ns);
 	}
 	return thread;
 }

@@ -23,6 +23,7 @@
 //! graph launches become the boundary. If the marks of the boundary can no longer be observed, an
 //! equally frequent kind replaces it and the count continues.
 
+mod first_step;
 mod summary;
 
 use std::cmp::Ordering;
@@ -30,6 +31,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use first_step::BeforeUpdate;
 pub use summary::{StepSummary, TimeSpan, median_ns};
 
 /// An operation that a training process performs about once per step.
@@ -239,6 +241,7 @@ pub struct StepDetector {
     marks_since_decay: u32,
     backward_since_optimizer: bool,
     has_seen_backward: bool,
+    before_update: BeforeUpdate,
     restarts: u32,
     gaps: u64,
     count: u64,
@@ -253,6 +256,7 @@ impl StepDetector {
     /// slightly out of order.
     pub fn mark(&mut self, mark: Mark, at_ns: u64, launches: Launches) {
         let is_boundary = self.is_boundary(mark, launches);
+        self.before_update.mark(mark, at_ns);
         self.count_mark(mark, launches);
         if is_boundary {
             self.end_interval(mark, at_ns);
@@ -273,6 +277,9 @@ impl StepDetector {
         open.for_each(|step| step.lacks_marks = true);
         // The next mark does not directly follow the last one.
         self.last_mark = None;
+        if classes.contains(&MarkClass::Training) {
+            self.before_update = BeforeUpdate::default();
+        }
         let separates = !classes.is_empty() && self.boundary.is_none_or(is_missing);
         self.gaps += u64::from(separates);
     }
@@ -300,6 +307,7 @@ impl StepDetector {
             self.window_steps.clear();
             self.steps.clear();
         }
+        self.before_update = BeforeUpdate::default();
         // The first intervals of the other kinds are too old to be kept as steps.
         self.tracks.iter_mut().for_each(BoundaryTrack::reset_count);
     }
@@ -484,6 +492,9 @@ impl StepDetector {
         self.window_steps.clear();
         self.steps.clear();
         self.count = track.boundaries;
+        if mark == Mark::Optimizer {
+            self.push_step(self.before_update.slow_first_step(&track.first_intervals));
+        }
         for step in track.first_intervals {
             self.push_step(step);
         }

@@ -12,6 +12,8 @@
 //! | announced that it gets a batch; until it copies, launches, syncs or announces something else | `DataLoading` |
 //! | announced an optimizer step; until it syncs or announces anything but that it clears gradients | `OptimizerStep` |
 //! | launched between the end of the backward pass and the announced optimizer step, as for clipping | `OptimizerStep` |
+//! | was in an optimizer step and begins a backward pass: since the last marker of the step, or since its announcement | `GpuCompute` |
+//! | passes a marker after a backward pass, in a step with a closure | `OptimizerStep` |
 //! | is in a backward pass, on this thread or on another one that this thread waits for | `GpuCompute` |
 //! | launched, copied or synced last | `GpuCompute` |
 //! | announced that it compiles or writes a checkpoint; until it announces a batch, a forward pass or an optimizer step | `Unknown` |
@@ -26,8 +28,9 @@
 //! | called a function that only optimizers call; launches right after it belong to it | `OptimizerStep` |
 //!
 //! A short wait, as for a lock or a page, does not end an activity. A thread that only launches,
-//! such as the thread of the backward pass, is `Unknown` while it waits. Only a thread's own events
-//! count: if another thread runs the collectives, that thread is in `NcclCollective`.
+//! such as the thread of the backward pass, is `Unknown` while it waits. It computes again when it
+//! wakes up after launches of other threads. Only a thread's own events count: if another thread
+//! runs the collectives, that thread is in `NcclCollective`.
 //!
 //! The tracker tolerates lost and late events. Every phase has a deadline, counted from its last
 //! event and suspended while the thread is blocked, or runnable and not running; after the deadline
@@ -38,6 +41,7 @@ mod activity;
 mod config;
 mod event;
 mod faults;
+mod update;
 
 pub use config::TrackerConfig;
 pub use event::{BlockReason, PhaseInterval, ThreadEvent};
@@ -98,6 +102,7 @@ pub struct PhaseTracker {
     undecided_since_ns: Option<u64>,
     /// End of the backward pass. If an optimizer step follows, it began then.
     update_since_ns: Option<u64>,
+    /// Time of the last optimizer marker or announced optimizer step.
     last_marker_ns: u64,
     /// Whether the thread announces when it gets a batch.
     announces_data: bool,
@@ -252,21 +257,17 @@ impl PhaseTracker {
             ThreadEvent::CollectiveLeave => self.leave_collective(),
             ThreadEvent::Launch => self.launch(),
             ThreadEvent::CopyToDevice => self.copy_to_device(closed),
-            ThreadEvent::OptimizerMarker => self.pass_marker(),
+            ThreadEvent::OptimizerMarker => self.pass_marker(closed),
             ThreadEvent::DataBegin => {
                 self.announces_data = true;
                 self.announce(Activity::Loading, closed);
             }
             ThreadEvent::ForwardBegin => self.announce(Activity::Computing, closed),
             ThreadEvent::BackwardBegin if self.works_outside_steps() => {}
-            ThreadEvent::BackwardBegin => {
-                // Another thread launches, but this one syncs.
-                self.collective_queued = false;
-                self.launched_since_sync = true;
-                self.announce(Activity::Backward, closed);
-            }
+            ThreadEvent::BackwardBegin => self.begin_backward(closed),
             ThreadEvent::OptimizerBegin => {
                 self.announces_updates = true;
+                self.last_marker_ns = self.now_ns;
                 self.announce(Activity::Updating, closed);
             }
             ThreadEvent::ZeroGradients => self.zero_gradients(closed),
@@ -371,17 +372,6 @@ impl PhaseTracker {
         self.set_activity(Activity::Computing, self.now_ns);
     }
 
-    /// A marker is no news of a thread that announces its optimizer steps.
-    fn pass_marker(&mut self) {
-        self.end_sync_without_leave();
-        self.end_collective_without_leave();
-        self.is_training_thread = true;
-        if !self.announces_updates {
-            self.last_marker_ns = self.now_ns;
-            self.set_activity(Activity::Updating, self.now_ns);
-        }
-    }
-
     /// The thread announces what it does from now on.
     fn announce(&mut self, activity: Activity, closed: &mut impl Extend<PhaseInterval>) {
         // What the thread did since the backward pass was the optimizer's: clipping gradients, say.
@@ -399,14 +389,6 @@ impl PhaseTracker {
             self.close(since_ns, WorkloadPhase::OptimizerStep, closed);
         }
         self.set_activity(activity, self.now_ns);
-    }
-
-    /// Gradients are cleared at the end of an optimizer step. Elsewhere it takes little time, and nothing shows its end.
-    fn zero_gradients(&mut self, closed: &mut impl Extend<PhaseInterval>) {
-        match self.activity == Activity::Updating {
-            true => self.announce(Activity::Updating, closed),
-            false => self.announce(Activity::Computing, closed),
-        }
     }
 
     fn stop_observing(&mut self) {
@@ -499,6 +481,13 @@ impl PhaseTracker {
             self.set_activity(next, self.now_ns);
             return;
         }
+        // A thread that only launches wakes up to launch, whether its launches are observed or not.
+        let did_launch = wait.activity.phase() == WorkloadPhase::GpuCompute;
+        let follows_launches = event == ThreadEvent::UnblockAfterLaunches;
+        if self.activity == Activity::Idle && did_launch && follows_launches {
+            self.set_activity(Activity::Computing, self.now_ns);
+            return;
+        }
         let waited_ns = self.now_ns - wait.since_ns;
         self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
         if wait.is_undecided && event != ThreadEvent::UnblockAfterLaunches {
@@ -561,12 +550,6 @@ impl PhaseTracker {
         self.update_since_ns = None;
     }
 
-    fn launches_for_optimizer(&self) -> bool {
-        let since_marker_ns = self.now_ns - self.last_marker_ns;
-        self.activity == Activity::Updating
-            && (self.announces_updates || since_marker_ns < self.config.optimizer_launch_max_ns)
-    }
-
     /// Whether the thread still does work that is no part of a step, such as compiling or saving. It may launch, copy and sync meanwhile, and run backward
     /// passes without data.
     fn works_outside_steps(&self) -> bool {
@@ -593,6 +576,8 @@ impl PhaseTracker {
     }
 }
 
+#[cfg(test)]
+mod loop_tests;
 #[cfg(test)]
 mod property_tests;
 #[cfg(test)]

@@ -313,11 +313,11 @@ fn thread(
 }
 
 /// Which event a number stands for in a trace.
-struct EventNumbers(Vec<Option<ThreadEvent>>);
+pub(crate) struct EventNumbers(Vec<Option<ThreadEvent>>);
 
 impl EventNumbers {
     /// By the names in the header, because numbers may change between versions.
-    fn new(trace: &TraceFile) -> Self {
+    pub(crate) fn new(trace: &TraceFile) -> Self {
         let mut numbers = vec![None; 1 << 8];
         for (name, number) in zernel_phase::shared::EVENTS.values {
             let mut events = EVENTS.iter();
@@ -329,7 +329,7 @@ impl EventNumbers {
         Self(numbers)
     }
 
-    fn event(&self, number: u8) -> Option<ThreadEvent> {
+    pub(crate) fn event(&self, number: u8) -> Option<ThreadEvent> {
         self.0.get(usize::from(number)).copied().flatten()
     }
 }

@@ -10,6 +10,7 @@
 //! | [`score`] | confusion matrix, F1, shares, boundaries and delays of two timelines |
 //! | [`gpu_busy`] | the reported utilization of the GPU, second by second |
 //! | [`verdict`] | the verdict of the run's report |
+//! | `warm_up` | the warm-up of a run, by the rules of this version |
 //! | [`report`] | the score of a trace against its stamp logs |
 //! | [`render`] | that score as text |
 //! | [`bars`] | the least score that a trace must have |
@@ -26,3 +27,4 @@ pub mod stamps;
 pub mod timeline;
 pub mod trace;
 pub mod verdict;
+mod warm_up;

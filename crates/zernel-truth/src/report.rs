@@ -14,6 +14,7 @@ use crate::stamps::StampLog;
 use crate::timeline::Timeline;
 use crate::trace::{CoverageEntry, DelaySummary, TraceEntry, TraceFile};
 use crate::verdict::ReportedVerdict;
+use crate::warm_up::correct_warm_up;
 
 /// Shorter true spans have no boundaries of their own: consecutive stamps of a Python script are up to this far apart.
 const RESOLUTION_NS: u64 = 50_000;
@@ -114,6 +115,7 @@ fn reported_verdict(
 ) -> Option<ReportedVerdict> {
     let mut report = trace.header.report.clone()?;
     if source == PhaseSource::Replayed {
+        correct_warm_up(&mut report, trace);
         let verdict = judge_again(&report).ok()?;
         report
             .as_object_mut()?

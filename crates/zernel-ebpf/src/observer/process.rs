@@ -48,6 +48,8 @@ pub struct Phases {
     pub current: WorkloadPhase,
     /// Time in each phase so far, including earlier training threads.
     pub times: PhaseTimeAccumulator,
+    /// The part of it that belongs to threads that have exited.
+    pub exited_ns: u64,
 }
 
 /// An observed process.
@@ -246,16 +248,19 @@ impl ObservedProcess {
         for (phase, ns) in WorkloadPhase::ALL.into_iter().zip(self.exited_phases_ns) {
             times.record(phase, ns);
         }
+        let exited_ns = times.total_ns();
         let Some(driver) = driver else {
             self.count_helper_waits(&mut times);
-            // The times of a thread that is exiting may be missing in both places.
+            // The times of a thread that is exiting may be missing in both places. Its times while it ran may be too
+            // long: they were counted until they were read, and the thread may have exited before.
             let before = self.phases.as_ref();
-            if times.total_ns() > before.map_or(0, |before| before.times.total_ns()) {
+            if exited_ns > before.map_or(0, |before| before.exited_ns) {
                 let tid = before.map_or(self.pid, |phases| phases.tid);
                 self.phases = Some(Phases {
                     tid,
                     current: WorkloadPhase::Unknown,
                     times,
+                    exited_ns,
                 });
             }
             return;
@@ -269,6 +274,7 @@ impl ObservedProcess {
             tid: driver.pid,
             current,
             times,
+            exited_ns,
         });
     }
 

@@ -134,7 +134,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 
 	if (!symbol || !is_counted(symbol))
 		return 1;
-	thread = zernel_current_thread();
+	thread = zernel_current_thread(now_ns);
 	if (!thread)
 		return 1;
 	process = zernel_process(thread->process);
@@ -224,7 +224,7 @@ static __always_inline int mark(struct pt_regs *ctx)
 	entry.arguments[1] = PT_REGS_PARM2(ctx);
 	entry.event = symbol->enter_event;
 	entry.mark = symbol->mark;
-	thread = zernel_current_thread();
+	thread = zernel_current_thread(now_ns);
 	process = thread ? zernel_process(thread->process) : NULL;
 	counter = process ? zernel_counter(thread->process, id) : NULL;
 	if (!counter)

@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 76] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -101,8 +101,29 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 76] = [
     ),
     (
         "phase_tracker.h",
-        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\t/* Another",
-        "\t/* Another",
+        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tzernel_end_update",
+        "\tzernel_end_update",
+    ),
+    ("phase_tracker.h", "\tzernel_end_update(task);\n", ""),
+    (
+        "phase_tracker.h",
+        "tracker->last_marker_ns > start_ns ? tracker->last_marker_ns : start_ns",
+        "tracker->last_marker_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "\t\ttask->tracker.last_marker_ns = task->tracker.now_ns;\n",
+        "",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->activity == ZERNEL_BACKWARD ||\n\t\t\t       tracker->flags & ZERNEL_MAY_UPDATE",
+        "tracker->activity == ZERNEL_BACKWARD",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->activity == ZERNEL_IDLE && event == ZERNEL_UNBLOCK_AFTER_LAUNCHES &&",
+        "tracker->activity == ZERNEL_IDLE &&",
     ),
     (
         "phase_tracker.h",
@@ -248,8 +269,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 76] = [
     ),
     (
         "phase_tracker.h",
-        "if (tracker->flags & ZERNEL_ANNOUNCES_UPDATES)",
-        "if (0)",
+        "if (!(tracker->flags & ZERNEL_ANNOUNCES_UPDATES) || follows_backward)",
+        "if (1)",
     ),
     (
         "phase_tracker.h",

@@ -6,7 +6,7 @@ use WorkloadPhase::*;
 const MS: u64 = 1_000_000;
 
 /// Applies `events` (in ms) and returns the intervals as `(phase, start, end)` in ms.
-fn track(events: &[(u64, ThreadEvent)], end: u64) -> Vec<(WorkloadPhase, u64, u64)> {
+pub(super) fn track(events: &[(u64, ThreadEvent)], end: u64) -> Vec<(WorkloadPhase, u64, u64)> {
     track_with_faults(events, end).0
 }
 

@@ -1,0 +1,76 @@
+//! The warm-up of the ranks, from the marks in a trace, so that a report from before a changed rule can be judged again.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use zernel_phase::ThreadEvent;
+use zernel_phase::steps::{Launches, Mark, Step, StepDetector, StepSummary};
+
+use crate::detected::EventNumbers;
+use crate::trace::{TraceEntry, TraceFile};
+
+/// Corrects the warm-up of the ranks of a report, if updates of the model separate their steps. Other marks are not all
+/// in a trace.
+pub(crate) fn correct_warm_up(report: &mut Value, trace: &TraceFile) {
+    let warm_ups = warm_ups(trace);
+    let ranks = report.get_mut("ranks").and_then(Value::as_array_mut);
+    for rank in ranks.into_iter().flatten() {
+        let pid = rank.get("pid").and_then(Value::as_u64);
+        let warm_up = pid.and_then(|pid| warm_ups.get(&pid));
+        if let (Some(seconds), Some(Value::Object(steps))) = (warm_up, rank.get_mut("steps")) {
+            steps.insert("warm_up_seconds".to_owned(), Value::from(*seconds));
+        }
+    }
+}
+
+/// Seconds of warm-up by pid.
+fn warm_ups(trace: &TraceFile) -> BTreeMap<u64, f64> {
+    let numbers = EventNumbers::new(trace);
+    let mut pids = BTreeMap::new();
+    let mut loops: BTreeMap<u32, TrainingLoop> = BTreeMap::new();
+    for entry in &trace.entries {
+        match entry {
+            TraceEntry::Process(process) => drop(pids.insert(process.handle, process.pid)),
+            TraceEntry::Event(event) => {
+                if let Some(known) = numbers.event(event.event) {
+                    let training = loops.entry(event.process).or_default();
+                    training.observe(known, event.at_ns);
+                }
+            }
+            _ => {}
+        }
+    }
+    let known = loops.iter().filter_map(|(handle, training)| {
+        let summary = StepSummary::from_whole_run(&training.steps, Mark::Optimizer)?;
+        let is_known = training.detector.boundary() == Some(Mark::Optimizer);
+        let pid = u64::from(*pids.get(handle)?);
+        is_known.then_some((pid, summary.warm_up_ns as f64 / 1e9))
+    });
+    known.collect()
+}
+
+/// The steps of one process.
+#[derive(Default)]
+struct TrainingLoop {
+    detector: StepDetector,
+    restarts: u32,
+    steps: Vec<Step>,
+}
+
+impl TrainingLoop {
+    fn observe(&mut self, event: ThreadEvent, at_ns: u64) {
+        let mark = match event {
+            ThreadEvent::BackwardBegin => Mark::Backward,
+            ThreadEvent::OptimizerBegin | ThreadEvent::OptimizerMarker => Mark::Optimizer,
+            _ => return,
+        };
+        let count = self.detector.count();
+        self.detector.mark(mark, at_ns, Launches::Unknown);
+        if self.restarts != self.detector.restarts() || self.steps.is_empty() {
+            self.restarts = self.detector.restarts();
+            self.steps = self.detector.recent().iter().copied().collect();
+        } else if self.detector.count() > count {
+            self.steps.extend(self.detector.recent().back());
+        }
+    }
+}
