@@ -16,11 +16,13 @@ pub use visible_devices::{
 pub use zernel_model::gpu::{GpuFacts, MigFacts, MigInstance, ProcessMemory};
 
 use std::ffi::{OsStr, OsString};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{env, fmt};
 
-use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::enum_wrappers::device::Sampling;
+use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+use nvml_wrapper::struct_wrappers::device::{ProcessInfo, Sample};
 use nvml_wrapper::{Device, Nvml};
 
 /// Environment variable with the path of another NVML library.
@@ -129,7 +131,6 @@ impl Gpus {
 
 fn facts(index: u32, device: &Device<'_>) -> Option<GpuFacts> {
     let memory = device.memory_info().ok();
-    let utilization = device.utilization_rates().ok();
     let mig_enabled = device.mig_mode().is_ok_and(|mode| mode.current != 0);
     Some(GpuFacts {
         index,
@@ -138,13 +139,35 @@ fn facts(index: u32, device: &Device<'_>) -> Option<GpuFacts> {
         minor: device.minor_number().ok(),
         memory_total: memory.as_ref().map(|memory| memory.total),
         memory_used: memory.as_ref().map(|memory| memory.used),
-        utilization: utilization.map(|utilization| utilization.gpu),
+        utilization: utilization(device),
         mig_enabled,
         mig: match mig_enabled {
             true => mig_facts(device),
             false => Vec::new(),
         },
     })
+}
+
+/// Utilization over the last second in percent: the mean of the samples that the driver keeps, or its latest rate if it
+/// keeps none. That rate may cover a fraction of a second only.
+fn utilization(device: &Device<'_>) -> Option<u32> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    let since_us = u64::try_from(now.saturating_sub(Duration::from_secs(1)).as_micros()).ok()?;
+    let samples = device.samples(Sampling::GpuUtilization, since_us);
+    mean_percent(&samples.unwrap_or_default(), since_us)
+        .or_else(|| Some(device.utilization_rates().ok()?.gpu))
+}
+
+/// Mean of the samples after `since_us`, rounded.
+fn mean_percent(samples: &[Sample], since_us: u64) -> Option<u32> {
+    let recent = samples.iter().filter(|sample| sample.timestamp > since_us);
+    let percents = recent.filter_map(|sample| match sample.value {
+        SampleValue::U32(percent) => Some(f64::from(percent.min(100))),
+        _ => None,
+    });
+    let percents: Vec<f64> = percents.collect();
+    let mean = percents.iter().sum::<f64>() / percents.len() as f64;
+    (!percents.is_empty()).then_some(mean.round() as u32)
 }
 
 fn mig_facts(device: &Device<'_>) -> Vec<MigFacts> {
@@ -196,5 +219,16 @@ mod tests {
         assert_eq!(gpus.driver_version(), None);
         assert!(gpus.facts().is_empty());
         assert!(gpus.process_memory().is_empty());
+    }
+
+    #[test]
+    fn utilization_is_the_mean_of_the_recent_samples() {
+        let sample = |timestamp, percent| Sample {
+            timestamp,
+            value: SampleValue::U32(percent),
+        };
+        let samples = [sample(10, 0), sample(11, 90), sample(12, 101)];
+        assert_eq!(mean_percent(&samples, 10), Some(95));
+        assert_eq!(mean_percent(&samples, 12), None);
     }
 }
