@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const OBJECTS: [&str; 6] = [
+const OBJECTS: [&str; 7] = [
     // Used by a benchmark only.
     "benches/empty",
     "src/capability/capability",
     "src/discovery/discovery",
     "src/discovery/mappings",
+    "src/overlay_layers",
     "src/probes/observe",
     "src/twin/phase_twin",
 ];

@@ -8,7 +8,7 @@ use libbpf_rs::{Btf, HasSize};
 use zernel_phase::mirror::{EnumMirror, Mirrors, StructMirror};
 use zernel_phase::{class, shared};
 
-use crate::{capability, discovery, observer, probes, twin};
+use crate::{capability, discovery, observer, overlay_layers, probes, twin};
 
 /// The mirrors of the phase rules, which the twin is compiled with.
 const PHASE: &[Mirrors] = &[
@@ -30,6 +30,11 @@ fn for_each_object(check: impl Fn(&Btf<'_>, &[Mirrors])) {
         ("observe", observer::OBJECT, probes::MIRRORS),
         ("phase_twin", twin::OBJECT, PHASE),
         ("capability", capability::OBJECT, &[capability::MIRRORS]),
+        (
+            "overlay_layers",
+            overlay_layers::OBJECT,
+            &[overlay_layers::MIRRORS],
+        ),
     ] {
         let btf = Btf::from_raw(name, object).expect("the object is readable");
         check(&btf.expect("the object carries BTF"), mirrors);

@@ -13,8 +13,8 @@
 //! | [`twin`] | the kernel's copy of the phase rules, run on states of a test's choice |
 //!
 //! Private modules handle what belongs to other users: `child_task` runs work on their files in child processes,
-//! `foreign_file` holds a file without asking its file system, `probe_link` detaches probes without a wait, `shares` divides tables
-//! among users.
+//! `foreign_file` holds a file without asking its file system, `overlay_layers` finds the file systems below an overlay,
+//! `probe_link` detaches probes without a wait, `shares` divides tables among users.
 //!
 //! [`aggregation`] is part of `zernel-model` and re-exported here.
 
@@ -26,6 +26,7 @@ pub mod discovery;
 mod foreign_file;
 pub mod metrics;
 pub mod observer;
+mod overlay_layers;
 pub mod privilege;
 mod probe_link;
 pub mod probes;

@@ -118,6 +118,14 @@ pub enum SiteError {
         /// The requested symbol.
         symbol: String,
     },
+    /// The kernel may take the instruction at the entry for another one, and the process would crash.
+    #[error(
+        "{symbol} begins with an instruction that a probe breaks if a 32-bit process maps the library"
+    )]
+    DependsOnMode {
+        /// The requested symbol.
+        symbol: String,
+    },
     /// The address is in no segment that is mapped as code.
     #[error("{symbol} at address {address:#x} is outside the library's code; the file is damaged")]
     OutsideCode {
@@ -282,6 +290,7 @@ impl Library {
                 true => probe_instruction::first_emulated_instruction(&window),
                 false => None,
             },
+            depends_on_mode: probe_instruction::depends_on_mode(&window),
         })
     }
 
@@ -302,6 +311,12 @@ impl Library {
         if !self.image.is_x86_64 {
             return Ok(Ok(at(0, TrapCost::Unknown)));
         }
+        let single_stepped = || match entry.depends_on_mode {
+            true => Err(SiteError::DependsOnMode {
+                symbol: entry.name.to_owned(),
+            }),
+            false => Ok(at(0, TrapCost::SingleStepped)),
+        };
         let mut skipped = entry.skipped_addresses();
         let displacement = match entry.emulated {
             Some(0) => return Ok(Ok(at(0, TrapCost::Emulated))),
@@ -311,7 +326,7 @@ impl Library {
             {
                 displacement
             }
-            _ => return Ok(Ok(at(0, TrapCost::SingleStepped))),
+            _ => return Ok(single_stepped()),
         };
         *code_bytes += entry.length;
         if *code_bytes > MAX_CODE_BYTES {
@@ -322,10 +337,10 @@ impl Library {
             Err(error) => return Ok(Err(unreadable_code(entry.name, entry.symbol, error))),
         };
         let once = probe_instruction::is_executed_once_per_call(&function, displacement);
-        Ok(Ok(match once {
-            true => at(displacement, TrapCost::Emulated),
-            false => at(0, TrapCost::SingleStepped),
-        }))
+        Ok(match once {
+            true => Ok(at(displacement, TrapCost::Emulated)),
+            false => single_stepped(),
+        })
     }
 
     fn read(&self, offset: u64, length: u64) -> io::Result<Vec<u8>> {
@@ -346,6 +361,8 @@ struct Entry<'a> {
     length: u64,
     /// Displacement of its first emulated instruction.
     emulated: Option<usize>,
+    /// Whether a single-stepped probe at the entry would break it.
+    depends_on_mode: bool,
 }
 
 impl Entry<'_> {

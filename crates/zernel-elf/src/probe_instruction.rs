@@ -56,6 +56,19 @@ pub(super) fn first_emulated_instruction(code: &[u8]) -> Option<usize> {
     }
 }
 
+/// Whether the instruction at the start of `code` cannot be single-stepped as a copy by what it means in 32-bit code.
+///
+/// The kernel decodes a probed instruction once for all processes, as code of the first process that maps the file. Any user can map
+/// a library in a 32-bit process. There an operand relative to the instruction pointer is an address, and REX and VEX
+/// prefixes are instructions. The copy then reads a wrong address, or the kernel corrects the target of a jump, and other
+/// processes crash.
+pub(super) fn depends_on_mode(code: &[u8]) -> bool {
+    let instruction = Decoder::new(64, code, DecoderOptions::NONE).decode();
+    let has_prefix = matches!(code, [0x40..=0x4f | 0x62 | 0xc4 | 0xc5, ..]);
+    let jumps = instruction.flow_control() != FlowControl::Next;
+    instruction.is_ip_rel_memory_operand() || (has_prefix && jumps)
+}
+
 /// Whether the kernel emulates the instruction at the start of `code`.
 ///
 /// Prefixed forms and longer `nop`s are excluded, because kernels differ in them. Some kernels turn
@@ -193,6 +206,27 @@ mod tests {
             &[0xe9, 0, 0],
         ] {
             assert_eq!(first_emulated_instruction(code), None, "{code:02x?}");
+        }
+    }
+
+    #[test]
+    fn instructions_that_differ_in_32_bit_code_are_found() {
+        for code in [
+            &[0x48, 0x8b, 0x05, 1, 2, 3, 4][..], // mov 0x4030201(%rip),%rax
+            &[0x8b, 0x05, 1, 2, 3, 4],           // mov 0x4030201(%rip),%eax
+            &[0xff, 0x25, 1, 2, 3, 4],           // jmp *0x4030201(%rip)
+            &[0x41, 0xff, 0xe2],                 // jmp *%r10
+        ] {
+            assert!(depends_on_mode(code), "{code:02x?}");
+        }
+        for code in [
+            &[0x48, 0x83, 0xec, 0x08][..], // sub $8,%rsp
+            &[0xf3, 0x0f, 0x1e, 0xfa],     // endbr64
+            &[0x8b, 0x07],                 // mov (%rdi),%eax
+            &[0xff, 0xe0],                 // jmp *%rax
+            &[],
+        ] {
+            assert!(!depends_on_mode(code), "{code:02x?}");
         }
     }
 

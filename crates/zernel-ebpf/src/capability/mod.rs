@@ -278,15 +278,27 @@ impl Refusal {
 
 /// Message of the innermost cause, without Rust's ` (os error N)`.
 pub(crate) fn reason(error: &libbpf_rs::Error) -> String {
+    let text = innermost_cause(error);
+    let (reason, _) = text.split_once(OS_ERROR).unwrap_or((&text, ""));
+    reason.to_owned()
+}
+
+/// The system's number of the innermost cause. libbpf-rs shows it in the message only.
+pub(crate) fn error_number(error: &libbpf_rs::Error) -> Option<i32> {
+    let text = innermost_cause(error);
+    let (_, number) = text.split_once(OS_ERROR)?;
+    number.trim_end_matches(')').trim().parse().ok()
+}
+
+/// What Rust adds to the message of a system's error, before its number.
+const OS_ERROR: &str = " (os error";
+
+fn innermost_cause(error: &libbpf_rs::Error) -> String {
     let mut cause: &dyn Error = error;
     while let Some(deeper) = cause.source() {
         cause = deeper;
     }
-    let text = cause.to_string();
-    text.split(" (os error")
-        .next()
-        .unwrap_or_default()
-        .to_owned()
+    cause.to_string()
 }
 
 fn attach_multi(

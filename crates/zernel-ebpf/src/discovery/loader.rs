@@ -14,6 +14,7 @@ use super::trace::Trace;
 use crate::capability::reason;
 use crate::child_task::{ChildTask, Handover, Outcome};
 use crate::foreign_file::{ForeignFile, ON_FUSE};
+use crate::overlay_layers;
 use crate::probe_link::ProbeLink;
 use crate::quarantine::{self, InHand};
 use crate::shares::Shares;
@@ -96,8 +97,10 @@ impl Loaders {
             }
             let mut kept = trace.program_descriptors();
             kept.push(file.as_fd());
-            let task = ChildTask::start(&tenant, READ_LIMIT, &kept, |handover| {
-                attach(&file, trace, handover)
+            let on_overlay = overlay_layers::refusal(file.as_fd());
+            let task = ChildTask::start(&tenant, READ_LIMIT, &kept, |handover| match on_overlay {
+                Some(reason) => Err(reason.to_owned()),
+                None => attach(&file, trace, handover),
             });
             // If that fails, the next scan tries again.
             if let Ok(task) = task {

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use libbpf_rs::{AsRawLibbpf, Link, ProgramMut, RingBuffer, libbpf_sys};
 
 /// Attaches an iterator over tasks to the thread group `pid`. Kernels older than 6.1 refuse.
-pub(super) fn attach_to_process(program: &ProgramMut<'_>, pid: u32) -> io::Result<Link> {
+pub(crate) fn attach_to_process(program: &ProgramMut<'_>, pid: u32) -> io::Result<Link> {
     let mut info = libbpf_sys::bpf_iter_link_info::default();
     info.task.pid = pid;
     let options = libbpf_sys::bpf_iter_attach_opts {

@@ -156,7 +156,9 @@ impl Attachment {
                 file,
                 FileDemand {
                     processes: BTreeSet::new(),
+                    mapped_at: BTreeMap::new(),
                     tenant: INSTALLED_LIBRARIES_TENANT,
+                    is_shared: false,
                     access: path.to_owned(),
                     is_installed: true,
                 },
@@ -187,7 +189,9 @@ impl Attachment {
         }
         let demand = FileDemand {
             processes: BTreeSet::from([process]),
+            mapped_at: BTreeMap::from([(process, (tenant.clone(), access.to_owned()))]),
             tenant,
+            is_shared: false,
             access: access.to_owned(),
             is_installed: false,
         };
@@ -226,7 +230,9 @@ impl Attachment {
         }
         let queued = self.queue.demand_for(identity);
         queued.is_some_and(|queued| {
+            queued.is_shared |= queued.tenant != demand.tenant;
             queued.processes.extend(&demand.processes);
+            queued.mapped_at.extend(demand.mapped_at.clone());
             queued.is_installed |= demand.is_installed;
             true
         })
@@ -234,16 +240,21 @@ impl Attachment {
 
     /// Has the next scan try again: the reason for the refusal may pass.
     fn retry_later(&mut self, kind: LibraryKind, demand: &FileDemand) {
-        let installed = demand.is_installed.then_some(None);
-        let processes = demand.processes.iter().copied().map(Some);
-        for process in installed.into_iter().chain(processes) {
+        let installed = (None, (&demand.tenant, &demand.access));
+        let installed = demand.is_installed.then_some(installed);
+        // By the mapping of each process: the others may exit before.
+        let processes = demand.processes.iter().filter_map(|process| {
+            let (tenant, access) = demand.mapped_at.get(process)?;
+            Some((Some(*process), (tenant, access)))
+        });
+        for (process, (tenant, access)) in installed.into_iter().chain(processes) {
             let tenants = self.retries.iter().map(|retry| &retry.tenant);
-            if RETRY_SHARES.admits(&demand.tenant, tenants) {
+            if RETRY_SHARES.admits(tenant, tenants) {
                 self.retries.insert(FileRetry {
-                    tenant: demand.tenant.clone(),
+                    tenant: tenant.clone(),
                     process,
                     kind,
-                    access: demand.access.clone(),
+                    access: access.clone(),
                 });
             }
         }
@@ -285,6 +296,9 @@ impl Attachment {
             match result {
                 Ok(mut file) => {
                     file.is_kept = demand.is_installed;
+                    if demand.is_shared {
+                        file.tenant = files::SHARED;
+                    }
                     self.changes.adopt(file.change_watches());
                     self.add_users(&demand.processes, file.number);
                     self.add_file(file, context);
@@ -309,9 +323,10 @@ impl Attachment {
                     self.refused_contents.pop_front();
                 }
             }
-            RefusalCause::NoAnswer | RefusalCause::NoProcess | RefusalCause::Quarantined => {
-                self.retry_later(kind, demand);
-            }
+            RefusalCause::NoAnswer
+            | RefusalCause::NoProcess
+            | RefusalCause::RefusedByKernel
+            | RefusalCause::Quarantined => self.retry_later(kind, demand),
             _ => {}
         }
         self.refuse(&file.path, &demand.tenant, refusal.cause, refusal.reason);

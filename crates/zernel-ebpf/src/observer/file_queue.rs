@@ -3,7 +3,7 @@
 //! Each tenant has a number of child processes at a time. A file for which there is none yet waits here, and holds up neither the
 //! loop nor the files of other tenants.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -27,8 +27,12 @@ use crate::quarantine;
 pub(super) struct FileDemand {
     /// The processes that map it.
     pub(super) processes: BTreeSet<ProcessKey>,
+    /// The tenant of each process, and where it maps the file.
+    pub(super) mapped_at: BTreeMap<ProcessKey, (Tenant, PathBuf)>,
     /// The tenant of the first of them. Installed libraries belong to root.
     pub(super) tenant: Tenant,
+    /// Whether another tenant maps it too.
+    pub(super) is_shared: bool,
     /// Where the file was found.
     pub(super) access: PathBuf,
     /// Whether it is installed. An installed library stays attached although no process maps it.

@@ -13,7 +13,7 @@ use zernel_model::snapshot::RefusalCause;
 use super::attachment::AttachContext;
 use super::changes::{self, Changes, WatchId};
 use super::file_queue::FileDemand;
-use super::files::{AttachedFile, LinkSet, Links};
+use super::files::{AttachedFile, LinkProblem, LinkSet, Links};
 use super::functions::{
     AttachMode, Function, find_functions, frequent_symbols, infrequent_targets, refuse_infrequent,
     set_mode, targets,
@@ -21,6 +21,7 @@ use super::functions::{
 use super::kernel::{Kernel, Target};
 use crate::child_task::{ChildTask, Handover, Outcome, TaskError};
 use crate::foreign_file::{ForeignFile, ON_FUSE};
+use crate::overlay_layers;
 use crate::probe_link::ProbeLink;
 use crate::quarantine::InHand;
 
@@ -32,6 +33,16 @@ const READ_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) struct Refusal {
     pub(crate) cause: RefusalCause,
     pub(crate) reason: String,
+}
+
+impl Refusal {
+    /// A file whose file system could hold up an attachment.
+    fn on_fuse(reason: &str) -> Self {
+        Self {
+            cause: RefusalCause::OnFuse,
+            reason: reason.to_owned(),
+        }
+    }
 }
 
 impl From<LibraryError> for Refusal {
@@ -75,17 +86,25 @@ struct ProbedFile {
 }
 
 impl ProbedFile {
-    /// The links of a file, from those that the child process handed over. A function without probes keeps the reason.
-    fn take_links(&mut self, handed_over: Vec<ProbeLink>) -> Links {
+    /// The links of a file, from those that the child process handed over. A function without probes keeps the reason. If the
+    /// reason may pass, the file is refused, and tried again later.
+    fn take_links(&mut self, handed_over: Vec<ProbeLink>) -> Result<Links, Refusal> {
         let mut handed_over = handed_over.into_iter();
         let mut links = Links::default();
+        let refuse = |problem: LinkProblem| match problem.may_pass {
+            true => Err(Refusal {
+                cause: RefusalCause::RefusedByKernel,
+                reason: problem.text,
+            }),
+            false => Ok(problem.text),
+        };
         for (symbol, set) in std::mem::take(&mut self.frequent_links) {
             match set.take(&mut handed_over) {
                 Ok(taken) => {
                     links.frequent.insert(symbol, taken);
                 }
                 Err(problem) => {
-                    let mode = AttachMode::NotAttached(problem);
+                    let mode = AttachMode::NotAttached(refuse(problem)?);
                     set_mode(&mut self.functions, symbol, &mode);
                 }
             }
@@ -93,10 +112,10 @@ impl ProbedFile {
         let infrequent = self.infrequent_links.take();
         match infrequent.map(|set| set.take(&mut handed_over)) {
             Some(Ok(taken)) => links.infrequent = taken,
-            Some(Err(problem)) => refuse_infrequent(&mut self.functions, &problem),
+            Some(Err(problem)) => refuse_infrequent(&mut self.functions, &refuse(problem)?),
             None => {}
         }
-        links
+        Ok(links)
     }
 }
 
@@ -126,18 +145,20 @@ impl FileTask {
         demand: &FileDemand,
         context: AttachContext<'_>,
     ) -> Result<Self, (ForeignFile, Refusal)> {
+        // Root has chosen the installed files, and those of `--library`.
+        if !demand.is_installed
+            && let Some(reason) = overlay_layers::refusal(file.as_fd())
+        {
+            return Err((file, Refusal::on_fuse(reason)));
+        }
         let (kernel, plan) = (context.kernel, context.plan());
         let mut kept = kernel.program_descriptors();
         kept.extend([file.as_fd(), changes.as_fd()]);
         let work = |handover: &Handover<'_>| {
             let library = Library::open(&file.reopen_path())?;
             let functions = find_functions(kind, &library)?;
-            // Root has chosen the installed files, and those of `--library`.
             if !demand.is_installed && file.is_on_fuse() {
-                return Err(Refusal {
-                    cause: RefusalCause::OnFuse,
-                    reason: ON_FUSE.to_owned(),
-                });
+                return Err(Refusal::on_fuse(ON_FUSE));
             }
             let file = (&file, demand.access.as_path());
             Ok(probe_file(
@@ -184,7 +205,10 @@ impl FileTask {
             }) => return Ok(Err((file, refusal))),
             Err(error) => return Ok(Err((file, error.into()))),
         };
-        let links = probed.take_links(links);
+        let links = match probed.take_links(links) {
+            Ok(links) => links,
+            Err(refusal) => return Ok(Err((file, refusal))),
+        };
         Ok(Ok(AttachedFile {
             number,
             kind,

@@ -12,6 +12,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::changes::WatchId;
@@ -21,7 +22,7 @@ use super::functions::{
     targets,
 };
 use super::kernel::{Kernel, Target};
-use crate::capability::reason;
+use crate::capability::{error_number, reason};
 use crate::child_task::{ChildTask, Handover, Outcome, TaskError};
 use crate::foreign_file::ForeignFile;
 use crate::probe_link::{ProbeLink, detach, release};
@@ -44,7 +45,30 @@ pub(super) const SHARED: Tenant = Tenant::User(u32::MAX);
 pub(super) struct LinkSet {
     links: usize,
     /// Why probes of the set are missing. The others of the set are then detached.
-    problem: Option<String>,
+    problem: Option<LinkProblem>,
+}
+
+/// Why the kernel refuses probes.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LinkProblem {
+    pub(super) text: String,
+    /// Whether a process that maps the file may be the reason, and not the file.
+    pub(super) may_pass: bool,
+}
+
+impl LinkProblem {
+    /// The kernel changes the code in every process that maps a file, and one where it cannot do that is enough. A user can cause
+    /// that, for example with a `userfaultfd` on a mapping of a library on tmpfs.
+    fn new(error: &libbpf_rs::Error) -> Self {
+        let passing = [Errno::FAULT, Errno::NOMEM, Errno::INTR, Errno::AGAIN];
+        Self {
+            text: format!("the kernel refuses the probes ({})", reason(error)),
+            may_pass: error_number(error).is_some_and(|number| {
+                let mut passing = passing.iter();
+                passing.any(|errno| errno.raw_os_error() == number)
+            }),
+        }
+    }
 }
 
 impl LinkSet {
@@ -57,10 +81,9 @@ impl LinkSet {
     ) -> Self {
         let access = file.reopen_path();
         let (links, attached) = handover.attach(|take| kernel.attach_each(&access, targets, take));
-        let problem = |error| format!("the kernel refuses the probes ({})", reason(&error));
         Self {
             links,
-            problem: attached.err().map(problem),
+            problem: attached.err().as_ref().map(LinkProblem::new),
         }
     }
 
@@ -68,7 +91,7 @@ impl LinkSet {
     pub(super) fn take(
         self,
         handed_over: &mut impl Iterator<Item = ProbeLink>,
-    ) -> Result<Vec<ProbeLink>, String> {
+    ) -> Result<Vec<ProbeLink>, LinkProblem> {
         let links = handed_over.take(self.links).collect();
         match self.problem {
             None => Ok(links),
@@ -130,20 +153,28 @@ impl AttachedFile {
         &mut self,
         kernel: &Kernel,
         sets: &[Vec<Target>],
-    ) -> Vec<Result<Vec<ProbeLink>, String>> {
-        match finish_linking(self.start_linking(kernel, sets)) {
+    ) -> Vec<Result<Vec<ProbeLink>, LinkProblem>> {
+        let links = match finish_linking(self.start_linking(kernel, sets)) {
             Ok(links) => links,
             Err(error) => {
-                self.defer(error);
+                self.defer(&error.to_string());
+                return Vec::new();
+            }
+        };
+        let mut problems = links.iter().filter_map(|set| set.as_ref().err());
+        match problems.find(|problem| problem.may_pass) {
+            Some(problem) => {
+                self.defer(&problem.text);
                 Vec::new()
             }
+            None => links,
         }
     }
 
     /// Detaches its probes until the next scan.
-    fn defer(&mut self, error: TaskError) {
+    fn defer(&mut self, reason: &str) {
         self.is_deferred = true;
-        self.rest(&error.to_string());
+        self.rest(reason);
     }
 
     /// Tries again to attach its probes.
@@ -227,13 +258,13 @@ impl AttachedFile {
         }
     }
 
-    fn add_permanent(&mut self, symbol: usize, links: Result<Vec<ProbeLink>, String>) {
+    fn add_permanent(&mut self, symbol: usize, links: Result<Vec<ProbeLink>, LinkProblem>) {
         let mode = match links {
             Ok(links) => {
                 self.links.frequent.insert(symbol, links);
                 AttachMode::Permanent
             }
-            Err(problem) => AttachMode::NotAttached(problem),
+            Err(problem) => AttachMode::NotAttached(problem.text),
         };
         set_mode(&mut self.functions, symbol, &mode);
     }
@@ -281,7 +312,7 @@ impl AttachedFile {
         }
         match links.next() {
             Some(Ok(links)) => self.links.infrequent = links,
-            Some(Err(problem)) => refuse_infrequent(&mut self.functions, &problem),
+            Some(Err(problem)) => refuse_infrequent(&mut self.functions, &problem.text),
             None => {}
         }
     }
@@ -316,7 +347,7 @@ pub(crate) fn drop_files(files: impl Iterator<Item = AttachedFile>) {
 /// Waits for links, and returns one result per set.
 fn finish_linking(
     task: Result<ChildTask<LinkSets>, TaskError>,
-) -> Result<Vec<Result<Vec<ProbeLink>, String>>, TaskError> {
+) -> Result<Vec<Result<Vec<ProbeLink>, LinkProblem>>, TaskError> {
     let late = TaskError::TimedOut(LINK_LIMIT);
     let outcome = task.and_then(|mut task| task.wait(LINK_LIMIT).unwrap_or(Err(late)));
     outcome.map(|Outcome { value, links }| {
@@ -335,7 +366,7 @@ pub(crate) fn attach_each<'a>(
     let mut slow = BTreeSet::new();
     for file in files {
         if slow.contains(&file.tenant) && !file.is_deferred {
-            file.defer(TaskError::TimedOut(LINK_LIMIT));
+            file.defer(&TaskError::TimedOut(LINK_LIMIT).to_string());
         }
         attach(file);
         if file.is_deferred {
@@ -344,8 +375,8 @@ pub(crate) fn attach_each<'a>(
     }
 }
 
-/// Attaches probes to all sampled functions of these files, for a window. Detaches for good from a file where the kernel
-/// refuses them.
+/// Attaches probes to all sampled functions of these files, for a window. Detaches from a file where the kernel refuses them:
+/// until the next scan if that may pass, else for good.
 pub(crate) fn attach_for_window<'a>(
     kernel: &Kernel,
     files: impl Iterator<Item = &'a mut AttachedFile>,
@@ -373,11 +404,12 @@ pub(crate) fn attach_for_window<'a>(
         for (file, task) in started {
             match finish_linking(task).map(|mut sets| sets.pop()) {
                 Ok(Some(Ok(links))) => file.links.window = links,
-                Ok(Some(Err(problem))) => file.detach(&problem),
+                Ok(Some(Err(problem))) if problem.may_pass => file.defer(&problem.text),
+                Ok(Some(Err(problem))) => file.detach(&problem.text),
                 Ok(None) => {}
                 Err(error) => {
                     slow.insert(file.tenant.clone());
-                    file.defer(error);
+                    file.defer(&error.to_string());
                 }
             }
         }

@@ -1,9 +1,12 @@
 //! Libraries on a file system that does not answer. These tests run alone: children that wait for it count for this process.
 
+use std::ffi::CString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use zernel_ebpf::observer::Observer;
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
@@ -23,7 +26,7 @@ pub(crate) const FUSE: Need = Need {
 };
 
 /// Why a file is refused, in the ledger.
-fn refusal(observer: &Observer, path: &str) -> Option<String> {
+pub(crate) fn refusal(observer: &Observer, path: &str) -> Option<String> {
     let ledger = observer.snapshot().ledger_json(Scope::All);
     let refused = ledger["refused"].as_array().expect("a list").iter();
     let mut of_file = refused.filter(|entry| entry["path"].as_str() == Some(path));
@@ -33,6 +36,7 @@ fn refusal(observer: &Observer, path: &str) -> Option<String> {
 pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("maps_dead_files", maps_dead_files),
     ("maps_dead_environment", maps_dead_environment),
+    ("maps_overlay_file", maps_overlay_file),
 ];
 
 /// The names of a library and of a dynamic loader.
@@ -42,6 +46,10 @@ fn maps_dead_files(_driver: &Driver, _rounds: u64) {
     for name in NAMES {
         map_code(&directory().join("dead").join(name).join(name));
     }
+}
+
+fn maps_overlay_file(_driver: &Driver, _rounds: u64) {
+    map_code(&directory().join("overlay").join(NAMES[0]));
 }
 
 /// Maps a file over the middle of its environment, so that a read of the environment reads the file.
@@ -148,4 +156,79 @@ pub(crate) fn dead_environment() {
     assert!(healthy.is_some_and(|identity| identity.environment_read));
     drop(observer);
     drop(dead.holder);
+}
+
+/// A read-only overlay of two directories, unmounted when dropped.
+struct Overlay {
+    directory: PathBuf,
+}
+
+impl Overlay {
+    fn mount(directory: PathBuf, layers: [&Path; 2]) -> Self {
+        fs::create_dir_all(&directory).expect("ours");
+        let [first, second] = layers.map(|layer| layer.to_str().expect("text"));
+        let data = CString::new(format!("lowerdir={first}:{second}")).expect("text");
+        mount("overlay", &directory, "overlay", MountFlags::RDONLY, &*data).expect("root may");
+        Self { directory }
+    }
+}
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        // A process may still map the file.
+        let _ = unmount(&self.directory, UnmountFlags::DETACH);
+    }
+}
+
+/// A library on an overlay gets probes, unless a layer is on FUSE: its server could stop all forks. An overlay of an overlay may
+/// hide such a layer.
+pub(crate) fn on_overlay() {
+    for (below, expected) in [
+        ("plain", None),
+        ("fuse", Some("on an overlay with a layer on FUSE")),
+        ("overlay", Some("on an overlay")),
+    ] {
+        let stage = Stage::alone(Prologue::Push);
+        let path = |name: &str| stage.path().join(name);
+        for name in ["empty", "plain", "fuse"] {
+            fs::create_dir_all(path(name)).expect("ours");
+        }
+        let installed = stage.library("libcuda.so.1");
+        fs::copy(&installed, path("plain").join(NAMES[0])).expect("ours");
+        let content = fs::read(&installed).expect("it is installed");
+        let fuse = StallingFs::mount(&path("fuse"), NAMES[0], content).expect("FUSE is there");
+        let lower = match below {
+            "overlay" => Some(Overlay::mount(
+                path("lower"),
+                [&path("fuse"), &path("empty")],
+            )),
+            _ => None,
+        };
+        let layer = match &lower {
+            Some(lower) => lower.directory.clone(),
+            None => path(below),
+        };
+        let overlay = Overlay::mount(path("overlay"), [&layer, &path("empty")]);
+        // Of a file on an overlay of an overlay the kernel shows the path below the inner one.
+        let paths = [overlay.directory.clone(), PathBuf::from("/")].map(|directory| {
+            let library = directory.join(NAMES[0]);
+            library.to_str().expect("text").to_owned()
+        });
+        let mut holder = stage.target("maps_overlay_file", 0);
+        holder.step();
+        let watcher = Watcher::start(&exact(&stage));
+        let awaited = format!("the file on an overlay of {below} has probes or is refused");
+        watcher.wait_until(&awaited, |observer| {
+            let mut probed = paths.iter().map(|path| functions_of(observer, path));
+            let is_probed = probed.any(|functions| !functions.is_empty());
+            let refusal = paths.iter().find_map(|path| refusal(observer, path));
+            match (refusal, expected) {
+                (Some(reason), Some(expected)) => reason.contains(expected) && !is_probed,
+                (reason, _) => reason.is_none() && is_probed && expected.is_none(),
+            }
+        });
+        drop(watcher.stop());
+        holder.kill();
+        drop((overlay, lower, fuse));
+    }
 }

@@ -15,6 +15,7 @@ mod memory;
 mod nccl;
 mod processes;
 mod prologues;
+mod refusing_process;
 mod series;
 mod shared;
 mod shares;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         memory::ROLES,
         nccl::ROLES,
         processes::ROLES,
+        refusing_process::ROLES,
         series::ROLES,
         shared::ROLES,
         shares::ROLES,
@@ -217,6 +219,7 @@ fn main() -> ExitCode {
         ),
         ("indices_of_tenants_are_reused", tenants::indices_are_reused),
         ("states_are_pinned_for_a_scheduler", shared::pinned),
+        ("the_first_event_of_a_process_counts", shared::first_event),
         (
             "pins_of_another_version_are_replaced",
             shared::pinned_by_another_version,
@@ -229,7 +232,7 @@ fn main() -> ExitCode {
         ("unusable_hints_are_refused", classes::unusable_hints),
         ("decisions_are_counted", classes::decisions),
     ];
-    let more: [(&str, Need, fn()); 8] = [
+    let more: [(&str, Need, fn()); 10] = [
         ("one_tenant_is_a_pod", NO_KUBELET, tenants::pods),
         (
             "a_dead_environment_holds_up_nobody",
@@ -245,6 +248,16 @@ fn main() -> ExitCode {
             "a_library_on_fuse_gets_no_probes",
             dead_files::FUSE,
             dead_files::on_fuse,
+        ),
+        (
+            "a_library_on_an_overlay_of_fuse_gets_no_probes",
+            dead_files::FUSE,
+            dead_files::on_overlay,
+        ),
+        (
+            "a_library_that_one_process_had_refused_gets_probes_later",
+            refusing_process::PAGE_FAULTS_ON_TMPFS,
+            refusing_process::held_page_faults,
         ),
         (
             "a_reused_pid_is_another_process",

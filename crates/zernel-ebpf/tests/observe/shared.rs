@@ -6,15 +6,25 @@ use std::{fs, thread};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use zernel_ebpf::observer::{Observer, ObserverOptions};
-use zernel_phase::shared::{HEART_OBSERVER, HEART_READER, Heartbeat, layout_hash};
+use zernel_phase::shared::{HEART_OBSERVER, HEART_READER, Heartbeat, RawTracker, layout_hash};
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::{Driver, Stage, TargetRole, directory, pause};
+use zernel_testkit::target::{Driver, Stage, TargetRole, call, directory, pause};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::bpffs::{Bpffs, id_of, open_pin, value_of_task};
 use crate::harness::{exact, start};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[("observes", observe_here)];
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+    ("observes", observe_here),
+    ("opens, then syncs", open_then_sync),
+];
+
+/// After a pause, its only call is an event.
+fn open_then_sync(driver: &Driver, _rounds: u64) {
+    driver.open();
+    pause();
+    call!(driver.cuda(), "cuCtxSynchronize");
+}
 
 /// Observes until it is killed, with its pins in the stage's bpffs.
 fn observe_here(_driver: &Driver, _rounds: u64) {
@@ -60,6 +70,19 @@ pub(crate) fn pinned() {
     assert_eq!(state.map(|state| state.tgid), Some(target.pid()));
     drop(first);
     assert!(!pins.exists(), "nothing stays pinned");
+}
+
+/// The first call of a process is an event: its tracker begins no later than that.
+pub(crate) fn first_event() {
+    let stage = Stage::alone(Prologue::Push);
+    let mut target = stage.target("opens, then syncs", 1);
+    target.step();
+    let observer = start(&exact(&stage));
+    target.step();
+    let state = observer.task_state(target.pid()).expect("the map is there");
+    let tracker = state.expect("it is observed").tracker;
+    assert_ne!(tracker.flags & RawTracker::TRAINING_THREAD, 0);
+    assert_eq!(tracker.late, 0);
 }
 
 /// An observer of another version was killed: its pins are replaced. While it lives, they stay.

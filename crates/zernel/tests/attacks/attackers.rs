@@ -1,6 +1,7 @@
 //! What a second user does to the daemon. Each attack is a role: it prepares itself, reports that, and goes on until it is
 //! killed.
 
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -30,6 +31,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("forks_and_exits", forks_and_exits),
     ("destroys_contexts", destroys_contexts),
     ("maps_refused_files", maps_refused_files),
+    ("replaces_libraries", replaces_libraries),
     ("holds_connections", holds_connections),
     ("executes_programs", executes_programs),
     ("uses_a_library", uses_a_library),
@@ -240,6 +242,23 @@ fn maps_refused_files(_driver: &Driver, _rounds: u64) {
         announce();
         unmap(mapped);
         fs::remove_file(&path).expect("ours");
+    }
+}
+
+/// Replaces a library by another one as fast as it can, while the last of the deleted ones stay mapped.
+fn replaces_libraries(_driver: &Driver, mapped_at_once: u64) {
+    let library = ElfBuilder::new(&CODE, vec![function("cuInit", 3)]).bytes();
+    let (path, new) = (own_path("libcuda.so.1"), own_path("new"));
+    let mut mapped = VecDeque::new();
+    pause();
+    loop {
+        fs::write(&new, &library).expect("ours");
+        fs::rename(&new, &path).expect("ours");
+        mapped.push_back(map_code(&path));
+        announce();
+        if mapped.len() > mapped_at_once as usize {
+            mapped.pop_front().into_iter().for_each(unmap);
+        }
     }
 }
 

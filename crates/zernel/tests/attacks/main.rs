@@ -39,6 +39,7 @@ const ATTACKS: &[(&str, &str, u64)] = &[
     ("churn_of_short_processes", "forks_and_exits", 5000),
     ("destroyed_contexts", "destroys_contexts", 5000),
     ("refused_files", "maps_refused_files", 0),
+    ("replaced_libraries", "replaces_libraries", 64),
     ("held_connections", "holds_connections", 0),
     ("programs_with_their_own_library", "executes_programs", 0),
     ("a_flood_of_requests", "floods_requests", 32),

@@ -417,15 +417,19 @@ fn quantile(times: &[Duration], share: f64) -> Duration {
 
 /// Median, 99th percentile and maximum of the answer times of each endpoint.
 pub(crate) fn describe(answers: &AnswerTimes) -> String {
-    let describe = |(endpoint, times): (&&str, &Vec<Duration>)| {
-        format!(
-            "{endpoint} median {:.1?}, p99 {:.1?}, max {:.1?} of {}",
-            quantile(times, 0.5),
-            quantile(times, 0.99),
-            quantile(times, 1.0),
-            times.len()
-        )
-    };
-    let endpoints: Vec<String> = answers.iter().map(describe).collect();
-    endpoints.join("; ")
+    let answers = answers.iter();
+    let endpoints =
+        answers.map(|(endpoint, times)| format!("{endpoint} {}", describe_times(times)));
+    endpoints.collect::<Vec<String>>().join("; ")
+}
+
+/// Median, 99th percentile and maximum of answer times.
+pub(crate) fn describe_times(times: &[Duration]) -> String {
+    format!(
+        "median {:.1?}, p99 {:.1?}, max {:.1?} of {}",
+        quantile(times, 0.5),
+        quantile(times, 0.99),
+        quantile(times, 1.0),
+        times.len()
+    )
 }

@@ -20,7 +20,7 @@ use crate::attackers::own_directory;
 use crate::cpu_weights::{self, WeightGroup};
 use crate::scene::{
     AnswerTimes, Clients, DETACH_LIMIT, EXIT_LIMIT, MAX_RESIDENT, NOBODY, assert_answered,
-    command_of, counted_calls, describe, peak_resident, public_stage, request, resident,
+    command_of, counted_calls, describe_times, peak_resident, public_stage, request, resident,
     start_daemon, start_victim, truth_of,
 };
 use crate::{ATTACKS, FUSE, mount_files};
@@ -286,21 +286,35 @@ fn slope(sizes: &[(Duration, u64)], last: Duration) -> f64 {
     products.sum::<f64>() / squares.sum::<f64>()
 }
 
+/// Prints what was measured as a table for docs/measurements.md.
 fn report(time: Duration, measured: &Measured) {
-    println!(
-        "{:.1} minutes, {LIVES} lives, {} attacks; {} calls of new jobs counted exactly, 0 harmed",
-        time.as_secs_f64() / 60.0,
-        measured.attacks,
-        measured.calls
-    );
-    println!(
-        "peak {} MiB resident, slopes {:.0?} KiB/min",
-        measured.peak >> 20,
-        measured.slopes
-    );
-    println!(
-        "exits after {:.2?}, nothing attached at most {:.2?} later",
-        measured.exits, measured.slowest_detach
-    );
-    println!("{}", describe(&measured.answers));
+    let minutes = time.as_secs_f64() / 60.0;
+    let Measured {
+        attacks,
+        calls,
+        slopes,
+        exits,
+        slowest_detach,
+        ..
+    } = measured;
+    let (by_kill, by_term): (Vec<_>, Vec<_>) = exits
+        .iter()
+        .enumerate()
+        .partition(|(life, _)| life % 2 == 0);
+    let times = |exits: &[(usize, &Duration)]| {
+        let times = exits.iter().map(|(_, time)| format!("{time:.2?}"));
+        times.collect::<Vec<String>>().join(" and ")
+    };
+    println!("| what | result |\n|---|---|");
+    println!("| soak of {minutes:.1} minutes | {attacks} attacks, {LIVES} lives |");
+    println!("| calls of jobs that started in a life of the daemon | {calls}, counted exactly |");
+    println!("| jobs harmed | 0 |");
+    let peak = measured.peak >> 20;
+    println!("| resident memory | at most {peak} MiB; grows by {slopes:.0?} KiB per minute |");
+    println!("| exit after SIGTERM | {} |", times(&by_term));
+    println!("| exit after SIGKILL | {} |", times(&by_kill));
+    println!("| nothing attached after the exit | {slowest_detach:.2?} |");
+    for (endpoint, times) in &measured.answers {
+        println!("| {endpoint} | {} |", describe_times(times));
+    }
 }

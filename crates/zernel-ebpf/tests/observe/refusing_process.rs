@@ -1,0 +1,103 @@
+//! A process in which the kernel cannot change the code of a library that other processes map too.
+
+use std::ffi::c_void;
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags};
+use zernel_softgpu::install::Prologue;
+use zernel_testkit::Need;
+use zernel_testkit::target::{Driver, Stage, TargetRole, directory, pause};
+
+use crate::dead_files::refusal;
+use crate::harness::{Watcher, exact, functions_of};
+
+/// Whether there is a tmpfs, where mappings of files can have a `userfaultfd`, and whether there is that.
+pub(crate) const PAGE_FAULTS_ON_TMPFS: Need = Need {
+    name: "userfaultfd",
+    check: || {
+        fs::metadata("/dev/shm").map_err(|error| format!("/dev/shm: {error}"))?;
+        let faults = page_faults().map_err(|error| format!("userfaultfd: {error}"));
+        faults.map(drop)
+    },
+};
+
+pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+    ("holds_page_faults", holds_page_faults),
+    ("maps_shared_library", maps_shared_library),
+];
+
+const NAME: &str = "libcuda.so.1";
+
+/// `UFFDIO_API` and `UFFDIO_REGISTER` of `linux/userfaultfd.h`, with their arguments.
+const SET_API: u64 = 0xc018_aa3f;
+const REGISTER: u64 = 0xc020_aa00;
+const API: u64 = 0xaa;
+const MINOR_FAULTS_ON_TMPFS: u64 = 1 << 10;
+const MISSING_AND_MINOR: u64 = 1 | 1 << 2;
+
+fn page_faults() -> rustix::io::Result<OwnedFd> {
+    // SAFETY: nothing is registered yet.
+    unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC) }
+}
+
+fn map_library() -> (*mut c_void, usize) {
+    let file = fs::File::open(directory().join("shared").join(NAME)).expect("it is there");
+    let length = file.metadata().expect("ours").len().next_multiple_of(4096) as usize;
+    let protection = ProtFlags::READ | ProtFlags::EXEC;
+    let address = std::ptr::null_mut();
+    // SAFETY: a new mapping that is never executed.
+    let mapped =
+        unsafe { rustix::mm::mmap(address, length, protection, MapFlags::PRIVATE, file, 0) };
+    (mapped.expect("a file can be mapped"), length)
+}
+
+fn maps_shared_library(_driver: &Driver, _rounds: u64) {
+    map_library();
+}
+
+/// Has all faults on its mapping of the library reported to itself. The kernel does not wait for that when it changes the code, and
+/// fails.
+fn holds_page_faults(_driver: &Driver, _rounds: u64) {
+    let (address, length) = map_library();
+    let faults = page_faults().expect("the test needs it");
+    let mut api = [API, MINOR_FAULTS_ON_TMPFS, 0];
+    let mut range = [address as u64, length as u64, MISSING_AND_MINOR, 0];
+    // SAFETY: both arguments have the layout of the kernel's, and outlive the calls.
+    let results = unsafe {
+        [
+            libc::ioctl(faults.as_raw_fd(), SET_API, api.as_mut_ptr()),
+            libc::ioctl(faults.as_raw_fd(), REGISTER, range.as_mut_ptr()),
+        ]
+    };
+    assert_eq!(results, [0, 0], "{}", std::io::Error::last_os_error());
+    pause();
+}
+
+/// While a process holds its page faults, the library is refused with that reason. When the process has ended, probes are attached.
+pub(crate) fn held_page_faults() {
+    let stage = Stage::alone(Prologue::Push);
+    let shared = tempfile::tempdir_in("/dev/shm").expect("a tmpfs");
+    fs::copy(stage.library(NAME), shared.path().join(NAME)).expect("ours");
+    symlink(shared.path(), stage.path().join("shared")).expect("ours");
+    let library = shared.path().join(NAME);
+    let library = Path::to_str(&library).expect("text");
+    let mut holder = stage.target("holds_page_faults", 0);
+    holder.step();
+    let mut other = stage.target("maps_shared_library", 0);
+    other.step();
+    let watcher = Watcher::start(&exact(&stage));
+    watcher.wait_until("the file is refused", |observer| {
+        let reason = refusal(observer, library);
+        reason.is_some_and(|reason| reason.contains("the kernel refuses the probes"))
+    });
+    watcher.with(|observer| assert!(functions_of(observer, library).is_empty()));
+    holder.kill();
+    watcher.wait_until("the file has probes", |observer| {
+        !functions_of(observer, library).is_empty()
+    });
+    drop(watcher.stop());
+    other.kill();
+}
