@@ -26,8 +26,8 @@ pub trait Source: Send + Sync + 'static {
     fn metrics(&self, scope: Scope, format: TextFormat) -> String;
     /// Returns the current snapshot as JSON. WebSocket clients get the same text.
     fn snapshot(&self, scope: Scope) -> String;
-    /// Returns the probed functions, and the reason for each function that has no probe.
-    fn ledger(&self, scope: Scope) -> serde_json::Value;
+    /// Returns the probed functions, and the reason for each function that has no probe, as JSON.
+    fn ledger(&self, scope: Scope) -> String;
     /// Returns whether the source works.
     fn health(&self) -> Health;
 }

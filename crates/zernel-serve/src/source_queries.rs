@@ -50,7 +50,7 @@ impl SourceQueries {
             let text = Utf8Bytes::from(match query {
                 Query::Metrics(format) => source.metrics(scope, format),
                 Query::Snapshot => source.snapshot(scope),
-                Query::Ledger => source.ledger(scope).to_string(),
+                Query::Ledger => source.ledger(scope),
             });
             if let Some(version) = version {
                 recent.keep(query, scope, version, text.clone());

@@ -9,7 +9,6 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use serde_json::Value;
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use zernel_ebpf::observer::{
@@ -297,8 +296,8 @@ impl Source for Daemon {
             .to_json(scope, self.published.age())
     }
 
-    fn ledger(&self, scope: Scope) -> Value {
-        self.published.snapshot().ledger_json(scope)
+    fn ledger(&self, scope: Scope) -> String {
+        self.published.snapshot().ledger_text(scope)
     }
 
     fn health(&self) -> Health {

@@ -5,10 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-
-use super::wire::hide_foreign_pids;
-use super::{ProcessSnapshot, Scope, Snapshot};
 
 /// The resolution of start times in `/proc`.
 pub const START_UNIT_NS: u64 = 10_000_000;
@@ -104,10 +100,12 @@ pub enum RefusalCause {
     Changed,
     /// The file system of the file does not answer.
     NoAnswer,
-    /// It is on FUSE.
+    /// It is on FUSE, or on an overlay that may have a layer there.
     OnFuse,
     /// No process could be started to read it.
     NoProcess,
+    /// The kernel refuses probes in one of the processes that map it.
+    RefusedByKernel,
     /// A daemon died while it read the file.
     Quarantined,
     /// The tenant of the file has too many files.
@@ -128,6 +126,7 @@ impl RefusalCause {
             Self::NoAnswer => "no answer",
             Self::OnFuse => "on FUSE",
             Self::NoProcess => "no process",
+            Self::RefusedByKernel => "refused by the kernel",
             Self::Quarantined => "quarantined",
             Self::TooManyFiles => "too many files",
         }
@@ -188,85 +187,11 @@ impl RefusedFiles {
     }
 }
 
-impl Snapshot {
-    /// The ledger as JSON: for each process its libraries, for each library its functions with their calls. A user sees
-    /// only files that the user's own processes map.
-    #[must_use]
-    pub fn ledger_json(&self, scope: Scope) -> Value {
-        let ledger = &self.ledger;
-        let mapped_by = ledger.mapped_by.iter();
-        let mapped_by: Vec<&MappedBy> =
-            mapped_by.filter(|it| scope.contains_user(it.uid)).collect();
-        let visible: Vec<u32> = mapped_by.iter().map(|it| it.pid).collect();
-        let visible = (scope != Scope::All).then_some(&visible[..]);
-        let processes: Vec<Value> = mapped_by
-            .iter()
-            .map(|mapped| {
-                let process = self.observed.iter().find(|process| {
-                    let start_ns = process.start_ns - process.start_ns % START_UNIT_NS;
-                    (process.pid, start_ns) == (mapped.pid, mapped.start_ns)
-                });
-                let files = ledger.files.iter();
-                let own = files.filter(|file| mapped.files.contains(&file.number));
-                let libraries: Vec<Value> = own
-                    .map(|file| file.to_json(Some(process), visible))
-                    .collect();
-                json!({ "pid": mapped.pid, "libraries": libraries })
-            })
-            .collect();
-        let mut value = json!({ "rung": self.rung, "processes": processes });
-        if scope == Scope::All {
-            let files = ledger.files.iter();
-            value["files"] = files.map(|file| file.to_json(None, visible)).collect();
-            let refused = ledger.refused.newest();
-            value["refused"] = refused
-                .map(|file| json!({ "path": file.path, "reason": file.reason }))
-                .collect();
-            let left_out = ledger.refused.left_out().iter();
-            value["refused_left_out"] = left_out
-                .map(|(cause, count)| (cause.name().to_owned(), json!(count)))
-                .collect();
-        }
-        value
-    }
-}
-
-impl LibraryFile {
-    /// The file with its functions, and with the calls of a process that maps it. A process that made no call yet is
-    /// `Some(None)`. Reasons name only the pids in `visible`, or all of them without it.
-    fn to_json(&self, process: Option<Option<&ProcessSnapshot>>, visible: Option<&[u32]>) -> Value {
-        let functions: Vec<Value> = self
-            .functions
-            .iter()
-            .map(|function| {
-                let (state, reason) = match &function.state {
-                    AttachState::Attached => ("attached", None),
-                    AttachState::Sampled => ("sampled", None),
-                    AttachState::NotAttached(reason) => ("not attached", Some(reason)),
-                };
-                let mut entry = json!({ "symbol": function.symbol, "state": state });
-                if let Some(reason) = reason {
-                    entry["reason"] = match visible {
-                        Some(pids) => json!(hide_foreign_pids(reason, pids)),
-                        None => json!(&**reason),
-                    };
-                }
-                if function.displacement > 0 {
-                    entry["displacement"] = json!(function.displacement);
-                }
-                if let Some(process) = process {
-                    let calls = process.and_then(|it| it.calls.get(function.counted_as));
-                    entry["calls"] = json!(calls.map_or(0, |calls| calls.calls));
-                }
-                entry
-            })
-            .collect();
-        json!({ "path": self.path, "kind": self.kind, "functions": functions })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::{Scope, Snapshot};
     use super::*;
 
     fn refused(number: usize, cause: RefusalCause) -> RefusedFile {

@@ -8,6 +8,7 @@
 include!("../../../../bpf/probes.rs");
 
 mod ledger;
+mod ledger_wire;
 mod process;
 mod wire;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -76,12 +76,13 @@ impl Source for FakeSource {
         json!({ "number": number, "scope": format!("{scope:?}"), "padding": padding }).to_string()
     }
 
-    fn ledger(&self, scope: Scope) -> Value {
+    fn ledger(&self, scope: Scope) -> String {
         assert!(!self.broken.load(Ordering::SeqCst), "broken on purpose");
         if let Some(gate) = &self.gate {
             gate.pass();
         }
-        json!({ "ledger": format!("{scope:?}"), "padding": "x".repeat(self.padding) })
+        let padding = "x".repeat(self.padding);
+        json!({ "ledger": format!("{scope:?}"), "padding": padding }).to_string()
     }
 
     fn health(&self) -> Health {

@@ -1,0 +1,199 @@
+//! The ledger as JSON.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+use super::ledger::{
+    AttachState, FunctionEntry, LibraryFile, MappedBy, RefusedFile, START_UNIT_NS,
+};
+use super::wire::hide_foreign_pids;
+use super::{ProcessSnapshot, Scope, Snapshot};
+
+/// The ledger within a scope. It is serialised directly: a [`Value`] of it takes six times the memory of its text.
+#[derive(Serialize)]
+struct ScopedLedger<'a> {
+    rung: &'a str,
+    processes: Vec<LibrariesOfProcess<'a>>,
+    #[serde(flatten)]
+    machine: Option<MachineFiles<'a>>,
+}
+
+/// The files that only a reader of the whole machine sees.
+#[derive(Serialize)]
+struct MachineFiles<'a> {
+    files: Vec<LibraryOnWire<'a>>,
+    refused: Vec<RefusedOnWire<'a>>,
+    refused_left_out: BTreeMap<&'static str, u64>,
+}
+
+/// A process with the libraries that it maps.
+#[derive(Serialize)]
+struct LibrariesOfProcess<'a> {
+    pid: u32,
+    libraries: Vec<LibraryOnWire<'a>>,
+}
+
+/// A library file with its functions.
+#[derive(Serialize)]
+struct LibraryOnWire<'a> {
+    path: Cow<'a, str>,
+    kind: &'static str,
+    functions: FunctionsOnWire<'a>,
+}
+
+/// The functions of a library file, with the calls of a process that maps it. A process that made no call yet is `Some(None)`.
+struct FunctionsOnWire<'a> {
+    functions: &'a [FunctionEntry],
+    process: Option<Option<&'a ProcessSnapshot>>,
+    /// Reasons name only these pids, or all of them without it.
+    visible: Option<&'a [u32]>,
+}
+
+/// A function of a library file.
+#[derive(Serialize)]
+struct FunctionOnWire<'a> {
+    symbol: &'static str,
+    state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    displacement: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    calls: Option<u64>,
+}
+
+/// A file that no probe can be attached to.
+#[derive(Serialize)]
+struct RefusedOnWire<'a> {
+    path: Cow<'a, str>,
+    reason: &'a str,
+}
+
+impl Snapshot {
+    /// The ledger as JSON: for each process its libraries, for each library its functions with their calls. A user sees
+    /// only files that the user's own processes map.
+    #[must_use]
+    pub fn ledger_text(&self, scope: Scope) -> String {
+        let write = |ledger: &ScopedLedger<'_>| serde_json::to_string(ledger);
+        self.with_ledger(scope, write)
+            .expect("every key is a string")
+    }
+
+    /// The value of [`Self::ledger_text`]. It takes six times the memory.
+    #[must_use]
+    pub fn ledger_json(&self, scope: Scope) -> Value {
+        let convert = |ledger: &ScopedLedger<'_>| serde_json::to_value(ledger);
+        self.with_ledger(scope, convert)
+            .expect("every key is a string")
+    }
+
+    /// Calls a function with the ledger within a scope.
+    fn with_ledger<T>(&self, scope: Scope, read: impl FnOnce(&ScopedLedger<'_>) -> T) -> T {
+        let mapped_by = self.ledger.mapped_by.iter();
+        let mapped_by: Vec<&MappedBy> =
+            mapped_by.filter(|it| scope.contains_user(it.uid)).collect();
+        let visible: Vec<u32> = mapped_by.iter().map(|it| it.pid).collect();
+        let visible = (scope != Scope::All).then_some(&visible[..]);
+        let processes = mapped_by.iter();
+        read(&ScopedLedger {
+            rung: &self.rung,
+            processes: processes
+                .map(|mapped| self.libraries_of(mapped, visible))
+                .collect(),
+            machine: (scope == Scope::All).then(|| self.machine_files()),
+        })
+    }
+
+    fn libraries_of<'a>(
+        &'a self,
+        mapped: &MappedBy,
+        visible: Option<&'a [u32]>,
+    ) -> LibrariesOfProcess<'a> {
+        let process = self.observed.iter().find(|process| {
+            let start_ns = process.start_ns - process.start_ns % START_UNIT_NS;
+            (process.pid, start_ns) == (mapped.pid, mapped.start_ns)
+        });
+        let files = self.ledger.files.iter();
+        let own = files.filter(|file| mapped.files.contains(&file.number));
+        LibrariesOfProcess {
+            pid: mapped.pid,
+            libraries: own
+                .map(|file| LibraryOnWire::new(file, Some(process), visible))
+                .collect(),
+        }
+    }
+
+    fn machine_files(&self) -> MachineFiles<'_> {
+        let ledger = &self.ledger;
+        let files = ledger.files.iter();
+        let left_out = ledger.refused.left_out().iter();
+        MachineFiles {
+            files: files
+                .map(|file| LibraryOnWire::new(file, None, None))
+                .collect(),
+            refused: ledger.refused.newest().map(RefusedOnWire::from).collect(),
+            refused_left_out: left_out
+                .map(|(cause, count)| (cause.name(), *count))
+                .collect(),
+        }
+    }
+}
+
+impl<'a> LibraryOnWire<'a> {
+    fn new(
+        file: &'a LibraryFile,
+        process: Option<Option<&'a ProcessSnapshot>>,
+        visible: Option<&'a [u32]>,
+    ) -> Self {
+        Self {
+            path: file.path.to_string_lossy(),
+            kind: file.kind,
+            functions: FunctionsOnWire {
+                functions: &file.functions,
+                process,
+                visible,
+            },
+        }
+    }
+}
+
+impl<'a> From<&'a RefusedFile> for RefusedOnWire<'a> {
+    fn from(file: &'a RefusedFile) -> Self {
+        Self {
+            path: file.path.to_string_lossy(),
+            reason: &file.reason,
+        }
+    }
+}
+
+impl Serialize for FunctionsOnWire<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.functions.iter().map(|function| self.entry(function)))
+    }
+}
+
+impl<'a> FunctionsOnWire<'a> {
+    fn entry(&self, function: &'a FunctionEntry) -> FunctionOnWire<'a> {
+        let (state, reason) = match &function.state {
+            AttachState::Attached => ("attached", None),
+            AttachState::Sampled => ("sampled", None),
+            AttachState::NotAttached(reason) => ("not attached", Some(&**reason)),
+        };
+        FunctionOnWire {
+            symbol: function.symbol,
+            state,
+            reason: reason.map(|reason| match self.visible {
+                Some(pids) => Cow::Owned(hide_foreign_pids(reason, pids)),
+                None => Cow::Borrowed(reason),
+            }),
+            displacement: (function.displacement > 0).then_some(function.displacement),
+            calls: self.process.map(|process| {
+                let calls = process.and_then(|it| it.calls.get(function.counted_as));
+                calls.map_or(0, |calls| calls.calls)
+            }),
+        }
+    }
+}
