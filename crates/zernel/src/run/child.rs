@@ -96,6 +96,10 @@ impl Child {
         })
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
     /// Waits for the command to exit, and reaps orphans meanwhile.
     pub(crate) fn wait(self) -> io::Result<Ended> {
         let status = loop {

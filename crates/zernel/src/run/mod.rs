@@ -101,6 +101,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let started = Instant::now();
     let command_user = caller.as_ref().filter(|_| !options.as_root);
     let child = Child::spawn(&options.command, command_user, signals);
+    if let Ok(child) = &child {
+        recorder.command_started(child.pid());
+    }
     let ended = child.map(Child::wait);
     let wall = started.elapsed();
     match scheduler.map(JobScheduler::finish) {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -38,6 +39,7 @@ pub(super) enum Recorder {
     /// A thread takes snapshots until `stop` is set.
     Running {
         stop: Arc<AtomicBool>,
+        command: Arc<OnceLock<u32>>,
         thread: JoinHandle<Observation>,
     },
     /// Observing is not possible, for this reason.
@@ -55,6 +57,8 @@ pub(crate) struct RunRecording {
     root: Root,
     /// When recording began, in nanoseconds since boot.
     start_ns: u64,
+    /// The pid of the spawned command, once it has started.
+    command: Arc<OnceLock<u32>>,
     records: BTreeMap<ProcessKey, Record>,
     /// Whether a process descends from the root.
     ancestries: BTreeMap<ProcessKey, Ancestry>,
@@ -86,11 +90,23 @@ impl Recorder {
         let stop = Arc::new(AtomicBool::new(false));
         let mut recording = RunRecording::new(root);
         recording.observation.by_daemon = matches!(source, Source::Daemon(_));
+        let command = Arc::clone(&recording.command);
         let thread = thread::spawn({
             let stop = Arc::clone(&stop);
             move || recording.record_until(source, &stop)
         });
-        Self::Running { stop, thread }
+        Self::Running {
+            stop,
+            command,
+            thread,
+        }
+    }
+
+    /// Records that the command runs as this process.
+    pub(super) fn command_started(&self, pid: u32) {
+        if let Self::Running { command, .. } = self {
+            let _ = command.set(pid);
+        }
     }
 
     /// Why observing is not possible.
@@ -105,7 +121,7 @@ impl Recorder {
     pub(super) fn finish(self) -> Result<Observation, String> {
         match self {
             Self::Unavailable(reason) => Err(reason),
-            Self::Running { stop, thread } => {
+            Self::Running { stop, thread, .. } => {
                 stop.store(true, Ordering::Relaxed);
                 thread.thread().unpark();
                 Ok(thread.join().unwrap_or_default())
@@ -145,6 +161,7 @@ impl RunRecording {
         Self {
             root,
             start_ns: since_boot_ns(),
+            command: Arc::default(),
             records: BTreeMap::new(),
             ancestries: BTreeMap::new(),
             observation: Observation::default(),
@@ -198,8 +215,12 @@ impl RunRecording {
     ) {
         let key = (process.pid, process.start_ns);
         let (root, start_ns) = (self.root, self.start_ns);
+        let parents = Parents {
+            snapshot,
+            command: self.command.get().copied(),
+        };
         let ancestry = self.ancestries.entry(key);
-        let ancestry = ancestry.or_insert_with(|| ancestry_of(root, start_ns, process));
+        let ancestry = ancestry.or_insert_with(|| parents.ancestry_of(process, root, start_ns));
         if *ancestry != Ancestry::Descendant {
             return;
         }
@@ -243,33 +264,46 @@ impl RunRecording {
     }
 }
 
-/// Follows the parents of a process up to the root.
-fn ancestry_of(root: Root, start_ns: u64, process: &ProcessSnapshot) -> Ancestry {
-    let root = match root {
-        Root::SpawnedCommand if process.start_ns < start_ns => return Ancestry::Foreign,
-        Root::SpawnedCommand => std::process::id(),
-        Root::RunningProcess(pid) if process.pid == pid => return Ancestry::Descendant,
-        Root::RunningProcess(pid) => pid,
-    };
-    let known_parent = process.identity.as_ref().map(|identity| identity.parent);
-    let Some(mut ancestor) = parent(process.pid).or(known_parent) else {
-        return Ancestry::Unknown;
-    };
-    for _ in 0..MAX_ANCESTORS {
-        if ancestor == root {
-            return Ancestry::Descendant;
+/// The parents of processes, also of those that have exited.
+struct Parents<'a> {
+    snapshot: &'a Snapshot,
+    command: Option<u32>,
+}
+
+impl Parents<'_> {
+    /// Follows the parents of a process up to the root.
+    fn ancestry_of(&self, process: &ProcessSnapshot, root: Root, start_ns: u64) -> Ancestry {
+        let root = match root {
+            Root::SpawnedCommand if process.start_ns < start_ns => return Ancestry::Foreign,
+            Root::SpawnedCommand => std::process::id(),
+            Root::RunningProcess(pid) if process.pid == pid => return Ancestry::Descendant,
+            Root::RunningProcess(pid) => pid,
+        };
+        let mut ancestor = process.pid;
+        for _ in 0..MAX_ANCESTORS {
+            match parent(ancestor).or_else(|| self.recorded_parent(ancestor)) {
+                Some(0) => return Ancestry::Foreign,
+                Some(next) if next == root => return Ancestry::Descendant,
+                Some(next) => ancestor = next,
+                // The parent exited meanwhile, so its children have another one now.
+                None => match parent(process.pid) {
+                    Some(_) => ancestor = process.pid,
+                    None => return Ancestry::Unknown,
+                },
+            }
         }
-        match parent(ancestor) {
-            Some(0) => return Ancestry::Foreign,
-            Some(next) => ancestor = next,
-            // The parent exited meanwhile, so its children have another one now.
-            None => match parent(process.pid) {
-                Some(again) => ancestor = again,
-                None => return Ancestry::Unknown,
-            },
-        }
+        Ancestry::Foreign
     }
-    Ancestry::Foreign
+
+    /// The parent of a process that has exited: of the command, or of an observed process.
+    fn recorded_parent(&self, pid: u32) -> Option<u32> {
+        if self.command == Some(pid) {
+            return Some(std::process::id());
+        }
+        let mut observed = self.snapshot.observed.iter();
+        let process = observed.find(|process| process.pid == pid)?;
+        Some(process.identity.as_ref()?.parent)
+    }
 }
 
 fn parent(pid: u32) -> Option<u32> {
@@ -299,6 +333,8 @@ fn nanoseconds(clock: rustix::time::ClockId) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use zernel_model::identity::Identity;
+
     use super::*;
 
     #[test]
@@ -306,6 +342,7 @@ mod tests {
         let mut recording = RunRecording {
             root: Root::RunningProcess(std::process::id()),
             start_ns: 1000,
+            command: Arc::default(),
             records: BTreeMap::new(),
             ancestries: BTreeMap::new(),
             observation: Observation::default(),
@@ -325,6 +362,35 @@ mod tests {
         let processes = recording.finish().processes;
         let complete: Vec<_> = processes.iter().map(|process| process.complete).collect();
         assert_eq!(complete, [Some(false), Some(true)]);
+    }
+
+    /// If no snapshot was taken while they ran, the parents of processes that have exited come from the last one.
+    #[test]
+    fn exited_descendants_of_the_command_are_known() {
+        let (command, rank, loader, stranger) = (4_200_001, 4_200_002, 4_200_003, 4_200_004);
+        let process = |pid, parent| ProcessSnapshot {
+            pid,
+            start_ns: u64::MAX,
+            identity: Some(Identity {
+                parent,
+                ..Identity::default()
+            }),
+            ..ProcessSnapshot::default()
+        };
+        let snapshot = Snapshot {
+            observed: vec![
+                process(rank, command),
+                process(loader, rank),
+                process(stranger, 4_200_005),
+            ],
+            ..Snapshot::default()
+        };
+        let mut recording = RunRecording::new(Root::SpawnedCommand);
+        recording.command.set(command).expect("set once");
+        recording.add_snapshot(&snapshot, true);
+        let ancestries: Vec<Ancestry> = recording.ancestries.into_values().collect();
+        let (known, unknown) = (Ancestry::Descendant, Ancestry::Unknown);
+        assert_eq!(ancestries, [known, known, unknown]);
     }
 
     #[test]
