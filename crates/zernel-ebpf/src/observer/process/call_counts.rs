@@ -320,7 +320,7 @@ impl CallCounts {
         self.advance(now_ns, steps);
         self.progress.series_from_ns = now_ns;
         if SYMBOLS[symbol].kind == CallKind::Launch && !self.has_sampled_launches() {
-            self.add_window_before_sampling(now_ns, steps);
+            self.add_windows_before_sampling(steps);
         }
         self.begin(
             symbol,
@@ -347,12 +347,23 @@ impl CallCounts {
         }
     }
 
-    /// The time just before launches are sampled is like a window: all launches were counted in it.
-    fn add_window_before_sampling(&mut self, now_ns: u64, steps: &StepDetector) {
-        if let Some(length) = window_length_for_steps(steps) {
-            let from_ns = now_ns.saturating_sub(length.as_nanos() as u64);
-            let steps = counted_steps(steps, from_ns, now_ns);
-            self.launches_per_step.add_window(&steps, length);
+    /// The time before launches are sampled is like two windows, each up to the end of a step: all launches were counted
+    /// in it. So launches per step have an interval at once, even if sampling begins in an evaluation.
+    fn add_windows_before_sampling(&mut self, steps: &StepDetector) {
+        let Some(length) = window_length_for_steps(steps) else {
+            return;
+        };
+        let length_ns = length.as_nanos() as u64;
+        let mut to_ns = u64::MAX;
+        for _ in 0..2 {
+            let fits = |step: &&Step| step.end_ns <= to_ns && step.duration_ns() <= length_ns;
+            let Some(last) = steps.recent().iter().rfind(fits) else {
+                return;
+            };
+            let from_ns = last.end_ns.saturating_sub(length_ns);
+            let whole_steps = counted_steps(steps, from_ns, last.end_ns);
+            self.launches_per_step.add_window(&whole_steps, length);
+            to_ns = from_ns;
         }
     }
 

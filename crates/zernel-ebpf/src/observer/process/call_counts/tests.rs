@@ -155,6 +155,22 @@ fn a_process_that_only_launches_graphs_is_counted_exactly() {
     assert_eq!(trainer.counted().calls, 2500);
 }
 
+/// The launches of its steps were counted until then, and no window may open before it exits.
+#[test]
+fn a_process_that_evaluates_when_sampling_begins_has_an_interval() {
+    let mut trainer = Trainer::new("cuLaunchKernel");
+    trainer.steps(8, Mark::Backward, Launches::Counted(100));
+    // The step that contains an evaluation is longer, and launches more.
+    trainer.now_ns += 300 * MS;
+    trainer.steps(6, Mark::Backward, Launches::Counted(100));
+    trainer.now_ns += 300 * MS;
+    trainer.begin_sampling();
+    trainer.steps(6, Mark::Backward, Launches::Unknown);
+    let launches = trainer.launches();
+    assert_eq!(launches.calls, 1400 + 500, "{launches:?}");
+    assert_eq!(launches.error, Some(100));
+}
+
 /// Its launches are unknown, not 0.
 #[test]
 fn a_process_without_a_window_has_no_interval() {
