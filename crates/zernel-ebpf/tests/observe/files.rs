@@ -11,8 +11,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 use zernel_ebpf::observer::{Coverage, GovernorOptions, Observer, ObserverOptions};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::{Prologue, install};
-use zernel_testkit::Need;
 use zernel_testkit::target::{Driver, LIBRARIES, Stage, Target, TargetRole, directory, pause};
+use zernel_testkit::{Need, eventually};
 
 use crate::counts::launches;
 use crate::harness::{assert_exact, find, functions_of, observe, seen_of, start};
@@ -139,6 +139,7 @@ pub(crate) fn written_to() {
     let library = stage.library("libcuda.so.1");
     overwrite(&library);
     observer.scan().expect("processes can be scanned");
+    wait_until_detached(&mut observer, &stage);
     target.step();
     observer.read().expect("maps can be read");
     let launch = &functions_of(&observer, &library.to_string_lossy())["cuLaunchKernel"];
@@ -147,6 +148,19 @@ pub(crate) fn written_to() {
     assert!(reason.contains("written to"), "{reason}");
     let mut processes = observer.processes();
     assert!(!processes.any(|process| process.pid == target.pid()));
+}
+
+/// Waits until the kernel has detached the probes of a library, which it does in the background: until the calls of a
+/// new process are not observed.
+fn wait_until_detached(observer: &mut Observer, stage: &Stage) {
+    eventually("the probes are detached", || {
+        let mut late = stage.target("loads_and_launches", 1);
+        late.step();
+        late.step();
+        observer.read().expect("maps can be read");
+        let mut processes = observer.processes();
+        !processes.any(|process| process.pid == late.pid())
+    });
 }
 
 /// Reason in the ledger why the launches of a library are not probed; `None` if they are probed.
