@@ -12,8 +12,7 @@ use axum::{Extension, Router, body};
 use serde_json::json;
 
 use crate::access::{self, AccessPolicy, Grant};
-use crate::shared_work::WorkPanicked;
-use crate::source_queries::{Query, SourceQueries};
+use crate::source_queries::{Query, QueryError, SourceQueries};
 use crate::websocket::{self, WebSocketContext};
 use crate::{Scope, TextFormat, content_negotiation};
 
@@ -88,7 +87,7 @@ async fn metrics(
     State(state): State<AppState>,
     Extension(grant): Extension<Grant>,
     headers: HeaderMap,
-) -> Result<Response, WorkPanicked> {
+) -> Result<Response, QueryError> {
     let format = content_negotiation::metrics_format(&headers);
     let response = exposition(&state, grant, format).await?;
     Ok(([(header::VARY, "Accept")], response).into_response())
@@ -97,7 +96,7 @@ async fn metrics(
 async fn quantiles(
     State(state): State<AppState>,
     Extension(grant): Extension<Grant>,
-) -> Result<Response, WorkPanicked> {
+) -> Result<Response, QueryError> {
     exposition(&state, grant, TextFormat::Quantiles).await
 }
 
@@ -105,7 +104,7 @@ async fn exposition(
     state: &AppState,
     grant: Grant,
     format: TextFormat,
-) -> Result<Response, WorkPanicked> {
+) -> Result<Response, QueryError> {
     let text = state
         .queries
         .text(Query::Metrics(format), grant.scope)
@@ -119,7 +118,7 @@ async fn exposition(
 async fn snapshot(
     State(state): State<AppState>,
     Extension(grant): Extension<Grant>,
-) -> Result<Response, WorkPanicked> {
+) -> Result<Response, QueryError> {
     let text = state.queries.text(Query::Snapshot, grant.scope).await?;
     Ok(with_content_type("application/json", text))
 }
@@ -127,7 +126,7 @@ async fn snapshot(
 async fn ledger(
     State(state): State<AppState>,
     Extension(grant): Extension<Grant>,
-) -> Result<Response, WorkPanicked> {
+) -> Result<Response, QueryError> {
     let text = state.queries.text(Query::Ledger, grant.scope).await?;
     Ok(with_content_type("application/json", text))
 }
@@ -135,7 +134,7 @@ async fn ledger(
 async fn health(
     State(state): State<AppState>,
     Extension(grant): Extension<Grant>,
-) -> Result<Response, WorkPanicked> {
+) -> Result<Response, QueryError> {
     let health = state.queries.health().await?;
     let status = match health.ok {
         true => StatusCode::OK,

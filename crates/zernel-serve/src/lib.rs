@@ -26,6 +26,7 @@ mod connection;
 mod content_negotiation;
 mod error;
 mod host;
+mod live_texts;
 mod options;
 mod peer;
 mod recent_texts;

@@ -56,7 +56,7 @@ impl SnapshotStreams {
                 _ = ticks.tick() => {}
                 () = stream.closed() => if self.remove_if_unused(scope, &stream) { return },
             }
-            // A panic in the source is not final: the next tick queries it again.
+            // No error is final: the next tick queries the source again.
             if let Ok(text) = self.queries.text(Query::Snapshot, scope).await {
                 stream.send_replace(Some(text));
             }

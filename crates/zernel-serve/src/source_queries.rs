@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use axum::extract::ws::Utf8Bytes;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
+use crate::live_texts::LiveTexts;
 use crate::recent_texts::RecentTexts;
 use crate::shared_work::{SharedWork, WorkPanicked};
 use crate::{Health, Scope, Source, TextFormat};
@@ -27,6 +28,15 @@ pub(crate) struct SourceQueries {
     texts: SharedWork<(Query, Scope), Utf8Bytes>,
     health: SharedWork<(), Health>,
     recent: Arc<RecentTexts>,
+    live: LiveTexts,
+}
+
+/// Why a query has no answer.
+#[derive(Debug)]
+pub(crate) enum QueryError {
+    Panicked,
+    /// Clients of the same scope have not read too many earlier answers.
+    TooManyUnread,
 }
 
 impl SourceQueries {
@@ -36,18 +46,21 @@ impl SourceQueries {
             texts: SharedWork::new(TEXT_THREADS),
             health: SharedWork::new(1),
             recent: Arc::default(),
+            live: LiveTexts::default(),
         }
     }
 
-    pub(crate) async fn text(&self, query: Query, scope: Scope) -> Result<Utf8Bytes, WorkPanicked> {
+    pub(crate) async fn text(&self, query: Query, scope: Scope) -> Result<Utf8Bytes, QueryError> {
         // Before the text is built: a text of a newer version may be kept as one of this version, and is not reused then.
         let version = self.source.version();
         if let Some(text) = version.and_then(|it| self.recent.find(query, scope, it)) {
             return Ok(text);
         }
+        let live = self.live.begin(query, scope);
+        let live = live.ok_or(QueryError::TooManyUnread)?;
         let (source, recent) = (Arc::clone(&self.source), Arc::clone(&self.recent));
         let work = move || {
-            let text = Utf8Bytes::from(match query {
+            let text = live.hold(match query {
                 Query::Metrics(format) => source.metrics(scope, format),
                 Query::Snapshot => source.snapshot(scope),
                 Query::Ledger => source.ledger(scope),
@@ -57,18 +70,35 @@ impl SourceQueries {
             }
             text
         };
-        self.texts.run_or_join((query, scope), work).await
+        let text = self.texts.run_or_join((query, scope), work).await?;
+        Ok(text)
     }
 
-    pub(crate) async fn health(&self) -> Result<Health, WorkPanicked> {
+    pub(crate) async fn health(&self) -> Result<Health, QueryError> {
         let source = Arc::clone(&self.source);
-        self.health.run_or_join((), move || source.health()).await
+        let health = self.health.run_or_join((), move || source.health()).await?;
+        Ok(health)
     }
 }
 
-impl IntoResponse for WorkPanicked {
+impl From<WorkPanicked> for QueryError {
+    fn from(_: WorkPanicked) -> Self {
+        Self::Panicked
+    }
+}
+
+impl IntoResponse for QueryError {
     fn into_response(self) -> Response {
-        let text = "the daemon failed to answer; see its log\n";
-        (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
+        match self {
+            Self::Panicked => {
+                let text = "the daemon failed to answer; see its log\n";
+                (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
+            }
+            Self::TooManyUnread => {
+                let text = "your other clients have not read their answers; close one or try again later\n";
+                let retry = [(header::RETRY_AFTER, "10")];
+                (StatusCode::SERVICE_UNAVAILABLE, retry, text).into_response()
+            }
+        }
     }
 }
