@@ -2,12 +2,13 @@
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::task::yield_now;
 use tokio_tungstenite::client_async;
 use zernel_serve::{Expose, Options};
 
 use crate::client::{read_all, request, request_upgrade};
 use crate::fixture::{FakeSource, require_token, start};
-use crate::peers::{NOBODY, connect_as, get, start_for_all};
+use crate::peers::{NOBODY, connect_as, get, start_for_all, start_for_all_with};
 use crate::websocket;
 
 /// A user who is neither root nor [`NOBODY`].
@@ -41,6 +42,43 @@ pub(crate) async fn slow_clients_of_one_user_do_not_shut_out_others() {
     }
     // The oldest were disconnected.
     read_all(&mut slow[0]).await;
+}
+
+/// Answers that were not read stay in memory. So a user has few of them, and other users get theirs.
+pub(crate) async fn unread_answers_of_one_user_are_bounded() {
+    let source = FakeSource {
+        padding: 4 << 20,
+        ..FakeSource::default()
+    };
+    let server = start_for_all_with(source, |_| {});
+    let mut unread = Vec::new();
+    for _ in 0..8 {
+        let mut stream = connect_as(NOBODY, &server.unix);
+        let head = b"GET /api/v1/ledger HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        stream.write_all(head).await.unwrap();
+        // Its answer has begun, so the next client gets a new text.
+        stream.read_u8().await.unwrap();
+        unread.push(stream);
+    }
+    let refused = get(connect_as(NOBODY, &server.unix), "/api/v1/ledger").await;
+    assert_eq!(refused.status, 503);
+    assert_eq!(refused.header("retry-after"), Some("10"));
+    for (user, path) in [
+        (NOBODY, "/api/v1/snapshot"),
+        (OTHER_USER, "/api/v1/ledger"),
+        (0, "/api/v1/ledger"),
+    ] {
+        let answer = get(connect_as(user, &server.unix), path).await;
+        assert_eq!(answer.status, 200, "{user} {path}");
+    }
+    drop(unread);
+    while get(connect_as(NOBODY, &server.unix), "/api/v1/ledger")
+        .await
+        .status
+        != 200
+    {
+        yield_now().await;
+    }
 }
 
 pub(crate) async fn idle_websockets_of_one_user_do_not_shut_out_others() {

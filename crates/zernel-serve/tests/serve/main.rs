@@ -87,6 +87,7 @@ fn main() -> ExitCode {
     ];
     let privileged = trials![&[root()];
         limits::slow_clients_of_one_user_do_not_shut_out_others,
+        limits::unread_answers_of_one_user_are_bounded,
         limits::idle_websockets_of_one_user_do_not_shut_out_others,
         peers::other_users_see_only_their_processes,
         peers::other_users_stream_only_their_processes,

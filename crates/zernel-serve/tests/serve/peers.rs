@@ -32,7 +32,15 @@ pub(crate) fn connect_as(user: u32, path: &Path) -> tokio::net::UnixStream {
 
 /// Starts a server whose socket folder every user can enter.
 pub(crate) fn start_for_all(change: impl FnOnce(&mut Options)) -> RunningServer {
-    let server = start(source_with_a_problem(), change);
+    start_for_all_with(source_with_a_problem(), change)
+}
+
+/// The same with another source.
+pub(crate) fn start_for_all_with(
+    source: FakeSource,
+    change: impl FnOnce(&mut Options),
+) -> RunningServer {
+    let server = start(source, change);
     let folder = server.unix.parent().unwrap();
     set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
     server

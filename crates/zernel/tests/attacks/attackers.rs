@@ -33,6 +33,7 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("maps_refused_files", maps_refused_files),
     ("replaces_libraries", replaces_libraries),
     ("holds_connections", holds_connections),
+    ("reads_slowly", reads_slowly),
     ("executes_programs", executes_programs),
     ("uses_a_library", uses_a_library),
     ("floods_requests", floods_requests),
@@ -54,6 +55,15 @@ const CODE: [u8; 3] = [0x55, 0x5d, 0xc3];
 
 /// Files of these names are on a file system that does not answer.
 pub(crate) const DEAD_NAMES: [&str; 2] = ["libcuda.so.1", "ld-linux-x86-64.so.2"];
+
+/// The endpoints of the daemon.
+const PATHS: [&str; 5] = [
+    "/metrics",
+    "/metrics/quantiles",
+    "/api/v1/snapshot",
+    "/api/v1/ledger",
+    "/healthz",
+];
 
 /// Length of a mapping.
 const LENGTH: usize = 4096;
@@ -290,6 +300,28 @@ fn holds_connections(_driver: &Driver, _rounds: u64) {
     }
 }
 
+/// Asks for long answers over this number of connections and reads a little of each at a time. Every moment one more client asks, so
+/// that the answers are texts of different snapshots.
+fn reads_slowly(_driver: &Driver, connections: u64) {
+    pause();
+    let mut readers: Vec<UnixStream> = Vec::new();
+    for path in PATHS.iter().cycle() {
+        readers.retain(is_open);
+        if readers.len() < connections as usize {
+            // The daemon may have stopped.
+            let Ok(mut stream) = UnixStream::connect(directory().join("observe.sock")) else {
+                return;
+            };
+            let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            // It may end the connection at once.
+            let _ = stream.write_all(request.as_bytes());
+            let _ = stream.set_nonblocking(true);
+            readers.push(stream);
+        }
+        wait_a_moment();
+    }
+}
+
 /// Whether the daemon has not ended a connection.
 fn is_open(mut stream: &UnixStream) -> bool {
     match stream.read(&mut [0; 256]) {
@@ -339,13 +371,6 @@ fn uses_a_library(driver: &Driver, _rounds: u64) {
 /// Asks for every endpoint all the time, over this number of connections. Each request is complete before the answer is read,
 /// and a new connection is opened when the daemon ends one.
 fn floods_requests(_driver: &Driver, connections: u64) {
-    const PATHS: [&str; 5] = [
-        "/metrics",
-        "/metrics/quantiles",
-        "/api/v1/snapshot",
-        "/api/v1/ledger",
-        "/healthz",
-    ];
     pause();
     thread::scope(|scope| {
         for number in 0..connections as usize {

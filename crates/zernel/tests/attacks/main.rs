@@ -41,6 +41,7 @@ const ATTACKS: &[(&str, &str, u64)] = &[
     ("refused_files", "maps_refused_files", 0),
     ("replaced_libraries", "replaces_libraries", 64),
     ("held_connections", "holds_connections", 0),
+    ("slow_readers", "reads_slowly", 31),
     ("programs_with_their_own_library", "executes_programs", 0),
     ("a_flood_of_requests", "floods_requests", 32),
 ];
