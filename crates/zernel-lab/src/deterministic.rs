@@ -59,7 +59,7 @@ impl Deterministic {
     /// What to boot when the emulator has crashed the guest: the same with other random numbers and another start
     /// time. The same boots crash in every run, so the result stays the same, too.
     pub(crate) fn other_boots(&self) -> impl Iterator<Item = Self> {
-        /// Larger than any number of seeds.
+        /// Larger than the number of seeds of any comparison, so that no other run has the same seed.
         const DISTANCE: u64 = 1_000_003;
         (1..4).map(|attempt| Self {
             seed: self.seed.wrapping_add(attempt * DISTANCE),

@@ -47,7 +47,7 @@ impl Ports {
         if virtio { Self::Virtio } else { Self::Serial }
     }
 
-    /// QEMU's side: each port ends in a file of its working folder.
+    /// Arguments with which QEMU writes each port of the guest to a file in QEMU's working folder.
     ///
     /// Without an event descriptor if deterministic: with it another host thread carries the bytes, at a
     /// time that does not depend on the guest's clock.

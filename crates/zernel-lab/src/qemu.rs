@@ -169,7 +169,7 @@ pub(crate) fn arguments(
     arguments
 }
 
-/// The first series that allocates for BPF programs only where there is cmpxchg16b, and fails elsewhere.
+/// The first kernel series whose BPF programs can allocate memory only on a CPU with cmpxchg16b.
 const FIRST_TO_NEED_CMPXCHG16B: [u32; 2] = [6, 18];
 
 /// The emulated CPU: all features, without cmpxchg16b for kernels that do not need it. After this instruction

@@ -301,7 +301,7 @@ fn wait(
     }
 }
 
-/// Passes limits on to the scheduler.
+/// Reads the `cpu.max` of all cgroups and passes changes to the scheduler.
 #[derive(Debug, Default)]
 struct LimitReader {
     known: CpuLimits,

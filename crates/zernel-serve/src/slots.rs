@@ -69,7 +69,7 @@ impl Slots {
         }))
     }
 
-    /// Takes a slot for a client. `None` if there is none and the client is to be refused.
+    /// Takes a slot for a client; `None` if all slots are taken and none can be taken from another client.
     pub(crate) fn take(&self, owner: Owner) -> Option<Slot> {
         let mut table = self.0.lock();
         self.0.make_room(&mut table, &owner)?;

@@ -16,7 +16,7 @@ use crate::shared::{Shared, Stage, outcome};
 use crate::sys::{process, signal};
 use crate::team_pipes::TeamPipes;
 
-/// The stack of a worker thread.
+/// Size of the stack of a worker thread.
 const STACK_BYTES: usize = 256 << 10;
 
 /// The thread workers of a handle.

@@ -82,7 +82,7 @@ fn mistake(words: &[String], in_sentence: bool) -> Option<String> {
     let error = Cli::command().try_get_matches_from(words).err()?;
     let is_allowed = match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => true,
-        // A sentence names a command without its arguments.
+        // A command that is named in a sentence may lack its arguments.
         ErrorKind::MissingRequiredArgument
         | ErrorKind::MissingSubcommand
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => in_sentence,

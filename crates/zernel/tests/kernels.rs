@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     zernel_testkit::main([here].into_iter().chain(there))
 }
 
-/// Runs the other trial in a virtual machine.
+/// Runs the trial `a_job_is_seen_as_it_is_here` in a virtual machine with this kernel.
 fn is_seen_there(version: &str, rung: &str, preemption: Option<&str>) {
     let kernel = vm::kernel(version);
     let mut files = Initramfs::new();

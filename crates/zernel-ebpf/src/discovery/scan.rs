@@ -255,7 +255,7 @@ fn read_maps(process: ProcessKey, tid: i32, maps: impl Read) -> Vec<Mapping> {
             mappings.add(mapping);
         }
     });
-    // An error means that the process has exited. What was read may be of use nevertheless.
+    // An error means that the process has exited. The mappings that were read before are still true.
     drop(read);
     mappings.into_sorted()
 }

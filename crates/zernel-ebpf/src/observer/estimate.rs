@@ -112,8 +112,8 @@ fn student_t(freedom: u32) -> f64 {
 
 /// Launches per step, from the whole steps that lay in windows.
 ///
-/// A step of length l lies whole in a window of length w for w − l of all moments at which the window may open. Its
-/// weight is therefore 1 / (w − l), so that long steps are not under-represented.
+/// A step of length l lies whole in a window of length w only if the window opens within the w − l before the step begins. So
+/// a step has the weight 1 / (w − l): without it, long steps would be under-represented.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct LaunchesPerStep {
     /// Weighted launches and weights, summed over the steps of each window.

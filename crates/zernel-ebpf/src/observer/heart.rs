@@ -11,7 +11,7 @@ use zernel_phase::shared::{HEART_OBSERVER, HEART_READER, Heartbeat, layout_hash}
 use super::mapped::MappedArray;
 use super::monotonic_ns;
 
-/// Time between two beats: a fifth of the time after which a process without a beat is dead.
+/// Time between two beats of the observer's heart. A scheduler takes an observer for dead after five intervals without a beat.
 const BEAT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Beats on its own thread until it is dropped, because a round of the observer may take longer than a beat.

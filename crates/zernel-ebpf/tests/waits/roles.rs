@@ -142,7 +142,7 @@ fn wait_until_readable(file: &impl AsRawFd) {
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one descriptor, which is open, in memory of ours.
+    // SAFETY: `polled` is one valid pollfd.
     assert_eq!(unsafe { libc::poll(&raw mut polled, 1, -1) }, 1);
 }
 

@@ -39,7 +39,7 @@ fn next_steps(time: &ResourceTime, _: &[Parts]) -> Vec<NextStep> {
     ]
 }
 
-/// The ranks wait for each other in collectives.
+/// The verdict that the ranks wait for each other in collectives.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct CommunicationBound {
     time: ResourceTime,

@@ -274,7 +274,7 @@ mod tests {
         write_report_file(&inside, b"text", Some(&nobody)).unwrap();
         let written = fs::metadata(&inside).unwrap();
         assert_eq!((written.uid(), written.gid()), (NOBODY, NOBODY));
-        // This thread is root as before.
+        // Writing the file as another user did not change the user of this thread.
         assert!(geteuid().is_root());
     }
 }
