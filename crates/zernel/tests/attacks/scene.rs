@@ -366,11 +366,12 @@ impl Clients {
                     times.entry(endpoint).or_default().push(begin.elapsed());
                 }
                 let begin = Instant::now();
-                let answer = match list_processes(&socket) {
-                    true => "zernel ps",
-                    false => LATE,
-                };
-                times.entry(answer).or_default().push(begin.elapsed());
+                let is_in_time = list_processes(&socket);
+                let time = begin.elapsed();
+                times.entry("zernel ps").or_default().push(time);
+                if !is_in_time {
+                    times.entry(LATE).or_default().push(time);
+                }
                 thread::sleep(Duration::from_millis(20));
             }
             times
@@ -385,7 +386,7 @@ impl Clients {
     }
 }
 
-/// The answers of `zernel ps` that the observer is late, which is so on a machine without a free CPU.
+/// Those answers of `zernel ps` that state that the observer is late, which happens on a machine without a free CPU.
 const LATE: &str = "zernel ps: late";
 
 /// Runs `zernel ps`. Returns false if it says that the observer is late.
@@ -399,9 +400,9 @@ fn list_processes(socket: &PathBuf) -> bool {
     !is_late
 }
 
-/// Asserts that all endpoints answered in time.
+/// Asserts that all endpoints answered in time. Late answers of `zernel ps` are among its other answers.
 pub(crate) fn assert_answered(answers: &AnswerTimes) {
-    for (endpoint, times) in answers {
+    for (endpoint, times) in answers.iter().filter(|(endpoint, _)| **endpoint != LATE) {
         let (slow, slowest) = (quantile(times, 0.99), quantile(times, 1.0));
         assert!(slow <= P99_LIMIT, "p99 of {endpoint}: {slow:?}");
         assert!(slowest < ANSWER_LIMIT, "{endpoint}: {slowest:?}");
