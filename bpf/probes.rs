@@ -20,7 +20,7 @@ macro_rules! for_each_probe {
                 Dataload = dataload,
                 /// Waits for peers.
                 DistSync = dist_sync,
-                /// Threads on and off their CPUs.
+                /// When threads run on a CPU, and when they do not.
                 Sched = sched,
             }
             // Probes that keep state in `struct zernel_process`: `struct <name>_process` of their state.bpf.h. The type is its

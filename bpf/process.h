@@ -113,7 +113,7 @@ __noinline int zernel_may_add_entry_of(__u32 handle, __u32 table)
 }
 
 /* Counts entries of a process that were added, or deleted with a negative change. */
-__noinline int zernel_count_entries_of(__u32 handle, __u32 table, __s64 change)
+__noinline int zernel_add_to_entry_count(__u32 handle, __u32 table, __s64 change)
 {
 	struct zernel_process *process = zernel_process(handle);
 

@@ -140,7 +140,7 @@ impl Drop for Pin {
     }
 }
 
-/// A link to attached probes. Dropping it detaches them, without a wait if the link can be pinned.
+/// A link to attached probes. Dropping it detaches the probes. If the link can be pinned, dropping it does not wait for that.
 #[derive(Debug)]
 pub(crate) struct ProbeLink {
     /// `None` only while the link is taken apart.

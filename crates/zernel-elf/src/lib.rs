@@ -271,7 +271,7 @@ impl Library {
             }
         }
         let code = self.image.code_at(symbol.address);
-        let code = code.ok_or_else(|| outside_code(name, symbol))?;
+        let code = code.ok_or_else(|| outside_code_error(name, symbol))?;
         let available = code.end - code.start;
         let length = match symbol.size {
             0 => available,
@@ -280,7 +280,7 @@ impl Library {
         let window = length.min(probe_instruction::ENTRY_BYTES as u64);
         let window = self
             .read(code.start, window)
-            .map_err(|error| unreadable_code(name, symbol, error))?;
+            .map_err(|error| unreadable_code_error(name, symbol, error))?;
         Ok(Entry {
             name,
             symbol,
@@ -334,7 +334,7 @@ impl Library {
         }
         let function = match self.read(entry.file_offset, entry.length) {
             Ok(function) => function,
-            Err(error) => return Ok(Err(unreadable_code(entry.name, entry.symbol, error))),
+            Err(error) => return Ok(Err(unreadable_code_error(entry.name, entry.symbol, error))),
         };
         let once = probe_instruction::is_executed_once_per_call(&function, displacement);
         Ok(match once {
@@ -383,16 +383,16 @@ impl Entry<'_> {
     }
 }
 
-fn outside_code(name: &str, symbol: &Symbol) -> SiteError {
+fn outside_code_error(name: &str, symbol: &Symbol) -> SiteError {
     SiteError::OutsideCode {
         symbol: name.to_owned(),
         address: symbol.address,
     }
 }
 
-fn unreadable_code(name: &str, symbol: &Symbol, error: io::Error) -> SiteError {
+fn unreadable_code_error(name: &str, symbol: &Symbol, error: io::Error) -> SiteError {
     match is_past_end_of_file(&error) {
-        true => outside_code(name, symbol),
+        true => outside_code_error(name, symbol),
         false => SiteError::Unreadable {
             symbol: name.to_owned(),
             source: error,

@@ -22,8 +22,8 @@ const TRAINER: &str = "ZERNEL_TEST_TRAINER";
 /// Folder of the software GPU's libraries.
 const LIBRARIES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/gpu");
 const DEVICES: u32 = 3;
-const MEMORY: u64 = 8 << 30;
-const ALLOCATED: usize = 123_456;
+const MEMORY_BYTES: u64 = 8 << 30;
+const ALLOCATED_BYTES: usize = 123_456;
 
 fn main() -> ExitCode {
     match env::var(ROLE).as_deref() {
@@ -66,7 +66,7 @@ fn role(name: &str, node: &tempfile::TempDir) -> Command {
         .env(LIBRARY_VARIABLE, library("libnvidia-ml.so.1"))
         .env(config::DIRECTORY, node.path().join("node"))
         .env(config::DEVICES, DEVICES.to_string())
-        .env(config::MEMORY, MEMORY.to_string())
+        .env(config::MEMORY, MEMORY_BYTES.to_string())
         .env_remove("CUDA_VISIBLE_DEVICES")
         .env_remove("CUDA_DEVICE_ORDER");
     command
@@ -93,7 +93,10 @@ fn describe() {
         assert_eq!(gpu.minor, Some(gpu.index));
         assert_eq!(gpu.uuid, zernel_softgpu::device::uuid_text(index));
         assert_eq!(gpu.name, zernel_softgpu::device::NAME);
-        assert_eq!((gpu.memory_total, gpu.memory_used), (Some(MEMORY), Some(0)));
+        assert_eq!(
+            (gpu.memory_total, gpu.memory_used),
+            (Some(MEMORY_BYTES), Some(0))
+        );
         assert_eq!(gpu.utilization, Some(0));
         assert!(!gpu.mig_enabled && gpu.mig.is_empty());
     }
@@ -130,7 +133,7 @@ fn train() {
         assert_eq!(get_count(&raw mut count), 0);
         assert_eq!(retain(&raw mut context, 1), 0);
         assert_eq!(set_current(context), 0);
-        assert_eq!(allocate(&raw mut address, ALLOCATED), 0);
+        assert_eq!(allocate(&raw mut address, ALLOCATED_BYTES), 0);
     }
     let uuids: Vec<_> = (0..count).map(|ordinal| uuid(&cuda, ordinal)).collect();
     println!("{}", uuids.join(" "));
@@ -160,7 +163,7 @@ fn watch() {
     let used = gpus.process_memory();
     assert_eq!(used.len(), 1, "{used:?}");
     assert_eq!((used[0].pid, used[0].index), (pid, 0));
-    assert_eq!(used[0].bytes, Some(ALLOCATED as u64));
+    assert_eq!(used[0].bytes, Some(ALLOCATED_BYTES as u64));
     assert_eq!(used[0].instance, None);
     assert_eq!(facts[0].memory_used, used[0].bytes);
     let visible = VisibleDevices::for_process(&identity, &facts);

@@ -331,7 +331,7 @@ fn accounted(account: &AccountFigures) -> Finding {
     Finding { verdict, text }
 }
 
-/// Judges one assertion; starvation is judged with the defaults.
+/// Judges one assertion of a scenario. `None` for starvation, which is judged in every scenario.
 fn judge_one(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
     let missing = |name: &str| Finding {
         verdict: Verdict::Inconclusive,
@@ -353,7 +353,7 @@ fn judge_one(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
     }
 }
 
-/// Judges CPU time, CPUs and throughput.
+/// Judges assertions on CPU time, on the CPUs that a group may use, and on throughput.
 fn judge_amount(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
     let used_by = |name: &String| figures.cpus_used_by(std::slice::from_ref(name));
     let group = |name: &str| figures.group(name).cloned().unwrap_or_default();

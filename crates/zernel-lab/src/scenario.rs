@@ -146,7 +146,7 @@ impl Scenario {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// The file cannot be read, or the first thing that is wrong with it.
+    /// The file cannot be read or is no valid scenario. The error names its first mistake.
     pub fn load(path: &Path) -> Result<Self, ScenarioError> {
         let file = path.display().to_string();
         let text = fs::read_to_string(path).map_err(|error| ScenarioError {

@@ -69,7 +69,7 @@ impl Slots {
         }))
     }
 
-    /// Takes a slot for a client; `None` if all slots are taken and none can be taken from another client.
+    /// Takes a slot for a client; `None` if the client is refused, because the slots of its owner, or all, are taken.
     pub(crate) fn take(&self, owner: Owner) -> Option<Slot> {
         let mut table = self.0.lock();
         self.0.make_room(&mut table, &owner)?;

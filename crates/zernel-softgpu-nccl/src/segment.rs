@@ -104,7 +104,7 @@ impl UniqueId {
         }
     }
 
-    /// The first eight bytes of the id, which differ between ids.
+    /// The first eight bytes of the `ncclUniqueId`. No two ids have the same.
     pub(crate) fn cookie(&self) -> u64 {
         self.cookie
     }

@@ -71,7 +71,7 @@ struct Queued {
 }
 
 impl Stream {
-    /// A stream of `device`, known to the program as `handle`.
+    /// Creates a stream of `device`. The program refers to it by `handle`.
     #[must_use]
     pub fn new(
         handle: u64,

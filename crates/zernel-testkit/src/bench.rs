@@ -60,7 +60,7 @@ impl Comparison {
 /// alike, so differences between neighbours are visible even if they are far smaller than the drift.
 pub struct Turns<A> {
     arms: Vec<A>,
-    /// The times of each arm, one per round.
+    /// Measured times: one list per arm, one time per round.
     times: Vec<Vec<f64>>,
 }
 

@@ -31,7 +31,7 @@ use crate::Need;
 pub const REQUIRE: &str = "ZERNEL_REQUIRE";
 
 /// Prefix of the kind of a skipped trial; the reason follows.
-const SKIPPED: &str = "skipped: ";
+const SKIPPED_PREFIX: &str = "skipped: ";
 
 /// Names of all needs. A machine has one version of cgroups.
 const NAMES: [&str; 11] = [
@@ -70,7 +70,7 @@ fn trial_requiring(
             let why = why.clone();
             move || Err(why.into())
         })
-        .with_kind(format!("{SKIPPED}{why}"))
+        .with_kind(format!("{SKIPPED_PREFIX}{why}"))
         .with_ignored_flag(true),
         Err(why) => Trial::test(name, move || Err(why.into())),
     }
@@ -136,7 +136,7 @@ fn skipped(arguments: &Arguments, trials: &[Trial]) -> Vec<String> {
         .iter()
         .filter(|trial| !arguments.is_filtered_out(trial) && arguments.is_ignored(trial));
     let line = |trial: &Trial| {
-        let reason = trial.kind().strip_prefix(SKIPPED)?;
+        let reason = trial.kind().strip_prefix(SKIPPED_PREFIX)?;
         Some(format!("skipped {}: {reason}", trial.name()))
     };
     selected.filter_map(line).collect()

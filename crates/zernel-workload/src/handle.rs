@@ -78,7 +78,7 @@ impl WorkloadHandle {
     }
 
     fn from_plan(plan: Plan) -> Result<Self> {
-        let shared = Shared::new(plan.workers, plan.slots, plan.trace_entries).map_err(
+        let shared = Shared::new(plan.workers, plan.slots, plan.trace_capacity).map_err(
             |source| Error::Spawn {
                 group: plan
                     .groups

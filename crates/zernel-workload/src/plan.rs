@@ -67,7 +67,7 @@ impl GroupPlan {
         if self.trace_entries_of_team == 0 {
             return 0..0;
         }
-        let entries = |index| self.work.as_work().trace_entries(index);
+        let entries = |index| self.work.as_work().trace_capacity(index);
         let first = self.first_trace_entry
             + team * self.trace_entries_of_team
             + (0..team_index).map(entries).sum::<usize>();
@@ -108,7 +108,7 @@ pub(crate) struct Plan {
     pub(crate) processes: Vec<ProcessPlan>,
     pub(crate) threads: Range<usize>,
     pub(crate) slots: usize,
-    pub(crate) trace_entries: usize,
+    pub(crate) trace_capacity: usize,
     pub(crate) stop_grace: Duration,
 }
 
@@ -205,7 +205,7 @@ impl Plan {
         let team_size = work.team_size(spec.workers).max(1);
         let teams = spec.workers.div_ceil(team_size);
         let trace_entries_of_team = (0..team_size.min(spec.workers))
-            .map(|index| work.trace_entries(index))
+            .map(|index| work.trace_capacity(index))
             .sum();
         let first_team = self
             .groups
@@ -219,7 +219,7 @@ impl Plan {
             team_size,
             first_team,
             first_slot: take(&mut self.slots, teams * work.slot_count(team_size)).start,
-            first_trace_entry: take(&mut self.trace_entries, teams * trace_entries_of_team).start,
+            first_trace_entry: take(&mut self.trace_capacity, teams * trace_entries_of_team).start,
             trace_entries_of_team,
         });
     }

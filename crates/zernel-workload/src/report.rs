@@ -122,7 +122,7 @@ impl WorkerReport {
         };
         let cpu_ns = record.kernel.cpu_ns();
         let (voluntary_switches, involuntary_switches) = record.kernel.switches();
-        let traced = record.trace_entries.load(Acquire);
+        let traced = record.traced_entries.load(Acquire);
         let phase_intervals = phase_intervals(handle, worker, traced);
         Self {
             worker,

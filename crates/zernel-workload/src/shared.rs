@@ -134,7 +134,7 @@ pub(crate) struct WorkerRecord {
     pub(crate) cpus: [AtomicU64; MAX_CPUS / 64],
     /// Not 0 while the worker is blocked in one of our own calls.
     pub(crate) is_blocked: AtomicU32,
-    pub(crate) trace_entries: AtomicU64,
+    pub(crate) traced_entries: AtomicU64,
     pub(crate) wake_latency: SharedHistogram,
     pub(crate) blocked: SharedHistogram,
 }
@@ -235,13 +235,13 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// Maps room for this many of each.
-    pub(crate) fn new(workers: usize, slots: usize, trace_entries: usize) -> io::Result<Self> {
+    pub(crate) fn new(workers: usize, slots: usize, trace_capacity: usize) -> io::Result<Self> {
         let too_large = || io::Error::from(rustix::io::Errno::NOMEM);
         let (_, end) = place::<Header>(0, 1).ok_or_else(too_large)?;
         let (_, end) = place::<Counters>(end, workers).ok_or_else(too_large)?;
         let (records_at, end) = place::<WorkerRecord>(end, workers).ok_or_else(too_large)?;
         let (slots_at, end) = place::<Slot>(end, slots).ok_or_else(too_large)?;
-        let (trace_at, end) = place::<TraceEntry>(end, trace_entries).ok_or_else(too_large)?;
+        let (trace_at, end) = place::<TraceEntry>(end, trace_capacity).ok_or_else(too_large)?;
         Ok(Self {
             mapping: SharedMapping::new(end)?,
             workers,

@@ -82,7 +82,7 @@ pub(crate) trait Work {
     }
 
     /// Ground-truth intervals that one member of a team may write.
-    fn trace_entries(&self, _team_index: usize) -> usize {
+    fn trace_capacity(&self, _team_index: usize) -> usize {
         0
     }
 

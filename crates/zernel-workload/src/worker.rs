@@ -355,7 +355,7 @@ impl<'a> Worker<'a> {
 
     /// Notes an interval of the training job's ground truth.
     pub(crate) fn trace(&self, step: u32, phase: u32, start_ns: u64, end_ns: u64) {
-        let index = self.record.trace_entries.load(Relaxed);
+        let index = self.record.traced_entries.load(Relaxed);
         if let Some(entry) = usize::try_from(index)
             .ok()
             .and_then(|index| self.trace.get(index))
@@ -365,7 +365,7 @@ impl<'a> Worker<'a> {
             entry.start_ns.store(start_ns, Relaxed);
             entry.end_ns.store(end_ns, Relaxed);
         }
-        self.record.trace_entries.store(index + 1, Release);
+        self.record.traced_entries.store(index + 1, Release);
     }
 
     fn before_block(&mut self) -> u64 {

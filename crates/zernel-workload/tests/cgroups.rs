@@ -12,7 +12,7 @@ use std::process::{ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{MODES, exists, helper_command, kill, run_helper, spinners, wait_for_progress};
+use common::{MODES, exists, helper_command, kill, run_helper, spinner_config, wait_for_progress};
 use rustix::process::Signal;
 use zernel_lab::{KernelRequest, VmSpec};
 use zernel_testkit::{Need, eventually, root, trial, vm};
@@ -212,7 +212,7 @@ fn oom_kill() {
 fn cgroup_threads() {
     let cgroup = Cgroup::new(&cgroup2_root().unwrap());
     cgroup.write("cgroup.type", "threaded");
-    let mut handle = WorkloadHandle::spawn(&spinners(CloneMode::Thread, 2)).unwrap();
+    let mut handle = WorkloadHandle::spawn(&spinner_config(CloneMode::Thread, 2)).unwrap();
     let tids = handle.worker_pids();
     tids.iter()
         .for_each(|tid| cgroup.write("cgroup.threads", &tid.to_string()));
@@ -258,7 +258,7 @@ fn cgroup_churn() {
             cgroups,
             spin_us: 10,
         });
-        let config = spinners(mode, 2).work_type(churn);
+        let config = spinner_config(mode, 2).work_type(churn);
         let mut handle = WorkloadHandle::spawn(&config).unwrap();
         handle.start();
         eventually("several moves", || {

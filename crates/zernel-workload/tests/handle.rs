@@ -14,7 +14,7 @@ use zernel_workload::{
 
 const MODES: [CloneMode; 2] = [CloneMode::Fork, CloneMode::Thread];
 
-fn spinners(mode: CloneMode, workers: usize) -> WorkloadConfig {
+fn spinner_config(mode: CloneMode, workers: usize) -> WorkloadConfig {
     WorkloadConfig::default()
         .workers(workers)
         .work_type(WorkType::SpinWait)
@@ -43,7 +43,7 @@ fn a_handle_can_be_sent_and_shared() {
 #[test]
 fn workers_block_until_started_and_then_make_progress() {
     for mode in MODES {
-        let mut handle = WorkloadHandle::spawn(&spinners(mode, 3)).unwrap();
+        let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 3)).unwrap();
         assert_eq!(handle.worker_pids().len(), 3);
         assert!(handle.worker_pids().iter().all(|pid| *pid > 0));
         assert_eq!(handle.snapshot_iterations(), [0, 0, 0]);
@@ -70,7 +70,7 @@ fn workers_block_until_started_and_then_make_progress() {
 #[test]
 fn stopping_starts_workers_that_were_never_started() {
     for mode in MODES {
-        let reports = WorkloadHandle::spawn(&spinners(mode, 16))
+        let reports = WorkloadHandle::spawn(&spinner_config(mode, 16))
             .unwrap()
             .stop_and_collect();
         assert_eq!(reports.len(), 16);
@@ -83,7 +83,7 @@ fn stopping_starts_workers_that_were_never_started() {
 #[test]
 fn every_one_of_many_spinners_works_and_ends_by_itself() {
     for mode in MODES {
-        let mut handle = WorkloadHandle::spawn(&spinners(mode, 512)).unwrap();
+        let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 512)).unwrap();
         handle.start();
         let reports = handle.stop_and_collect();
         assert_eq!(reports.len(), 512);
@@ -117,7 +117,7 @@ fn custom_work_is_not_held_while_another_waits_for_it() {
             }
         }
     });
-    let config = spinners(CloneMode::Thread, 2).work_type(work);
+    let config = spinner_config(CloneMode::Thread, 2).work_type(work);
     let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
     assert!(all_completed(&reports), "{reports:#?}");
     assert!(rounds.load(Relaxed) >= 1000 && reports[1].work_units > 0);
@@ -126,7 +126,7 @@ fn custom_work_is_not_held_while_another_waits_for_it() {
 #[test]
 fn forked_workers_are_processes_and_threads_are_threads_of_the_caller() {
     let own = i32::try_from(std::process::id()).unwrap();
-    let forked = WorkloadHandle::spawn(&spinners(CloneMode::Fork, 2)).unwrap();
+    let forked = WorkloadHandle::spawn(&spinner_config(CloneMode::Fork, 2)).unwrap();
     for pid in forked.worker_pids() {
         assert!(std::path::Path::new(&format!("/proc/{pid}/task/{pid}")).exists());
         assert_ne!(pid, own);
@@ -135,7 +135,7 @@ fn forked_workers_are_processes_and_threads_are_threads_of_the_caller() {
         forked.worker_pids_for_cgroup_procs().unwrap(),
         forked.worker_pids()
     );
-    let threads = WorkloadHandle::spawn(&spinners(CloneMode::Thread, 2)).unwrap();
+    let threads = WorkloadHandle::spawn(&spinner_config(CloneMode::Thread, 2)).unwrap();
     for tid in threads.worker_pids() {
         assert!(std::path::Path::new(&format!("/proc/{own}/task/{tid}")).exists());
     }
@@ -149,7 +149,7 @@ fn forked_workers_are_processes_and_threads_are_threads_of_the_caller() {
 #[test]
 fn a_bad_index_is_an_error() {
     for mode in MODES {
-        let handle = WorkloadHandle::spawn(&spinners(mode, 2)).unwrap();
+        let handle = WorkloadHandle::spawn(&spinner_config(mode, 2)).unwrap();
         let error = handle.set_affinity(2, &BTreeSet::from([0])).unwrap_err();
         assert!(
             matches!(
@@ -171,7 +171,7 @@ fn a_bad_index_is_an_error() {
 #[test]
 fn an_affinity_set_before_the_start_is_kept_and_a_bad_one_refused() {
     for mode in MODES {
-        let mut handle = WorkloadHandle::spawn(&spinners(mode, 2)).unwrap();
+        let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 2)).unwrap();
         let cpu = first_usable_cpu();
         handle.set_affinity(1, &BTreeSet::from([cpu])).unwrap();
         let error = handle
@@ -203,7 +203,7 @@ fn first_usable_cpu() -> usize {
 #[test]
 fn no_workers_give_no_reports() {
     for mode in MODES {
-        let mut handle = WorkloadHandle::spawn(&spinners(mode, 0)).unwrap();
+        let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 0)).unwrap();
         handle.start();
         assert!(handle.worker_pids().is_empty() && handle.snapshot_iterations().is_empty());
         assert!(handle.stop_and_collect().is_empty());
@@ -212,7 +212,7 @@ fn no_workers_give_no_reports() {
 
 #[test]
 fn sigusr1_stops_a_forked_worker() {
-    let mut handle = WorkloadHandle::spawn(&spinners(CloneMode::Fork, 2)).unwrap();
+    let mut handle = WorkloadHandle::spawn(&spinner_config(CloneMode::Fork, 2)).unwrap();
     handle.start();
     eventually("progress", || {
         handle.snapshot_iterations().iter().all(|count| *count > 10)
@@ -233,7 +233,8 @@ fn sigusr1_stops_a_forked_worker() {
 fn each_worker_knows_its_place_in_its_group() {
     let place = WorkType::custom("place", |worker| worker.done(worker.index() as u64 + 1));
     for mode in MODES {
-        let config = spinners(mode, 2).group(WorkSpec::new().workers(3).work_type(place.clone()));
+        let config =
+            spinner_config(mode, 2).group(WorkSpec::new().workers(3).work_type(place.clone()));
         let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
         let places: Vec<u64> = reports[2..]
             .iter()
@@ -250,7 +251,7 @@ fn a_panic_is_reported_and_ends_only_its_own_worker() {
         std::panic::resume_unwind(Box::new("on purpose"));
     });
     for mode in MODES {
-        let config = spinners(mode, 2).group(WorkSpec::new().work_type(panics.clone()));
+        let config = spinner_config(mode, 2).group(WorkSpec::new().work_type(panics.clone()));
         let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
         assert!(all_completed(&reports[..2]));
         assert!(!reports[2].completed);
@@ -368,7 +369,7 @@ fn a_name_that_the_kernel_would_cut_is_refused() {
 
 #[test]
 fn containers_and_threads_share_a_handle() {
-    let config = spinners(CloneMode::Thread, 2)
+    let config = spinner_config(CloneMode::Thread, 2)
         .group(WorkSpec::new().name("boxed").workers(2).pcomm("box"))
         .group(WorkSpec::new().name("boxed too").workers(1).pcomm("box"));
     let handle = WorkloadHandle::spawn(&config).unwrap();
@@ -420,7 +421,7 @@ fn what_cannot_work_is_refused_with_group_and_field() {
 #[test]
 fn topology_relative_affinity_works_once_resolved() {
     let topology = zernel_workload::Topology::read().unwrap();
-    let config = spinners(CloneMode::Fork, 2)
+    let config = spinner_config(CloneMode::Fork, 2)
         .affinity(Affinity::SingleCpu)
         .resolve(&topology)
         .unwrap();
@@ -441,7 +442,7 @@ fn topology_relative_affinity_works_once_resolved() {
 fn a_setting_that_is_refused_is_in_the_report() {
     let offline = Affinity::Exact(BTreeSet::from([1023]));
     for mode in MODES {
-        let config = spinners(mode, 1).affinity(offline.clone());
+        let config = spinner_config(mode, 1).affinity(offline.clone());
         let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
         assert!(reports[0].completed);
         let errors: Vec<&str> = reports[0]
@@ -473,7 +474,8 @@ fn policies_that_need_no_privilege_are_applied() {
         (SchedPolicy::Idle, 5),
     ] {
         for mode in MODES {
-            let handle = WorkloadHandle::spawn(&spinners(mode, 1).policy(policy.clone())).unwrap();
+            let handle =
+                WorkloadHandle::spawn(&spinner_config(mode, 1).policy(policy.clone())).unwrap();
             assert_eq!(policy_of(handle.worker_pids()[0]), number);
             assert!(handle.stop_and_collect()[0].setting_errors.is_empty());
         }
@@ -483,7 +485,7 @@ fn policies_that_need_no_privilege_are_applied() {
 #[test]
 fn a_memory_policy_for_a_node_that_is_not_there_is_in_the_report() {
     let nowhere = MemoryPolicy::Bind(BTreeSet::from([63]));
-    let config = spinners(CloneMode::Fork, 1).first(|spec| spec.memory_policy(nowhere));
+    let config = spinner_config(CloneMode::Fork, 1).first(|spec| spec.memory_policy(nowhere));
     let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
     assert_eq!(
         reports[0].setting_errors[0].setting.field(),
@@ -493,14 +495,14 @@ fn a_memory_policy_for_a_node_that_is_not_there_is_in_the_report() {
 
 #[test]
 fn each_worker_bears_its_comm() {
-    let config = spinners(CloneMode::Fork, 1).first(|spec| spec.comm("loader"));
+    let config = spinner_config(CloneMode::Fork, 1).first(|spec| spec.comm("loader"));
     let handle = WorkloadHandle::spawn(&config).unwrap();
     assert_eq!(comm_of(handle.worker_pids()[0]), "loader");
 }
 
 #[test]
 fn reports_survive_json_and_have_a_table() {
-    let reports = WorkloadHandle::spawn(&spinners(CloneMode::Fork, 2))
+    let reports = WorkloadHandle::spawn(&spinner_config(CloneMode::Fork, 2))
         .unwrap()
         .stop_and_collect();
     let json = serde_json::to_string(&reports).unwrap();

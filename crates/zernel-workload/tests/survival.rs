@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{MODES, exists, helper_command, kill, run_helper, spinners, wait_for_progress};
+use common::{MODES, exists, helper_command, kill, run_helper, spinner_config, wait_for_progress};
 use rustix::process::{DumpableBehavior, Pid, Signal, dumpable_behavior, set_child_subreaper};
 use zernel_testkit::{eventually, root, trial};
 use zernel_workload::work::{PipePingPong, ThunderingHerd};
@@ -195,7 +195,7 @@ fn idle_work() -> WorkType {
 
 fn held_workers_end_beside_idle_ones() {
     for mode in MODES {
-        let config = spinners(mode, 4).group(WorkSpec::new().work_type(idle_work()));
+        let config = spinner_config(mode, 4).group(WorkSpec::new().work_type(idle_work()));
         let mut handle = WorkloadHandle::spawn(&config).unwrap();
         handle.start();
         let reports = handle.stop_and_collect();
@@ -215,7 +215,7 @@ fn held_workers_end_beside_idle_ones() {
 
 /// Stops workers, one of which never does a round. The caller is killed while it waits.
 fn caller_that_stops() {
-    let config = spinners(CloneMode::Fork, 4).group(WorkSpec::new().work_type(idle_work()));
+    let config = spinner_config(CloneMode::Fork, 4).group(WorkSpec::new().work_type(idle_work()));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
     eventually("progress of every spinner", || {
@@ -241,7 +241,8 @@ fn caller_that_stops() {
 
 fn one_slow_worker() {
     let reports = {
-        let config = spinners(CloneMode::Fork, 4).group(WorkSpec::new().work_type(deaf_work()));
+        let config =
+            spinner_config(CloneMode::Fork, 4).group(WorkSpec::new().work_type(deaf_work()));
         let mut handle = WorkloadHandle::spawn(&config).unwrap();
         handle.start();
         wait_for_progress(&handle);
@@ -264,7 +265,7 @@ fn one_slow_worker() {
             std::thread::sleep(Duration::from_millis(5));
         }
     });
-    let config = spinners(CloneMode::Thread, 4).group(WorkSpec::new().work_type(slow));
+    let config = spinner_config(CloneMode::Thread, 4).group(WorkSpec::new().work_type(slow));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
     wait_for_progress(&handle);
@@ -290,7 +291,7 @@ fn starved_workers() {
     for mode in MODES {
         let hog = WorkloadConfig::default().affinity(cpu.clone()).nice(-20);
         let mut hog = WorkloadHandle::spawn(&hog).unwrap();
-        let config = spinners(mode, 8).affinity(cpu.clone()).nice(19);
+        let config = spinner_config(mode, 8).affinity(cpu.clone()).nice(19);
         let mut handle = WorkloadHandle::spawn(&config).unwrap();
         hog.start();
         wait_for_progress(&hog);
@@ -373,7 +374,7 @@ fn uid_line(task: &str) -> String {
 fn uid_of_thread() {
     let before = uid_line("self");
     assert_eq!(dumpable_behavior(), Ok(DumpableBehavior::Dumpable));
-    let config = spinners(CloneMode::Thread, 2).first(|spec| spec.uid(65534).gid(65534));
+    let config = spinner_config(CloneMode::Thread, 2).first(|spec| spec.uid(65534).gid(65534));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     for tid in handle.worker_pids() {
         assert_eq!(
@@ -401,7 +402,7 @@ fn uid_of_thread() {
 
 fn uid_of_processes() {
     let other_user = "Uid:\t65534\t65534\t65534\t65534";
-    let config = spinners(CloneMode::Fork, 1).first(|spec| spec.uid(65534));
+    let config = spinner_config(CloneMode::Fork, 1).first(|spec| spec.uid(65534));
     let handle = WorkloadHandle::spawn(&config).unwrap();
     assert_eq!(uid_line(&handle.worker_pids()[0].to_string()), other_user);
     assert!(handle.stop_and_collect()[0].completed);
@@ -419,7 +420,7 @@ fn uid_of_processes() {
 }
 
 fn outlive_spawning_thread() {
-    let config = spinners(CloneMode::Fork, 2).group(WorkSpec::new().workers(2).pcomm("box"));
+    let config = spinner_config(CloneMode::Fork, 2).group(WorkSpec::new().workers(2).pcomm("box"));
     let spawn = move || WorkloadHandle::spawn(&config).unwrap();
     let mut handle = std::thread::spawn(spawn).join().unwrap();
     handle.start();
@@ -441,7 +442,7 @@ fn caller_that_ends(how: &str) {
             spec
         }
     };
-    let config = spinners(CloneMode::Fork, 3)
+    let config = spinner_config(CloneMode::Fork, 3)
         .first(spec)
         .group(spec(WorkSpec::new().workers(2).pcomm("box")))
         .group(spec(WorkSpec::new().work_type(deaf_work())));
@@ -508,7 +509,7 @@ fn subreaper() {
 }
 
 fn group_signals() {
-    let config = spinners(CloneMode::Fork, 1).group(WorkSpec::new().workers(2).pcomm("box"));
+    let config = spinner_config(CloneMode::Fork, 1).group(WorkSpec::new().workers(2).pcomm("box"));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
     wait_for_progress(&handle);
@@ -527,7 +528,7 @@ fn group_signals() {
 
 fn drop_many() {
     for mode in MODES {
-        let mut handle = WorkloadHandle::spawn(&spinners(mode, 128)).unwrap();
+        let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 128)).unwrap();
         let tids = handle.worker_pids();
         handle.start();
         eventually("progress of one", || {
@@ -545,7 +546,7 @@ fn drop_many() {
 }
 
 fn our_kill_and_others() {
-    let config = spinners(CloneMode::Fork, 2).group(WorkSpec::new().work_type(deaf_work()));
+    let config = spinner_config(CloneMode::Fork, 2).group(WorkSpec::new().work_type(deaf_work()));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
     wait_for_progress(&handle);
@@ -586,7 +587,7 @@ fn late_after_many_wake_ups() {
         interval_us: 5_000,
         compute_us: 0,
     };
-    let config = spinners(CloneMode::Fork, 2).work_type(WorkType::ThunderingHerd(herd));
+    let config = spinner_config(CloneMode::Fork, 2).work_type(WorkType::ThunderingHerd(herd));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
     wait_for_progress(&handle);
@@ -612,7 +613,7 @@ fn late_after_many_wake_ups() {
 }
 
 fn last_gap_of_killed() {
-    let mut handle = WorkloadHandle::spawn(&spinners(CloneMode::Fork, 1)).unwrap();
+    let mut handle = WorkloadHandle::spawn(&spinner_config(CloneMode::Fork, 1)).unwrap();
     handle.start();
     wait_for_progress(&handle);
     let pid = handle.worker_pids()[0];
@@ -643,7 +644,7 @@ fn few_files() {
     // A thousand pairs have two thousand pipes between them.
     let pairs = WorkType::PipePingPong(PipePingPong::default());
     for (workers, work) in [(4096, WorkType::SpinWait), (2000, pairs)] {
-        let config = spinners(CloneMode::Fork, workers).work_type(work);
+        let config = spinner_config(CloneMode::Fork, workers).work_type(work);
         let mut handle = WorkloadHandle::spawn(&config).unwrap();
         assert_eq!(open_files(), files);
         handle.start();
@@ -673,7 +674,7 @@ fn busy_caller() {
         busy(|| std::env::set_current_dir("/").unwrap()),
     ];
     for round in 0..25 {
-        let config = spinners(CloneMode::Fork, 8)
+        let config = spinner_config(CloneMode::Fork, 8)
             .group(WorkSpec::new().workers(8).pcomm("box"))
             .group(WorkSpec::new().workers(8).pcomm("another"));
         let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
@@ -692,7 +693,7 @@ fn other_children() {
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
-    let reports = WorkloadHandle::spawn(&spinners(CloneMode::Fork, 8))
+    let reports = WorkloadHandle::spawn(&spinner_config(CloneMode::Fork, 8))
         .unwrap()
         .stop_and_collect();
     assert!(reports.iter().all(|report| report.completed));
@@ -702,7 +703,7 @@ fn other_children() {
 fn ignored_sigchld() {
     // SAFETY: sets a disposition in a helper process that does nothing else.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
-    let config = spinners(CloneMode::Fork, 4).group(WorkSpec::new().work_type(deaf_work()));
+    let config = spinner_config(CloneMode::Fork, 4).group(WorkSpec::new().work_type(deaf_work()));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
     wait_for_progress(&handle);
@@ -727,9 +728,9 @@ fn failed_spawn() {
     };
     setrlimit(Resource::Nproc, limit).unwrap();
     for config in [
-        spinners(CloneMode::Fork, 64),
-        spinners(CloneMode::Thread, 64),
-        spinners(CloneMode::Fork, 64).first(|spec| spec.pcomm("box")),
+        spinner_config(CloneMode::Fork, 64),
+        spinner_config(CloneMode::Thread, 64),
+        spinner_config(CloneMode::Fork, 64).first(|spec| spec.pcomm("box")),
     ] {
         let error = WorkloadHandle::spawn(&config).unwrap_err().to_string();
         assert!(error.starts_with("group `group0`"), "{error}");

@@ -194,14 +194,14 @@ impl Capability {
 
     fn attach(self, program: &ProgramMut<'_>) -> libbpf_rs::Result<Vec<Link>> {
         quietly(|| match self {
-            Self::UprobeSession => Ok(vec![attach_multi(program, false, true)?]),
+            Self::UprobeSession => Ok(vec![attach_uprobe_multi(program, false, true)?]),
             Self::UprobeMulti => Ok(vec![
-                attach_multi(program, false, false)?,
-                attach_multi(program, true, false)?,
+                attach_uprobe_multi(program, false, false)?,
+                attach_uprobe_multi(program, true, false)?,
             ]),
             Self::UprobePerf => Ok(vec![
-                attach_perf(program, false)?,
-                attach_perf(program, true)?,
+                attach_uprobe_perf(program, false)?,
+                attach_uprobe_perf(program, true)?,
             ]),
             _ => Ok(vec![program.attach()?]),
         })
@@ -301,7 +301,7 @@ fn innermost_cause(error: &libbpf_rs::Error) -> String {
     cause.to_string()
 }
 
-fn attach_multi(
+fn attach_uprobe_multi(
     program: &ProgramMut<'_>,
     retprobe: bool,
     session: bool,
@@ -315,7 +315,7 @@ fn attach_multi(
     program.attach_uprobe_multi_with_opts(-1, OWN_EXECUTABLE, "", options)
 }
 
-fn attach_perf(program: &ProgramMut<'_>, retprobe: bool) -> libbpf_rs::Result<Link> {
+fn attach_uprobe_perf(program: &ProgramMut<'_>, retprobe: bool) -> libbpf_rs::Result<Link> {
     let options = UprobeOpts {
         retprobe,
         ..Default::default()

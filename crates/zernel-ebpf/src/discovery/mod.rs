@@ -210,8 +210,8 @@ impl Discovery {
 
     /// Readable when [`Self::poll`] would not wait.
     #[must_use]
-    pub fn file_descriptor(&self) -> BorrowedFd<'_> {
-        self.trace.file_descriptor()
+    pub fn readable_descriptor(&self) -> BorrowedFd<'_> {
+        self.trace.readable_descriptor()
     }
 
     /// Number of events lost because the ring buffer was full. After a loss, all processes are scanned.

@@ -255,7 +255,7 @@ fn read_maps(process: ProcessKey, tid: i32, maps: impl Read) -> Vec<Mapping> {
             mappings.add(mapping);
         }
     });
-    // An error means that the process has exited. The mappings that were read before are still true.
+    // An error means that the process has exited. The mappings that were read before the error are still used.
     drop(read);
     mappings.into_sorted()
 }

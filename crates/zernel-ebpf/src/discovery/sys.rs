@@ -30,7 +30,7 @@ pub(crate) fn attach_to_process(program: &ProgramMut<'_>, pid: u32) -> io::Resul
 }
 
 /// Readable when the ring buffer has data.
-pub(crate) fn file_descriptor<'a>(ring: &'a RingBuffer<'_>) -> BorrowedFd<'a> {
+pub(crate) fn readable_descriptor<'a>(ring: &'a RingBuffer<'_>) -> BorrowedFd<'a> {
     // SAFETY: the descriptor belongs to the ring buffer, which outlives the borrow.
     unsafe { BorrowedFd::borrow_raw(ring.epoll_fd()) }
 }

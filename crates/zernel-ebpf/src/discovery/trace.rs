@@ -147,8 +147,8 @@ impl Trace {
     }
 
     /// Readable when there are events.
-    pub(super) fn file_descriptor(&self) -> BorrowedFd<'_> {
-        sys::file_descriptor(&self.ring)
+    pub(super) fn readable_descriptor(&self) -> BorrowedFd<'_> {
+        sys::readable_descriptor(&self.ring)
     }
 
     /// Number of events that found the ring buffer full.

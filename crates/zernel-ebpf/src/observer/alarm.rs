@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
 
-use crate::discovery::sys::file_descriptor;
+use crate::discovery::sys::readable_descriptor;
 
 /// The ring buffer of alarms. An alarm carries no data, because the maps already have it.
 pub(crate) struct Alarm {
@@ -27,6 +27,6 @@ impl Alarm {
 
 impl AsFd for Alarm {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        file_descriptor(&self.ring)
+        readable_descriptor(&self.ring)
     }
 }

@@ -26,7 +26,7 @@ pub(super) fn entries<K: FromBytes, V: FromBytes>(
 pub(super) struct Deleted<K> {
     /// Number of entries that it visited.
     pub(super) visited: u64,
-    /// Keys of the entries that it deleted, without those that a program deleted meanwhile.
+    /// Keys of the entries that `delete_where` deleted. Entries that a BPF program deleted first are not included.
     pub(super) keys: Vec<K>,
 }
 

@@ -86,7 +86,7 @@ struct ProbedFile {
 }
 
 impl ProbedFile {
-    /// The links of a file, from those that the child process handed over. A function without probes keeps the reason. If the
+    /// Assigns the links that the child process handed over to the functions of the file. A function without probes keeps the reason. If the
     /// reason may pass, the file is refused, and tried again later.
     fn take_links(&mut self, handed_over: Vec<ProbeLink>) -> Result<Links, Refusal> {
         let mut handed_over = handed_over.into_iter();

@@ -70,7 +70,7 @@ impl Rung {
         }
     }
 
-    fn programs(self) -> &'static [&'static str] {
+    fn program_names(self) -> &'static [&'static str] {
         match self {
             Self::Session => &["call_session", "call_mark_multi"],
             Self::Multi => &["call_enter_multi", "call_leave_multi", "call_mark_multi"],
@@ -492,7 +492,7 @@ fn choose_parts(
 ) -> libbpf_rs::Result<()> {
     for mut program in object.progs_mut() {
         let name = program.name().to_string_lossy().into_owned();
-        let other_rung = name.starts_with("call_") && !rung.programs().contains(&&*name);
+        let other_rung = name.starts_with("call_") && !rung.program_names().contains(&&*name);
         program.set_autoload(!other_rung);
     }
     if options.traces {

@@ -276,7 +276,7 @@ impl Observer {
         let attachment = Attachment::new()?;
         let mut observer = Self {
             events: epoll_any([
-                discovery.file_descriptor(),
+                discovery.readable_descriptor(),
                 attachment.as_fd(),
                 kernel.alarm.as_fd(),
             ])?,

@@ -210,7 +210,7 @@ impl ObservedProcess {
         let is_sampled = |mark: &Mark| {
             let is_announced = *mark == Mark::Optimizer && self.announces_steps;
             let is_wanted = |function: &ProbedFunction| function.mark == Some(*mark);
-            !is_announced && self.counts.calls_sampled(is_wanted)
+            !is_announced && self.counts.has_called_sampled(is_wanted)
         };
         let sampled: Vec<Mark> = Mark::ALL.into_iter().filter(is_sampled).collect();
         self.steps.ignore_marks(&sampled);

@@ -2,8 +2,8 @@
 //!
 //! A process whose overhead stays above the ceiling although its frequent functions are sampled is *rested* for a while. The
 //! kernel skips its calls at the entry of the probes. Probes are detached from the files that only its user has mapped; the
-//! processes that map them are rested too. Probes on files that other tenants have mapped stay attached. Every further time
-//! that a process of the same tenant is rested, it is rested for twice as long.
+//! processes that map them are rested too. Probes on files that other tenants have mapped stay attached. Each rest of a
+//! tenant is twice as long as its previous one, at most 10 minutes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The classes of threads, as a scheduler reads them, and as hints for other schedulers.
+//! Schedulers can read the classes of threads, from task states and from hints.
 
 use std::ffi::CString;
 use std::time::{Duration, Instant};

@@ -495,7 +495,8 @@ pub(crate) fn ranks() {
     }
 }
 
-/// Counters over all ranks do not fall when an exited rank is removed: that would look like a restart.
+/// The sum of a counter over all ranks does not decrease when an exited rank is removed. Prometheus would take a decrease
+/// for a restart.
 pub(crate) fn forgotten() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = start(&ObserverOptions {

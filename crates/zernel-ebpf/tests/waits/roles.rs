@@ -27,7 +27,7 @@ const BATCH_MS: u64 = 20;
 
 pub(crate) const ROLES: &[(&str, TargetRole)] = &[
     ("trains_with_busy_loaders", |driver, rounds| {
-        train(driver, rounds, burn);
+        train(driver, rounds, burn_cpu);
     }),
     ("trains_with_reading_loaders", |driver, rounds| {
         train(driver, rounds, read_from_disk::<LOADER_READ>);
@@ -92,7 +92,7 @@ fn now(clock: ClockId) -> Duration {
 }
 
 /// Uses CPU time, and nothing else.
-fn burn(how_long: Duration) {
+fn burn_cpu(how_long: Duration) {
     let end = now(ClockId::ThreadCPUTime) + how_long;
     while now(ClockId::ThreadCPUTime) < end {
         std::hint::spin_loop();
@@ -307,7 +307,7 @@ fn train_alone(driver: &Driver, rounds: u64) {
     for _ in 0..rounds {
         let before = now(ClockId::Monotonic);
         read_from_disk::<LOADER_READ>(Duration::from_millis(BATCH_MS));
-        burn(Duration::from_millis(BATCH_MS / 4));
+        burn_cpu(Duration::from_millis(BATCH_MS / 4));
         report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
         step(driver, device, function);
@@ -325,7 +325,7 @@ fn train_with_a_thread(driver: &Driver, rounds: u64) {
     let (sender, batches) = std::sync::mpsc::sync_channel(1);
     thread::spawn(move || {
         while sender.send([0_u8; 4096]).is_ok() {
-            burn(Duration::from_millis(BATCH_MS));
+            burn_cpu(Duration::from_millis(BATCH_MS));
         }
     });
     run_before_others();
@@ -459,7 +459,7 @@ impl ThreadTimes {
     }
 
     /// How long the thread was blocked between these times and now.
-    fn blocked_since(&self) -> Duration {
+    fn blocked_time(&self) -> Duration {
         let now = Self::now();
         let ran = (now.cpu - self.cpu) + (now.run_delay - self.run_delay);
         (now.wall - self.wall).saturating_sub(ran)
@@ -490,7 +490,7 @@ fn block(driver: &Driver, rounds: u64) {
                 BlockedBy::PageFault => continue,
                 BlockedBy::Other => thread::sleep(batch),
             }
-            report.blocked_ns[by as usize] += before.blocked_since().as_nanos() as u64;
+            report.blocked_ns[by as usize] += before.blocked_time().as_nanos() as u64;
         }
     }
     feeder.drain();
@@ -520,7 +520,7 @@ fn threads(driver: &Driver, _rounds: u64) {
 fn spin(driver: &Driver, rounds: u64) {
     driver.open();
     let before = now(ClockId::ThreadCPUTime);
-    burn(Duration::from_millis(rounds));
+    burn_cpu(Duration::from_millis(rounds));
     // A switch, so that its CPU time is counted.
     thread::sleep(Duration::from_millis(1));
     write(&Report {

@@ -60,7 +60,7 @@ impl FromStr for KernelVersion {
     }
 }
 
-/// Numbers separated by dots, and nothing else.
+/// Parses a version such as `6.18.15` into its numbers; `None` if the text has anything but numbers and dots.
 pub(super) fn parse_numbers(text: &str) -> Option<Vec<u32>> {
     text.split('.').map(|number| number.parse().ok()).collect()
 }

@@ -119,7 +119,7 @@ impl AggregatedMetrics {
         self.expose_durations(out, expose_histograms);
     }
 
-    /// Returns all metrics with durations as summaries: `quantile="0.5"` and `"0.99"` instead of
+    /// Returns all metrics. Durations are summaries with `quantile="0.5"` and `"0.99"`, not histograms with
     /// buckets. A family cannot be histogram and summary at once.
     #[must_use]
     pub fn to_prometheus_quantiles(&self) -> String {

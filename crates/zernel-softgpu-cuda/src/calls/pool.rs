@@ -113,7 +113,7 @@ fn allocate(
     Ok(address.set(allocated)?)
 }
 
-/// Work that frees memory in stream order.
+/// Stream work that frees an allocation when the stream reaches it (`cuMemFreeAsync`).
 fn free_in_order(address: u64, pool: Option<Arc<Pool>>) -> Work {
     Work::Action(Arc::new(move || {
         let freed = MEMORY.remove(address, |_| true).unwrap_or(0);

@@ -52,11 +52,11 @@ pub(super) struct Log {
     file: File,
     header: &'static [AtomicU64],
     with_events: bool,
-    growth: Mutex<Growth>,
+    log_size: Mutex<LogSize>,
 }
 
 #[derive(Debug)]
-struct Growth {
+struct LogSize {
     end: usize,
     symbols: usize,
 }
@@ -121,7 +121,7 @@ impl Log {
             file,
             header,
             with_events: config::is_set(config::LOG_EVENTS),
-            growth: Mutex::new(Growth {
+            log_size: Mutex::new(LogSize {
                 end: BLOCKS_OFFSET,
                 symbols: 0,
             }),
@@ -130,13 +130,13 @@ impl Log {
 
     /// Appends a block for the calling thread.
     fn new_block(&self, kind: u64, bytes: usize) -> &'static [AtomicU64] {
-        let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log_size = self.log_size.lock().unwrap_or_else(PoisonError::into_inner);
         let block = self
             .file
-            .set_len((growth.end + bytes) as u64)
-            .and_then(|()| sys::map_words(&self.file, growth.end as u64, bytes));
+            .set_len((log_size.end + bytes) as u64)
+            .and_then(|()| sys::map_words(&self.file, log_size.end as u64, bytes));
         let block = block.unwrap_or_else(|error| abort_without_log(&self.path, &error));
-        growth.end += bytes;
+        log_size.end += bytes;
         block[BLOCK_TID].store(u64::from(process::thread_id()), Relaxed);
         block[BLOCK_BYTES].store(bytes as u64, Relaxed);
         block[BLOCK_KIND].store(kind, Release);
@@ -145,16 +145,16 @@ impl Log {
 
     /// Gives `symbol` its place in this file's table.
     fn register(&self, symbol: &Symbol, generation: u32) -> usize {
-        let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log_size = self.log_size.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = known_place(symbol, generation) {
             return index;
         }
-        let index = growth.symbols;
+        let index = log_size.symbols;
         assert!(
             index < MAX_SYMBOLS,
             "softgpu: more exported functions than the truth log has room for"
         );
-        growth.symbols += 1;
+        log_size.symbols += 1;
         let words = SYMBOL_BYTES / WORD;
         let first = HEADER_BYTES / WORD + index * words;
         store_text(&self.header[first..first + words], symbol.name);

@@ -162,7 +162,7 @@ impl Work for MlTraining {
         self.ranks * SLOTS_PER_RANK + SLOTS_PER_JOB
     }
 
-    fn trace_entries(&self, team_index: usize) -> usize {
+    fn trace_capacity(&self, team_index: usize) -> usize {
         let is_trainer = team_index.is_multiple_of(self.workers_per_rank());
         if is_trainer {
             self.traced_steps * PHASES_PER_STEP

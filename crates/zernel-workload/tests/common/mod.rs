@@ -26,7 +26,7 @@ pub(crate) fn run_helper(name: &str) {
     assert!(output.status.success(), "{name}: {}\n{text}", output.status);
 }
 
-pub(crate) fn spinners(mode: CloneMode, workers: usize) -> WorkloadConfig {
+pub(crate) fn spinner_config(mode: CloneMode, workers: usize) -> WorkloadConfig {
     WorkloadConfig::default().workers(workers).clone_mode(mode)
 }
 

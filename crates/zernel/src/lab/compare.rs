@@ -79,13 +79,13 @@ pub(super) fn run(options: &CompareOptions) -> Result<ExitCode, Box<dyn Error>> 
     print(report.to_string().as_bytes())?;
     if let Some(file) = &options.json {
         fs::write(file, serde_json::to_vec_pretty(&report)?)
-            .map_err(|error| named(file, &error))?;
+            .map_err(|error| with_path(file, &error))?;
     }
     if let Some(folder) = &options.plots {
-        fs::create_dir_all(folder).map_err(|error| named(folder, &error))?;
+        fs::create_dir_all(folder).map_err(|error| with_path(folder, &error))?;
         for scenario in &report.scenarios {
             let file = folder.join(format!("{}.svg", scenario.name));
-            fs::write(&file, scenario.to_svg()).map_err(|error| named(&file, &error))?;
+            fs::write(&file, scenario.to_svg()).map_err(|error| with_path(&file, &error))?;
         }
     }
     let worse = baseline.map_or_else(Vec::new, |baseline| regressions(&report, &baseline));
@@ -96,12 +96,12 @@ pub(super) fn run(options: &CompareOptions) -> Result<ExitCode, Box<dyn Error>> 
 }
 
 fn read_report(file: &Path) -> Result<ComparisonReport, Box<dyn Error>> {
-    let text = fs::read(file).map_err(|error| named(file, &error))?;
+    let text = fs::read(file).map_err(|error| with_path(file, &error))?;
     let report = serde_json::from_slice(&text);
     Ok(report.map_err(|error| format!("{}: {error}; write it with --json", file.display()))?)
 }
 
-fn named(file: &Path, error: &io::Error) -> String {
+fn with_path(file: &Path, error: &io::Error) -> String {
     format!("{}: {error}", file.display())
 }
 

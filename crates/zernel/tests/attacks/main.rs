@@ -113,7 +113,7 @@ fn duration() -> Duration {
     Duration::from_secs(seconds.unwrap_or(2))
 }
 
-/// Prints a measurement, if that was asked for.
+/// Prints a measurement if `ZERNEL_ATTACK_SECONDS` is set.
 fn measured(text: &str) {
     if env::var_os(SECONDS).is_some() {
         println!("{text}");

@@ -158,9 +158,9 @@ impl CallCounts {
         };
         self.progress.at_ns = self.progress.at_ns.max(now_ns);
         self.progress.attached_seconds += elapsed.seconds;
-        let calls_sampled: Vec<CallKind> = self.called_and_sampled().map(|row| row.kind).collect();
+        let sampled_kinds: Vec<CallKind> = self.called_and_sampled().map(|row| row.kind).collect();
         for (subject, calls) in &mut self.sampled {
-            let is_exact = matches!(subject, Subject::Kind(kind) if !calls_sampled.contains(kind));
+            let is_exact = matches!(subject, Subject::Kind(kind) if !sampled_kinds.contains(kind));
             calls.advance(subject.counter(&self.counters), elapsed, is_exact);
         }
     }
@@ -219,7 +219,7 @@ impl CallCounts {
     }
 
     /// Whether the process has called a function that meets the condition and is or was sampled.
-    pub(in crate::observer) fn calls_sampled(
+    pub(in crate::observer) fn has_called_sampled(
         &self,
         wanted: impl Fn(&ProbedFunction) -> bool,
     ) -> bool {
@@ -229,7 +229,8 @@ impl CallCounts {
     /// The estimate of all functions of a kind, if the process calls some that are sampled.
     fn sampled_kind(&self, kind: CallKind) -> Option<&SampledCalls> {
         let calls = self.sampled.get(&Subject::Kind(kind))?;
-        self.calls_sampled(|row| row.kind == kind).then_some(calls)
+        self.has_called_sampled(|row| row.kind == kind)
+            .then_some(calls)
     }
 
     /// Calls and bytes of all functions whose kind meets the condition.
@@ -468,7 +469,7 @@ impl CallCounts {
 
     /// Whether no whole step lay in the open window yet, although steps are short enough.
     pub(in crate::observer) fn lacks_whole_step(&self, steps: &StepDetector) -> bool {
-        self.calls_sampled(|row| row.kind == CallKind::Launch)
+        self.has_called_sampled(|row| row.kind == CallKind::Launch)
             && window_length_for_steps(steps).is_some()
             && steps.window_steps().is_empty()
     }
@@ -510,7 +511,7 @@ impl CallCounts {
     pub(super) fn launches_only_unsampled(&self) -> bool {
         let launches = self.sampled.get(&Subject::Kind(CallKind::Launch));
         launches.is_some_and(|calls| calls.recent_rate.is_some())
-            && !self.calls_sampled(|row| row.kind == CallKind::Launch)
+            && !self.has_called_sampled(|row| row.kind == CallKind::Launch)
             && self.launches() > 0
     }
 }

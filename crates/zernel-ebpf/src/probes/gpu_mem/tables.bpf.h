@@ -101,7 +101,7 @@ static __always_inline bool add_allocation(const struct allocation_key *key,
 {
 	if (bpf_map_update_elem(&allocations, key, allocation, BPF_NOEXIST))
 		return false;
-	zernel_count_entries_of(key->process, ZERNEL_ALLOCATION_TABLE, 1);
+	zernel_add_to_entry_count(key->process, ZERNEL_ALLOCATION_TABLE, 1);
 	return true;
 }
 
@@ -110,7 +110,7 @@ static __always_inline bool delete_allocation(const struct allocation_key *key)
 {
 	if (bpf_map_delete_elem(&allocations, key))
 		return false;
-	zernel_count_entries_of(key->process, ZERNEL_ALLOCATION_TABLE, -1);
+	zernel_add_to_entry_count(key->process, ZERNEL_ALLOCATION_TABLE, -1);
 	return true;
 }
 
@@ -142,7 +142,7 @@ static __always_inline struct account *find_account(const struct account_key *ke
 	if (!zernel_may_add_entry_of(key->process, ZERNEL_ACCOUNT_TABLE))
 		return NULL;
 	if (!bpf_map_update_elem(&memory_accounts, key, &empty, BPF_NOEXIST))
-		zernel_count_entries_of(key->process, ZERNEL_ACCOUNT_TABLE, 1);
+		zernel_add_to_entry_count(key->process, ZERNEL_ACCOUNT_TABLE, 1);
 	account = bpf_map_lookup_elem(&memory_accounts, key);
 	if (!account)
 		ZERNEL_LOST(memory_accounts);

@@ -192,13 +192,13 @@ static __always_inline void set_communicator(const struct communicator_key *key,
 	if (bpf_map_update_elem(&communicators, key, made, BPF_NOEXIST))
 		ZERNEL_LOST(communicators);
 	else
-		zernel_count_entries_of(key->process, ZERNEL_COMMUNICATOR_TABLE, 1);
+		zernel_add_to_entry_count(key->process, ZERNEL_COMMUNICATOR_TABLE, 1);
 }
 
 static __always_inline void delete_communicator(const struct communicator_key *key)
 {
 	if (!bpf_map_delete_elem(&communicators, key))
-		zernel_count_entries_of(key->process, ZERNEL_COMMUNICATOR_TABLE, -1);
+		zernel_add_to_entry_count(key->process, ZERNEL_COMMUNICATOR_TABLE, -1);
 }
 
 __noinline int add_communicator(__u32 process, __u64 communicator, __u64 hash, __u32 rank,

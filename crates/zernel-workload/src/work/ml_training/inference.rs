@@ -54,7 +54,7 @@ impl Work for Inference {
         self.gpu.check()
     }
 
-    fn trace_entries(&self, _team_index: usize) -> usize {
+    fn trace_capacity(&self, _team_index: usize) -> usize {
         self.traced_requests
     }
 
