@@ -7,10 +7,9 @@
 #ifndef ZERNEL_PHASE_TRACKER_H
 #define ZERNEL_PHASE_TRACKER_H
 
+#include "activity.h"
 #include "task_state.h"
 #include "tracker_event.h"
-
-#define ZERNEL_NEVER (~0ULL)
 
 static inline __u64 zernel_add_saturating(__u64 a, __u64 b)
 {
@@ -26,54 +25,6 @@ static inline void zernel_count(__u32 *fault)
 static inline int zernel_in_call(const struct zernel_tracker *tracker)
 {
 	return tracker->flags & (ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
-}
-
-static inline __u8 zernel_activity_phase(__u8 activity)
-{
-	switch (activity) {
-	case ZERNEL_LOADING:
-	case ZERNEL_RECEIVING:
-		return ZERNEL_DATA_LOADING;
-	case ZERNEL_COMPUTING:
-	case ZERNEL_BACKWARD:
-		return ZERNEL_GPU_COMPUTE;
-	case ZERNEL_UPDATING:
-		return ZERNEL_OPTIMIZER_STEP;
-	default:
-		return ZERNEL_UNKNOWN;
-	}
-}
-
-/* What an activity becomes when no event shows it for too long. */
-static inline __u8 zernel_activity_expired(__u8 activity)
-{
-	return activity == ZERNEL_RECEIVING ? ZERNEL_COMPUTING : ZERNEL_IDLE;
-}
-
-/* Whether a short wait leaves an activity as it was. */
-static inline int zernel_survives_short_waits(__u8 activity)
-{
-	return activity != ZERNEL_LOADING;
-}
-
-/* How long an activity lasts without an event that shows it. */
-static inline __u64 zernel_activity_limit(const struct zernel_tracker_config *config, __u8 activity)
-{
-	switch (activity) {
-	case ZERNEL_LOADING:
-		return config->loading_max_ns;
-	case ZERNEL_RECEIVING:
-		return config->short_wait_max_ns;
-	case ZERNEL_COMPUTING:
-	case ZERNEL_OTHER_WORK:
-		return config->launching_max_ns;
-	case ZERNEL_BACKWARD:
-		return config->sync_max_ns;
-	case ZERNEL_UPDATING:
-		return config->optimizer_max_ns;
-	default:
-		return ZERNEL_NEVER;
-	}
 }
 
 /* Turns to an activity at `from_ns`. */
@@ -95,6 +46,19 @@ static inline int zernel_does_other_work(const struct zernel_tracker *tracker)
 	       tracker->now_ns < tracker->activity_until_ns;
 }
 
+/* Whether the thread announced the optimizer step that it is in. */
+static inline int zernel_in_announced_update(const struct zernel_tracker *tracker)
+{
+	return tracker->activity == ZERNEL_UPDATING && tracker->flags & ZERNEL_ANNOUNCES_UPDATES;
+}
+
+/* A wait that no copy follows was not for data. */
+static inline void zernel_end_loading(struct zernel_tracker *tracker)
+{
+	if (tracker->activity == ZERNEL_LOADING)
+		tracker->flags &= ~ZERNEL_AWAITS_DATA_AFTER_UPDATE;
+}
+
 /* Turns to computing. The thread may still be between a backward pass and its optimizer step. */
 static inline void zernel_compute(const struct zernel_tracker_config *config,
 				  struct zernel_tracker *tracker)
@@ -103,6 +67,7 @@ static inline void zernel_compute(const struct zernel_tracker_config *config,
 
 	if (zernel_does_other_work(tracker))
 		return;
+	zernel_end_loading(tracker);
 	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
 	tracker->flags |= may_update;
 }
@@ -141,6 +106,8 @@ static inline __u8 zernel_activity_in_block(const struct zernel_tracker *tracker
 			return ZERNEL_IDLE;
 		if (activity == ZERNEL_UPDATING && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES))
 			return ZERNEL_COMPUTING;
+		if (activity == ZERNEL_UPDATING && tracker->flags & ZERNEL_AWAITS_DATA_AFTER_UPDATE)
+			return ZERNEL_LOADING;
 		return activity;
 	default:
 		return activity;
@@ -244,10 +211,13 @@ static inline void zernel_end_long_wait(const struct zernel_tracker_config *conf
 	}
 	tracker->activity_until_ns = zernel_add_saturating(
 		tracker->activity_until_ns, tracker->now_ns - tracker->wait_since_ns);
-	if (tracker->flags & ZERNEL_WAIT_UNDECIDED && event != ZERNEL_UNBLOCK_AFTER_LAUNCHES) {
+	/* A thread that announces its steps is known to wait for the launches of a backward pass. */
+	if (tracker->flags & ZERNEL_WAIT_UNDECIDED &&
+	    (event != ZERNEL_UNBLOCK_AFTER_LAUNCHES || zernel_in_announced_update(tracker))) {
+		if (!(tracker->flags & ZERNEL_UNDECIDED))
+			tracker->undecided_since_ns = tracker->wait_since_ns;
 		tracker->flags &= ~ZERNEL_MAY_UPDATE;
 		tracker->flags |= ZERNEL_UNDECIDED;
-		tracker->undecided_since_ns = tracker->wait_since_ns;
 	}
 }
 
@@ -267,6 +237,9 @@ static inline void zernel_end_wait(const struct zernel_tracker_config *config,
 			zernel_add_saturating(tracker->activity_until_ns, waited_ns);
 		tracker->flags |= ZERNEL_MAY_UPDATE;
 		tracker->undecided_since_ns = tracker->now_ns;
+		/* An optimizer that repeats its closure goes on. */
+		if (tracker->flags & ZERNEL_REPEATS_CLOSURE)
+			zernel_turn_to(config, tracker, ZERNEL_UPDATING, tracker->now_ns);
 	} else if (waited_ns >= config->short_wait_max_ns) {
 		zernel_end_long_wait(config, tracker, event);
 	} else if (zernel_survives_short_waits(tracker->wait_activity)) {
@@ -315,6 +288,11 @@ static inline void zernel_leave_sync(const struct zernel_tracker_config *config,
 	if (tracker->flags & ZERNEL_IN_COLLECTIVE)
 		return;
 	tracker->flags &= ~(ZERNEL_COLLECTIVE_QUEUED | ZERNEL_LAUNCHED_SINCE_SYNC);
+	/* An optimizer works between two runs of its closure. */
+	if (tracker->flags & ZERNEL_REPEATS_CLOSURE && tracker->activity == ZERNEL_UPDATING) {
+		zernel_turn_to(config, tracker, ZERNEL_UPDATING, tracker->now_ns);
+		return;
+	}
 	zernel_compute(config, tracker);
 	/* Time blocked on the GPU is no optimizer step. */
 	if (tracker->flags & ZERNEL_MAY_UPDATE)
@@ -377,9 +355,21 @@ static inline void zernel_copy(const struct zernel_tracker_config *config,
 		return;
 	if (zernel_does_other_work(tracker))
 		return;
-	if (tracker->flags & ZERNEL_UNDECIDED)
+	if (tracker->flags & ZERNEL_UNDECIDED) {
+		if (zernel_in_announced_update(tracker))
+			tracker->flags |= ZERNEL_AWAITS_DATA_AFTER_UPDATE;
 		zernel_transition(task, ZERNEL_DATA_LOADING, tracker->undecided_since_ns);
+	}
 	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
+}
+
+/* What the thread did since its backward pass was the optimizer's: clipping gradients, say. */
+static inline void zernel_credit_update(struct zernel_task_state *task)
+{
+	struct zernel_tracker *tracker = &task->tracker;
+
+	if (tracker->flags & ZERNEL_MAY_UPDATE && !zernel_in_call(tracker))
+		zernel_transition(task, ZERNEL_OPTIMIZER_STEP, tracker->undecided_since_ns);
 }
 
 /* The thread announces what it does from now on. */
@@ -387,15 +377,12 @@ static inline void zernel_announce(const struct zernel_tracker_config *config,
 				   struct zernel_task_state *task, __u8 activity, __u16 flags)
 {
 	struct zernel_tracker *tracker = &task->tracker;
-	/* What the thread did since the backward pass was the optimizer's: clipping gradients,
-	 * say. */
-	int has_begun = activity == ZERNEL_UPDATING && tracker->flags & ZERNEL_MAY_UPDATE &&
-			!zernel_in_call(tracker);
 
+	if (activity == ZERNEL_UPDATING)
+		zernel_credit_update(task);
 	zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
+	zernel_end_loading(tracker);
 	tracker->flags |= flags;
-	if (has_begun)
-		zernel_transition(task, ZERNEL_OPTIMIZER_STEP, tracker->undecided_since_ns);
 	zernel_turn_to(config, tracker, activity, tracker->now_ns);
 }
 
@@ -446,12 +433,21 @@ static inline void zernel_begin_backward(const struct zernel_tracker_config *con
 }
 
 /* Gradients are cleared at the end of an optimizer step, or before a forward pass: then it takes
- * little time, and nothing shows its end. */
+ * little time, and nothing shows its end. Between two backward passes without an announced step, an
+ * optimizer clears them in its closure. */
 static inline void zernel_zero_gradients(const struct zernel_tracker_config *config,
 					 struct zernel_task_state *task)
 {
-	int updates = task->tracker.activity == ZERNEL_UPDATING;
+	const __u16 closure = ZERNEL_ANNOUNCES_UPDATES | ZERNEL_MAY_UPDATE;
+	struct zernel_tracker *tracker = &task->tracker;
+	int updates;
 
+	if ((tracker->flags & closure) == closure) {
+		tracker->flags |= ZERNEL_REPEATS_CLOSURE;
+		zernel_credit_update(task);
+	}
+	updates = tracker->activity == ZERNEL_UPDATING &&
+		  !(tracker->flags & ZERNEL_REPEATS_CLOSURE);
 	zernel_announce(config, task, updates ? ZERNEL_UPDATING : ZERNEL_COMPUTING,
 			ZERNEL_TRAINING_THREAD);
 }

@@ -60,6 +60,8 @@ enum zernel_tracker_flags {
 	ZERNEL_MAY_UPDATE = 1 << 11, /* back from backward; an optimizer step may follow */
 	ZERNEL_USES_GPU = 1 << 12, /* has launched, copied or synced */
 	ZERNEL_IS_QUEUED = 1 << 13, /* runnable and not running: deadlines stand still */
+	ZERNEL_AWAITS_DATA_AFTER_UPDATE = 1 << 14, /* so was its last wait in an announced step */
+	ZERNEL_REPEATS_CLOSURE = 1 << 15, /* its optimizer runs a closure several times per step */
 };
 
 /* What phase_tracker.h remembers of a thread. */

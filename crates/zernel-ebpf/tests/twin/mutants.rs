@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 90] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -75,12 +75,12 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
         "WORD_UNIT_SHIFT = 9",
     ),
     (
-        "phase_tracker.h",
+        "activity.h",
         "return config->optimizer_max_ns;",
         "return config->loading_max_ns;",
     ),
     (
-        "phase_tracker.h",
+        "activity.h",
         "case ZERNEL_OTHER_WORK:\n\t\treturn config->launching_max_ns;",
         "case ZERNEL_OTHER_WORK:\n\t\treturn config->loading_max_ns;",
     ),
@@ -91,8 +91,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
     ),
     (
         "phase_tracker.h",
-        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tzernel_turn_to",
-        "\tzernel_turn_to",
+        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tzernel_end_loading",
+        "\tzernel_end_loading",
     ),
     (
         "phase_tracker.h",
@@ -136,7 +136,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
         "ZERNEL_ANNOUNCES_DATA)",
     ),
     (
-        "phase_tracker.h",
+        "activity.h",
         "case ZERNEL_BACKWARD:\n\t\treturn config->sync_max_ns;",
         "case ZERNEL_BACKWARD:\n\t\treturn config->loading_max_ns;",
     ),
@@ -146,7 +146,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
         "ZERNEL_COMPUTING",
     ),
     (
-        "phase_tracker.h",
+        "activity.h",
         "case ZERNEL_RECEIVING:\n\t\treturn config->short_wait_max_ns;",
         "case ZERNEL_RECEIVING:\n\t\treturn config->loading_max_ns;",
     ),
@@ -201,7 +201,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
         "waited_ns > config->short_wait_max_ns",
     ),
     (
-        "phase_tracker.h",
+        "activity.h",
         "return activity != ZERNEL_LOADING;",
         "return 1;",
     ),
@@ -213,8 +213,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
     ("phase_tracker.h", "tracker->flags |= ZERNEL_UNDECIDED;", ""),
     (
         "phase_tracker.h",
-        " && event != ZERNEL_UNBLOCK_AFTER_LAUNCHES",
-        "",
+        "(event != ZERNEL_UNBLOCK_AFTER_LAUNCHES || zernel_in_announced_update(tracker))",
+        "1",
     ),
     (
         "phase_tracker.h",
@@ -304,8 +304,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
     ),
     (
         "phase_tracker.h",
-        "\t\t\t!zernel_in_call(tracker);",
-        "\t\t\t1;",
+        "tracker->flags & ZERNEL_MAY_UPDATE && !zernel_in_call(tracker)",
+        "tracker->flags & ZERNEL_MAY_UPDATE",
     ),
     (
         "phase_tracker.h",
@@ -348,6 +348,51 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
     ("class.h", "is_loader ? ZERNEL_CLASS_HOLDS :", ""),
     ("class.h", "now_ns < until_ns", "now_ns <= until_ns"),
     ("class.h", "!before || ", ""),
+    (
+        "phase_tracker.h",
+        "|| zernel_in_announced_update(tracker)))",
+        "))",
+    ),
+    (
+        "phase_tracker.h",
+        "if (!(tracker->flags & ZERNEL_UNDECIDED))\n",
+        "if (1)\n",
+    ),
+    (
+        "phase_tracker.h",
+        "activity == ZERNEL_UPDATING && tracker->flags & ZERNEL_AWAITS_DATA_AFTER_UPDATE",
+        "0",
+    ),
+    (
+        "phase_tracker.h",
+        "\tzernel_end_loading(tracker);\n\ttracker->flags |= flags;",
+        "\ttracker->flags |= flags;",
+    ),
+    (
+        "phase_tracker.h",
+        "\tzernel_end_loading(tracker);\n\tzernel_turn_to",
+        "\tzernel_turn_to",
+    ),
+    (
+        "phase_tracker.h",
+        "(tracker->flags & closure) == closure",
+        "0",
+    ),
+    (
+        "phase_tracker.h",
+        "if (tracker->flags & ZERNEL_REPEATS_CLOSURE)",
+        "if (0)",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->flags & ZERNEL_REPEATS_CLOSURE && tracker->activity == ZERNEL_UPDATING",
+        "0",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->activity == ZERNEL_UPDATING &&\n\t\t  !(tracker->flags & ZERNEL_REPEATS_CLOSURE)",
+        "tracker->activity == ZERNEL_UPDATING",
+    ),
 ];
 
 /// Compiles the twin with one text of one header replaced.
@@ -355,6 +400,7 @@ pub(crate) fn build(header: &str, from: &str, to: &str) -> Vec<u8> {
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
     for name in [
+        "activity.h",
         "btf.h",
         "class.h",
         "kernel.h",

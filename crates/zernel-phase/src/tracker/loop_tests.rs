@@ -150,3 +150,87 @@ fn a_thread_that_launched_computes_when_it_wakes_up_after_launches() {
         ]
     );
 }
+
+/// A thread of the process prepares batches. The training thread waits for it after its update, and copies then.
+#[test]
+fn a_wait_for_a_loader_thread_after_the_update_is_data_loading() {
+    let step = |begin| {
+        [
+            (begin, CopyToDevice),
+            (begin + 5, BackwardBegin),
+            (begin + 5, Block(BlockReason::Futex)),
+            (begin + 10, UnblockAfterLaunches),
+            (begin + 10, OptimizerBegin),
+            (begin + 12, ZeroGradients),
+            (begin + 13, Block(BlockReason::Futex)),
+            (begin + 40, UnblockAfterLaunches), // the loader thread pins memory
+            (begin + 40, Block(BlockReason::Futex)), // for the interpreter
+            (begin + 45, UnblockAfterLaunches),
+        ]
+    };
+    let mut events = step(0).to_vec();
+    events.extend(step(46));
+    assert_eq!(
+        track(&events[..], 92),
+        [
+            (GpuCompute, 0, 10),
+            (OptimizerStep, 10, 13),
+            (DataLoading, 13, 46),
+            (GpuCompute, 46, 56),
+            (OptimizerStep, 56, 59),
+            (DataLoading, 59, 92) // at once: the wait before was for data
+        ]
+    );
+}
+
+/// Without a copy, a wait in an optimizer step is not for data. An optimizer on the CPU waits for its threads.
+#[test]
+fn a_wait_inside_an_update_is_the_optimizers() {
+    let step = [
+        (0, OptimizerBegin),
+        (2, Block(BlockReason::Futex)),
+        (4, Unblock),
+        (6, OptimizerMarker),
+        (8, ZeroGradients),
+    ];
+    assert_eq!(track(&step, 9), [(OptimizerStep, 0, 9)]);
+}
+
+/// LBFGS: each step runs its closure several times, and compares numbers on the GPU in between.
+#[test]
+fn an_optimizer_that_repeats_its_closure_works_between_its_runs() {
+    let run = |begin| {
+        [
+            (begin, ZeroGradients),
+            (begin + 5, BackwardBegin),
+            (begin + 5, Block(BlockReason::Futex)),
+            (begin + 8, UnblockAfterLaunches),
+            (begin + 8, GpuSyncEnter), // the closure reads its loss
+            (begin + 9, GpuSyncLeave),
+            (begin + 12, GpuSyncEnter), // the optimizer compares
+            (begin + 13, GpuSyncLeave),
+        ]
+    };
+    let mut events = vec![(0, OptimizerBegin)];
+    for begin in [0, 20, 40] {
+        events.extend(run(begin));
+    }
+    events.push((60, OptimizerBegin));
+    assert_eq!(
+        track(&events, 61),
+        [
+            (GpuCompute, 0, 13), // nothing shows a closure yet
+            (OptimizerStep, 13, 20),
+            (GpuCompute, 20, 28),
+            (GpuCompute, 28, 29),
+            (OptimizerStep, 29, 32),
+            (GpuCompute, 32, 33),
+            (OptimizerStep, 33, 40),
+            (GpuCompute, 40, 48),
+            (GpuCompute, 48, 49),
+            (OptimizerStep, 49, 52),
+            (GpuCompute, 52, 53),
+            (OptimizerStep, 53, 61)
+        ]
+    );
+}
