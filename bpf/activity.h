@@ -16,6 +16,7 @@ static inline __u8 zernel_activity_phase(__u8 activity)
 		return ZERNEL_DATA_LOADING;
 	case ZERNEL_COMPUTING:
 	case ZERNEL_BACKWARD:
+	case ZERNEL_AFTER_UPDATE:
 		return ZERNEL_GPU_COMPUTE;
 	case ZERNEL_UPDATING:
 		return ZERNEL_OPTIMIZER_STEP;
@@ -45,6 +46,7 @@ static inline __u64 zernel_activity_limit(const struct zernel_tracker_config *co
 	case ZERNEL_RECEIVING:
 		return config->short_wait_max_ns;
 	case ZERNEL_COMPUTING:
+	case ZERNEL_AFTER_UPDATE:
 	case ZERNEL_OTHER_WORK:
 		return config->launching_max_ns;
 	case ZERNEL_BACKWARD:
@@ -54,6 +56,27 @@ static inline __u64 zernel_activity_limit(const struct zernel_tracker_config *co
 	default:
 		return ZERNEL_NEVER;
 	}
+}
+
+static inline __u64 zernel_add_saturating(__u64 a, __u64 b)
+{
+	return a > ZERNEL_NEVER - b ? ZERNEL_NEVER : a + b;
+}
+
+static inline int zernel_in_call(const struct zernel_tracker *tracker)
+{
+	return tracker->flags & (ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
+}
+
+/* Turns to an activity at `from_ns`. */
+static inline void zernel_turn_to(const struct zernel_tracker_config *config,
+				  struct zernel_tracker *tracker, __u8 activity, __u64 from_ns)
+{
+	__u64 limit_ns = zernel_activity_limit(config, activity);
+
+	tracker->activity = activity;
+	tracker->activity_until_ns = zernel_add_saturating(from_ns, limit_ns);
+	tracker->flags &= ~(ZERNEL_UNDECIDED | ZERNEL_MAY_UPDATE);
 }
 
 #endif

@@ -10,7 +10,7 @@
 //! | is in a collective, or in a sync when only a collective was enqueued since the last sync | `NcclCollective` |
 //! | is in any other GPU sync | `GpuCompute` |
 //! | announced that it gets a batch; until it copies, launches, syncs or announces something else | `DataLoading` |
-//! | announced an optimizer step; until it syncs or announces anything but that it clears gradients | `OptimizerStep` |
+//! | announced an optimizer step; until that ends, it syncs or announces anything but that it clears gradients | `OptimizerStep` |
 //! | launched between the end of the backward pass and the announced optimizer step, as for clipping | `OptimizerStep` |
 //! | was in an optimizer step and begins a backward pass: since the last marker of the step, or since its announcement | `GpuCompute` |
 //! | passes a marker after a backward pass, in a step with a closure | `OptimizerStep` |
@@ -25,11 +25,12 @@
 //! | the thread | phase |
 //! |---|---|
 //! | waits for I/O or polls after its step, or did so last | `DataLoading` |
-//! | waited on a futex and copied next, while no other thread of its process launched, or after an announced optimizer step | `DataLoading` |
+//! | waited on a futex and copied next, while no other thread of its process launched, or after announced optimizer steps | `DataLoading` |
 //! | called a function that only optimizers call; launches right after it belong to it | `OptimizerStep` |
 //!
 //! A short wait, as for a lock or a page, does not end an activity. A thread that only launches,
-//! such as the thread of the backward pass, is `Unknown` while it waits. It computes again when it
+//! such as the thread of the backward pass, is `Unknown` while it waits. So is a thread that syncs or
+//! copies for another one, which announces its steps. It computes again when it
 //! wakes up after launches of other threads. Only a thread's own events count: if another thread
 //! runs the collectives, that thread is in `NcclCollective`.
 //!
@@ -101,7 +102,7 @@ pub struct PhaseTracker {
     announces_data: bool,
     /// Whether the thread announces its optimizer steps.
     announces_updates: bool,
-    /// Whether its last wait in an announced optimizer step was for data.
+    /// Whether its last wait that a copy followed was for data. It announces its optimizer steps.
     awaits_data_after_update: bool,
     /// Whether its optimizer runs a closure several times per step.
     repeats_closure: bool,
@@ -270,6 +271,7 @@ impl PhaseTracker {
                 self.announce(Activity::Updating, closed);
             }
             ThreadEvent::ZeroGradients => self.zero_gradients(closed),
+            ThreadEvent::UpdateEnd => self.end_update(closed),
             ThreadEvent::OtherWorkBegin => self.announce(Activity::OtherWork, closed),
             ThreadEvent::NotObserved => self.stop_observing(),
             ThreadEvent::Block(reason) => self.block(reason),
@@ -371,7 +373,7 @@ impl PhaseTracker {
             return;
         }
         if let Some(since_ns) = self.undecided_since_ns.take() {
-            self.awaits_data_after_update |= self.is_in_announced_update();
+            self.awaits_data_after_update |= self.announces_updates;
             self.close(since_ns, WorkloadPhase::DataLoading, closed);
         }
         self.set_activity(Activity::Computing, self.now_ns);

@@ -88,6 +88,8 @@ static __always_inline void note_announcement(struct zernel_thread *thread,
 	switch (event) {
 	case ZERNEL_DATA_BEGIN:
 		begin_data_wait(thread, process, now_ns);
+		if (!(process->flags & ZERNEL_ANNOUNCES_BATCHES))
+			process->flags |= ZERNEL_ANNOUNCES_BATCHES;
 		process->announcer = (__u32)bpf_get_current_pid_tgid();
 		break;
 	case ZERNEL_BACKWARD_BEGIN:
@@ -233,7 +235,7 @@ static __always_inline int mark(struct pt_regs *ctx)
 	if (process->is_rested)
 		return 0;
 	__sync_fetch_and_add(&counter->calls, 1);
-	probe_read(symbol, &entry);
+	probe_read(symbol, thread, &entry);
 	if (entry.is_other)
 		return 0;
 	end_waits(thread, process, entry.event, now_ns);

@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 90] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 94] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -121,17 +121,17 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 90] = [
         "tracker->activity == ZERNEL_BACKWARD",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "tracker->activity == ZERNEL_IDLE && event == ZERNEL_UNBLOCK_AFTER_LAUNCHES &&",
         "tracker->activity == ZERNEL_IDLE &&",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "activity == ZERNEL_OTHER_WORK && !(tracker->flags & ZERNEL_TRAINING_THREAD)",
         "0",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "ZERNEL_ANNOUNCES_DATA || activity == ZERNEL_OTHER_WORK)",
         "ZERNEL_ANNOUNCES_DATA)",
     ),
@@ -191,12 +191,12 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 90] = [
         "last_marker_ns <= config->optimizer_launch_max_ns",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "return activity == ZERNEL_IDLE ? ZERNEL_IDLE : ZERNEL_LOADING;",
         "return ZERNEL_LOADING;",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "waited_ns >= config->short_wait_max_ns",
         "waited_ns > config->short_wait_max_ns",
     ),
@@ -206,15 +206,15 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 90] = [
         "return 1;",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "tracker->call_shown_ns += waited_ns;",
         "tracker->call_shown_ns = tracker->now_ns;",
     ),
-    ("phase_tracker.h", "tracker->flags |= ZERNEL_UNDECIDED;", ""),
+    ("waits.h", "tracker->flags |= ZERNEL_UNDECIDED;", ""),
     (
-        "phase_tracker.h",
-        "(event != ZERNEL_UNBLOCK_AFTER_LAUNCHES || zernel_in_announced_update(tracker))",
-        "1",
+        "waits.h",
+        "event != ZERNEL_UNBLOCK_AFTER_LAUNCHES ||\n\t     tracker",
+        "1 ||\n\t     tracker",
     ),
     (
         "phase_tracker.h",
@@ -246,11 +246,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 90] = [
         "zernel_transition(task, ZERNEL_OPTIMIZER_STEP, tracker->undecided_since_ns)",
         "zernel_transition(task, ZERNEL_OPTIMIZER_STEP, tracker->now_ns)",
     ),
-    (
-        "phase_tracker.h",
-        "tracker->flags |= ZERNEL_MAY_UPDATE;",
-        "",
-    ),
+    ("waits.h", "tracker->flags |= ZERNEL_MAY_UPDATE;", ""),
     ("phase_tracker.h", "tracker->flags |= may_update;", ""),
     (
         "phase_tracker.h",
@@ -263,7 +259,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 90] = [
         "1",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "if (tracker->flags & ZERNEL_ANNOUNCES_DATA ||",
         "if (",
     ),
@@ -278,22 +274,18 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 90] = [
         "(0 ||",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "activity == ZERNEL_UPDATING && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES)",
         "0",
     ),
+    ("waits.h", "if (activity == ZERNEL_RECEIVING)", "if (0)"),
     (
-        "phase_tracker.h",
-        "if (activity == ZERNEL_RECEIVING)",
-        "if (0)",
-    ),
-    (
-        "phase_tracker.h",
+        "waits.h",
         "uses_batch ? ZERNEL_RECEIVING : ZERNEL_LOADING",
         "ZERNEL_LOADING",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "    !(tracker->flags & ZERNEL_TRAINING_THREAD))",
         "    0)",
     ),
@@ -332,11 +324,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 90] = [
         "\tzernel_end_queue(&task->tracker);\n",
         "",
     ),
-    (
-        "phase_tracker.h",
-        "tracker->call_shown_ns += queued_ns;",
-        "",
-    ),
+    ("waits.h", "tracker->call_shown_ns += queued_ns;", ""),
     (
         "phase_tracker.h",
         "|| tracker->flags & ZERNEL_IS_QUEUED)",
@@ -349,19 +337,19 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 90] = [
     ("class.h", "now_ns < until_ns", "now_ns <= until_ns"),
     ("class.h", "!before || ", ""),
     (
-        "phase_tracker.h",
-        "|| zernel_in_announced_update(tracker)))",
+        "waits.h",
+        "||\n\t     tracker->flags & ZERNEL_ANNOUNCES_UPDATES))",
         "))",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "if (!(tracker->flags & ZERNEL_UNDECIDED))\n",
         "if (1)\n",
     ),
     (
-        "phase_tracker.h",
-        "activity == ZERNEL_UPDATING && tracker->flags & ZERNEL_AWAITS_DATA_AFTER_UPDATE",
-        "0",
+        "waits.h",
+        "(activity == ZERNEL_UPDATING || activity == ZERNEL_AFTER_UPDATE) &&",
+        "0 &&",
     ),
     (
         "phase_tracker.h",
@@ -374,12 +362,32 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 90] = [
         "\tzernel_turn_to",
     ),
     (
+        "waits.h",
+        "(activity == ZERNEL_UPDATING || activity == ZERNEL_AFTER_UPDATE) &&",
+        "activity == ZERNEL_UPDATING &&",
+    ),
+    (
+        "waits.h",
+        "||\n\t       tracker->activity == ZERNEL_AFTER_UPDATE;",
+        ";",
+    ),
+    (
+        "phase_tracker.h",
+        "\t\tzernel_credit_update(task);\n\t\tzernel_announce",
+        "\t\tzernel_announce",
+    ),
+    (
+        "waits.h",
+        "case ZERNEL_BLOCK_REQUEST:\n\t\treturn ZERNEL_IDLE;\n",
+        "",
+    ),
+    (
         "phase_tracker.h",
         "(tracker->flags & closure) == closure",
         "0",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "if (tracker->flags & ZERNEL_REPEATS_CLOSURE)",
         "if (0)",
     ),
@@ -409,6 +417,7 @@ pub(crate) fn build(header: &str, from: &str, to: &str) -> Vec<u8> {
         "task_maps.h",
         "task_state.h",
         "tracker_event.h",
+        "waits.h",
     ] {
         let mut text = fs::read_to_string(project.join("../../bpf").join(name)).unwrap();
         if name == header {

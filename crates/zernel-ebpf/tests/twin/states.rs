@@ -66,6 +66,7 @@ fn event_of_loop(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::Block(BlockReason::Futex),
         ThreadEvent::UnblockAfterLaunches,
         ThreadEvent::OptimizerBegin,
+        ThreadEvent::UpdateEnd,
         ThreadEvent::OtherWorkBegin,
         ThreadEvent::GpuSyncEnter,
         ThreadEvent::GpuSyncLeave,
@@ -85,6 +86,7 @@ fn event_of_loop_without_loader(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::UnblockAfterLaunches,
         ThreadEvent::OptimizerBegin,
         ThreadEvent::ZeroGradients,
+        ThreadEvent::UpdateEnd,
     ])
     .unwrap()
 }
@@ -95,6 +97,7 @@ fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {
         BlockReason::Futex,
         BlockReason::Poll,
         BlockReason::Other,
+        BlockReason::Request,
     ];
     let reason = rng.choice(reasons).unwrap();
     rng.choice([

@@ -234,3 +234,98 @@ fn an_optimizer_that_repeats_its_closure_works_between_its_runs() {
         ]
     );
 }
+
+/// With the ends of announced work, what follows an optimizer step is not the optimizer's.
+#[test]
+fn work_after_the_end_of_an_update_is_gpu_compute() {
+    let step = [
+        (0, DataBegin),
+        (5, ForwardBegin), // the end of the wait for a batch
+        (20, BackwardBegin),
+        (21, Block(BlockReason::Futex)),
+        (30, UnblockAfterLaunches),
+        (32, OptimizerBegin),
+        (36, UpdateEnd),
+        (40, OptimizerBegin), // clears gradients
+        (41, UpdateEnd),
+        (44, DataBegin),
+    ];
+    assert_eq!(
+        track(&step, 45),
+        [
+            (DataLoading, 0, 5),
+            (GpuCompute, 5, 30),
+            (OptimizerStep, 30, 36),
+            (GpuCompute, 36, 40),
+            (OptimizerStep, 40, 41),
+            (GpuCompute, 41, 44),
+            (DataLoading, 44, 45)
+        ]
+    );
+}
+
+/// The loop reads its loss after the update, and waits for its loader thread then.
+#[test]
+fn a_wait_for_a_loader_thread_after_a_sync_is_data_loading() {
+    let step = [
+        (0, BackwardBegin),
+        (1, OptimizerBegin),
+        (3, UpdateEnd),
+        (3, GpuSyncEnter),
+        (4, GpuSyncLeave),
+        (5, Block(BlockReason::Futex)),
+        (20, UnblockAfterLaunches),
+        (21, CopyToDevice),
+    ];
+    assert_eq!(
+        track(&step, 22),
+        [
+            (GpuCompute, 0, 1),
+            (OptimizerStep, 1, 3),
+            (GpuCompute, 3, 5),
+            (DataLoading, 5, 21),
+            (GpuCompute, 21, 22)
+        ]
+    );
+}
+
+/// LBFGS: the step ends after work of its own.
+#[test]
+fn a_step_that_repeats_its_closure_ends() {
+    let step = [
+        (0, OptimizerBegin),
+        (1, BackwardBegin),
+        (1, Block(BlockReason::Futex)),
+        (8, UnblockAfterLaunches),
+        (12, UpdateEnd),
+    ];
+    assert_eq!(
+        track(&step, 14),
+        [
+            (GpuCompute, 0, 8),
+            (OptimizerStep, 8, 12),
+            (GpuCompute, 12, 14)
+        ]
+    );
+}
+
+/// The backward pass of an embedding syncs on the autograd thread, which has nothing to do between two passes.
+#[test]
+fn a_thread_that_syncs_for_another_one_idles_between_its_passes() {
+    let autograd = [
+        (0, GpuSyncEnter),
+        (1, GpuSyncLeave),
+        (5, Block(BlockReason::Request)),
+        (50, UnblockAfterLaunches),
+        (60, Block(BlockReason::Request)),
+    ];
+    assert_eq!(
+        track(&autograd, 90),
+        [
+            (GpuCompute, 0, 5),
+            (Unknown, 5, 50),
+            (GpuCompute, 50, 60),
+            (Unknown, 60, 90)
+        ]
+    );
+}

@@ -63,14 +63,15 @@ impl PhaseTracker {
         }
     }
 
+    /// An optimizer step, or the clearing of gradients, is over.
+    pub(super) fn end_update(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        self.credit_update(closed);
+        self.announce(Activity::AfterUpdate, closed);
+    }
+
     /// Whether the optimizer works between two runs of its closure. A wait for the GPU does not end that.
     pub(super) fn updates_after_closure(&self) -> bool {
         self.repeats_closure && self.activity == Activity::Updating
-    }
-
-    /// Whether the thread announced the optimizer step that it is in.
-    pub(super) fn is_in_announced_update(&self) -> bool {
-        self.activity == Activity::Updating && self.announces_updates
     }
 
     pub(super) fn launches_for_optimizer(&self) -> bool {

@@ -39,6 +39,7 @@ impl PhaseTracker {
             (_, Activity::Receiving) => Activity::Loading,
             (_, Activity::OtherWork) if !self.is_training_thread => Activity::Idle,
             (_, activity) if self.announces_data || activity == Activity::OtherWork => activity,
+            (BlockReason::Request, _) => Activity::Idle,
             (BlockReason::Io | BlockReason::Poll, Activity::Idle) => Activity::Idle,
             (BlockReason::Io | BlockReason::Poll, _) => Activity::Loading,
             (BlockReason::Futex, Activity::Computing | Activity::Backward)
@@ -49,7 +50,9 @@ impl PhaseTracker {
             (BlockReason::Futex, Activity::Updating) if !self.announces_updates => {
                 Activity::Computing
             }
-            (BlockReason::Futex, Activity::Updating) if self.awaits_data_after_update => {
+            (BlockReason::Futex, Activity::Updating | Activity::AfterUpdate)
+                if self.awaits_data_after_update =>
+            {
                 Activity::Loading
             }
             (_, activity) => activity,
@@ -58,7 +61,11 @@ impl PhaseTracker {
 
     /// Whether a wait on a futex in this activity is either for data or for another thread.
     fn is_undecided(&self) -> bool {
-        matches!(self.activity, Activity::Computing | Activity::Updating) && !self.announces_data
+        let may_load = matches!(
+            self.activity,
+            Activity::Computing | Activity::Updating | Activity::AfterUpdate
+        );
+        may_load && !self.announces_data
     }
 
     /// Ends a wait and moves the deadlines by its length.
@@ -108,8 +115,8 @@ impl PhaseTracker {
         }
         let waited_ns = self.now_ns - wait.since_ns;
         self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
-        // A thread that announces its steps is known to wait for the launches of a backward pass.
-        if wait.is_undecided && (!follows_launches || self.is_in_announced_update()) {
+        // A thread that announces its steps also announces the backward passes that it waits for.
+        if wait.is_undecided && (!follows_launches || self.announces_updates) {
             self.update_since_ns = None;
             self.undecided_since_ns.get_or_insert(wait.since_ns);
         }
