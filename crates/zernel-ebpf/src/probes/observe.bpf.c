@@ -88,8 +88,6 @@ static __always_inline void note_announcement(struct zernel_thread *thread,
 	switch (event) {
 	case ZERNEL_DATA_BEGIN:
 		begin_data_wait(thread, process, now_ns);
-		if (!(process->flags & ZERNEL_ANNOUNCES_BATCHES))
-			process->flags |= ZERNEL_ANNOUNCES_BATCHES;
 		process->announcer = (__u32)bpf_get_current_pid_tgid();
 		break;
 	case ZERNEL_BACKWARD_BEGIN:
