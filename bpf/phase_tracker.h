@@ -7,84 +7,15 @@
 #ifndef ZERNEL_PHASE_TRACKER_H
 #define ZERNEL_PHASE_TRACKER_H
 
+#include "activity.h"
 #include "task_state.h"
 #include "tracker_event.h"
-
-#define ZERNEL_NEVER (~0ULL)
-
-static inline __u64 zernel_add_saturating(__u64 a, __u64 b)
-{
-	return a > ZERNEL_NEVER - b ? ZERNEL_NEVER : a + b;
-}
+#include "waits.h"
 
 static inline void zernel_count(__u32 *fault)
 {
 	if (*fault != ~0U)
 		(*fault)++;
-}
-
-static inline int zernel_in_call(const struct zernel_tracker *tracker)
-{
-	return tracker->flags & (ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
-}
-
-static inline __u8 zernel_activity_phase(__u8 activity)
-{
-	switch (activity) {
-	case ZERNEL_LOADING:
-	case ZERNEL_RECEIVING:
-		return ZERNEL_DATA_LOADING;
-	case ZERNEL_COMPUTING:
-	case ZERNEL_BACKWARD:
-		return ZERNEL_GPU_COMPUTE;
-	case ZERNEL_UPDATING:
-		return ZERNEL_OPTIMIZER_STEP;
-	default:
-		return ZERNEL_UNKNOWN;
-	}
-}
-
-/* What an activity becomes when no event shows it for too long. */
-static inline __u8 zernel_activity_expired(__u8 activity)
-{
-	return activity == ZERNEL_RECEIVING ? ZERNEL_COMPUTING : ZERNEL_IDLE;
-}
-
-/* Whether a short wait leaves an activity as it was. */
-static inline int zernel_survives_short_waits(__u8 activity)
-{
-	return activity != ZERNEL_LOADING;
-}
-
-/* How long an activity lasts without an event that shows it. */
-static inline __u64 zernel_activity_limit(const struct zernel_tracker_config *config, __u8 activity)
-{
-	switch (activity) {
-	case ZERNEL_LOADING:
-		return config->loading_max_ns;
-	case ZERNEL_RECEIVING:
-		return config->short_wait_max_ns;
-	case ZERNEL_COMPUTING:
-	case ZERNEL_OTHER_WORK:
-		return config->launching_max_ns;
-	case ZERNEL_BACKWARD:
-		return config->sync_max_ns;
-	case ZERNEL_UPDATING:
-		return config->optimizer_max_ns;
-	default:
-		return ZERNEL_NEVER;
-	}
-}
-
-/* Turns to an activity at `from_ns`. */
-static inline void zernel_turn_to(const struct zernel_tracker_config *config,
-				  struct zernel_tracker *tracker, __u8 activity, __u64 from_ns)
-{
-	__u64 limit_ns = zernel_activity_limit(config, activity);
-
-	tracker->activity = activity;
-	tracker->activity_until_ns = zernel_add_saturating(from_ns, limit_ns);
-	tracker->flags &= ~(ZERNEL_UNDECIDED | ZERNEL_MAY_UPDATE);
 }
 
 /* Whether the thread still does what is no part of a step. It may launch, copy and sync meanwhile,
@@ -95,6 +26,13 @@ static inline int zernel_does_other_work(const struct zernel_tracker *tracker)
 	       tracker->now_ns < tracker->activity_until_ns;
 }
 
+/* A wait that no copy follows was not for data. */
+static inline void zernel_end_loading(struct zernel_tracker *tracker)
+{
+	if (tracker->activity == ZERNEL_LOADING)
+		tracker->flags &= ~ZERNEL_AWAITS_DATA_AFTER_UPDATE;
+}
+
 /* Turns to computing. The thread may still be between a backward pass and its optimizer step. */
 static inline void zernel_compute(const struct zernel_tracker_config *config,
 				  struct zernel_tracker *tracker)
@@ -103,6 +41,7 @@ static inline void zernel_compute(const struct zernel_tracker_config *config,
 
 	if (zernel_does_other_work(tracker))
 		return;
+	zernel_end_loading(tracker);
 	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
 	tracker->flags |= may_update;
 }
@@ -117,41 +56,6 @@ static inline void zernel_end_unseen(struct zernel_tracker *tracker, __u16 calls
 	if (tracker->flags & calls)
 		tracker->flags &= ~ZERNEL_MAY_UPDATE;
 	tracker->flags &= ~calls;
-}
-
-/* The activity of a thread that blocks outside of calls. A thread that announces when it gets data
- * loads at no other time. */
-static inline __u8 zernel_activity_in_block(const struct zernel_tracker *tracker, __u8 event)
-{
-	__u8 activity = tracker->activity;
-
-	if (activity == ZERNEL_RECEIVING)
-		return ZERNEL_LOADING;
-	if (activity == ZERNEL_OTHER_WORK && !(tracker->flags & ZERNEL_TRAINING_THREAD))
-		return ZERNEL_IDLE;
-	if (tracker->flags & ZERNEL_ANNOUNCES_DATA || activity == ZERNEL_OTHER_WORK)
-		return activity;
-	switch (event) {
-	case ZERNEL_BLOCK_IO:
-	case ZERNEL_BLOCK_POLL:
-		return activity == ZERNEL_IDLE ? ZERNEL_IDLE : ZERNEL_LOADING;
-	case ZERNEL_BLOCK_FUTEX:
-		if ((activity == ZERNEL_COMPUTING || activity == ZERNEL_BACKWARD) &&
-		    !(tracker->flags & ZERNEL_TRAINING_THREAD))
-			return ZERNEL_IDLE;
-		if (activity == ZERNEL_UPDATING && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES))
-			return ZERNEL_COMPUTING;
-		return activity;
-	default:
-		return activity;
-	}
-}
-
-/* Whether a wait on a futex in this activity is either for data or for another thread. */
-static inline int zernel_is_undecided(const struct zernel_tracker *tracker)
-{
-	return !(tracker->flags & ZERNEL_ANNOUNCES_DATA) &&
-	       (tracker->activity == ZERNEL_COMPUTING || tracker->activity == ZERNEL_UPDATING);
 }
 
 /* Whether a late event is the end of a call that is still open, and not of an earlier one. */
@@ -205,97 +109,6 @@ static inline void zernel_advance(const struct zernel_tracker_config *config,
 		zernel_expire(config, task);
 }
 
-static inline void zernel_block(const struct zernel_tracker_config *config,
-				struct zernel_tracker *tracker, __u8 event)
-{
-	__u8 activity;
-
-	tracker->flags |= ZERNEL_WAITING;
-	tracker->flags &= ~ZERNEL_WAIT_UNDECIDED;
-	tracker->wait_since_ns = tracker->now_ns;
-	tracker->wait_activity = tracker->activity;
-	tracker->wait_activity_until_ns = tracker->activity_until_ns;
-	if (zernel_in_call(tracker))
-		return;
-	activity = zernel_activity_in_block(tracker, event);
-	if (activity != tracker->activity)
-		zernel_turn_to(config, tracker, activity, tracker->now_ns);
-	if (event == ZERNEL_BLOCK_FUTEX && zernel_is_undecided(tracker))
-		tracker->flags |= ZERNEL_WAIT_UNDECIDED;
-}
-
-/* Ends a wait in the activity that it began in. A thread that only launches wakes up to launch,
- * whether its launches are observed or not. */
-static inline void zernel_end_long_wait(const struct zernel_tracker_config *config,
-					struct zernel_tracker *tracker, __u8 event)
-{
-	if (tracker->activity == ZERNEL_LOADING) {
-		int uses_batch = tracker->flags & ZERNEL_TRAINING_THREAD &&
-				 !(tracker->flags & ZERNEL_USES_GPU);
-
-		zernel_turn_to(config, tracker, uses_batch ? ZERNEL_RECEIVING : ZERNEL_LOADING,
-			       tracker->now_ns);
-		return;
-	}
-	if (tracker->activity == ZERNEL_IDLE && event == ZERNEL_UNBLOCK_AFTER_LAUNCHES &&
-	    zernel_activity_phase(tracker->wait_activity) == ZERNEL_GPU_COMPUTE) {
-		zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
-		return;
-	}
-	tracker->activity_until_ns = zernel_add_saturating(
-		tracker->activity_until_ns, tracker->now_ns - tracker->wait_since_ns);
-	if (tracker->flags & ZERNEL_WAIT_UNDECIDED && event != ZERNEL_UNBLOCK_AFTER_LAUNCHES) {
-		tracker->flags &= ~ZERNEL_MAY_UPDATE;
-		tracker->flags |= ZERNEL_UNDECIDED;
-		tracker->undecided_since_ns = tracker->wait_since_ns;
-	}
-}
-
-/* Ends a wait. Deadlines move by its length. */
-static inline void zernel_end_wait(const struct zernel_tracker_config *config,
-				   struct zernel_tracker *tracker, __u8 event)
-{
-	__u64 waited_ns = tracker->now_ns - tracker->wait_since_ns;
-
-	if (!(tracker->flags & ZERNEL_WAITING))
-		return;
-	tracker->flags &= ~ZERNEL_WAITING;
-	if (zernel_in_call(tracker)) {
-		tracker->call_shown_ns += waited_ns;
-	} else if (tracker->activity == ZERNEL_BACKWARD) {
-		tracker->activity_until_ns =
-			zernel_add_saturating(tracker->activity_until_ns, waited_ns);
-		tracker->flags |= ZERNEL_MAY_UPDATE;
-		tracker->undecided_since_ns = tracker->now_ns;
-	} else if (waited_ns >= config->short_wait_max_ns) {
-		zernel_end_long_wait(config, tracker, event);
-	} else if (zernel_survives_short_waits(tracker->wait_activity)) {
-		tracker->activity = tracker->wait_activity;
-		tracker->activity_until_ns =
-			zernel_add_saturating(tracker->wait_activity_until_ns, waited_ns);
-	} else {
-		zernel_turn_to(config, tracker, tracker->activity, tracker->now_ns);
-	}
-}
-
-static inline void zernel_preempt(struct zernel_tracker *tracker)
-{
-	tracker->flags |= ZERNEL_IS_QUEUED;
-	tracker->queued_since_ns = tracker->now_ns;
-}
-
-/* Ends the time in which the thread was runnable and did not run. Deadlines move by its length. */
-static inline void zernel_end_queue(struct zernel_tracker *tracker)
-{
-	__u64 queued_ns = tracker->now_ns - tracker->queued_since_ns;
-
-	if (!(tracker->flags & ZERNEL_IS_QUEUED))
-		return;
-	tracker->flags &= ~ZERNEL_IS_QUEUED;
-	tracker->call_shown_ns += queued_ns;
-	tracker->activity_until_ns = zernel_add_saturating(tracker->activity_until_ns, queued_ns);
-}
-
 static inline void zernel_enter_sync(struct zernel_tracker *tracker)
 {
 	zernel_end_unseen(tracker, ZERNEL_IN_SYNC);
@@ -315,6 +128,11 @@ static inline void zernel_leave_sync(const struct zernel_tracker_config *config,
 	if (tracker->flags & ZERNEL_IN_COLLECTIVE)
 		return;
 	tracker->flags &= ~(ZERNEL_COLLECTIVE_QUEUED | ZERNEL_LAUNCHED_SINCE_SYNC);
+	/* An optimizer works between two runs of its closure. */
+	if (tracker->flags & ZERNEL_REPEATS_CLOSURE && tracker->activity == ZERNEL_UPDATING) {
+		zernel_turn_to(config, tracker, ZERNEL_UPDATING, tracker->now_ns);
+		return;
+	}
 	zernel_compute(config, tracker);
 	/* Time blocked on the GPU is no optimizer step. */
 	if (tracker->flags & ZERNEL_MAY_UPDATE)
@@ -377,9 +195,21 @@ static inline void zernel_copy(const struct zernel_tracker_config *config,
 		return;
 	if (zernel_does_other_work(tracker))
 		return;
-	if (tracker->flags & ZERNEL_UNDECIDED)
+	if (tracker->flags & ZERNEL_UNDECIDED) {
+		if (tracker->flags & ZERNEL_ANNOUNCES_UPDATES)
+			tracker->flags |= ZERNEL_AWAITS_DATA_AFTER_UPDATE;
 		zernel_transition(task, ZERNEL_DATA_LOADING, tracker->undecided_since_ns);
+	}
 	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
+}
+
+/* What the thread did since its backward pass was the optimizer's: clipping gradients, say. */
+static inline void zernel_credit_update(struct zernel_task_state *task)
+{
+	struct zernel_tracker *tracker = &task->tracker;
+
+	if (tracker->flags & ZERNEL_MAY_UPDATE && !zernel_in_call(tracker))
+		zernel_transition(task, ZERNEL_OPTIMIZER_STEP, tracker->undecided_since_ns);
 }
 
 /* The thread announces what it does from now on. */
@@ -387,15 +217,12 @@ static inline void zernel_announce(const struct zernel_tracker_config *config,
 				   struct zernel_task_state *task, __u8 activity, __u16 flags)
 {
 	struct zernel_tracker *tracker = &task->tracker;
-	/* What the thread did since the backward pass was the optimizer's: clipping gradients,
-	 * say. */
-	int has_begun = activity == ZERNEL_UPDATING && tracker->flags & ZERNEL_MAY_UPDATE &&
-			!zernel_in_call(tracker);
 
+	if (activity == ZERNEL_UPDATING)
+		zernel_credit_update(task);
 	zernel_end_unseen(tracker, ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
+	zernel_end_loading(tracker);
 	tracker->flags |= flags;
-	if (has_begun)
-		zernel_transition(task, ZERNEL_OPTIMIZER_STEP, tracker->undecided_since_ns);
 	zernel_turn_to(config, tracker, activity, tracker->now_ns);
 }
 
@@ -446,12 +273,21 @@ static inline void zernel_begin_backward(const struct zernel_tracker_config *con
 }
 
 /* Gradients are cleared at the end of an optimizer step, or before a forward pass: then it takes
- * little time, and nothing shows its end. */
+ * little time, and nothing shows its end. Between two backward passes without an announced step, an
+ * optimizer clears them in its closure. */
 static inline void zernel_zero_gradients(const struct zernel_tracker_config *config,
 					 struct zernel_task_state *task)
 {
-	int updates = task->tracker.activity == ZERNEL_UPDATING;
+	const __u16 closure = ZERNEL_ANNOUNCES_UPDATES | ZERNEL_MAY_UPDATE;
+	struct zernel_tracker *tracker = &task->tracker;
+	int updates;
 
+	if ((tracker->flags & closure) == closure) {
+		tracker->flags |= ZERNEL_REPEATS_CLOSURE;
+		zernel_credit_update(task);
+	}
+	updates = tracker->activity == ZERNEL_UPDATING &&
+		  !(tracker->flags & ZERNEL_REPEATS_CLOSURE);
 	zernel_announce(config, task, updates ? ZERNEL_UPDATING : ZERNEL_COMPUTING,
 			ZERNEL_TRAINING_THREAD);
 }
@@ -486,6 +322,11 @@ static inline void zernel_apply_announcement(const struct zernel_tracker_config 
 		break;
 	case ZERNEL_ZERO_GRADIENTS:
 		zernel_zero_gradients(config, task);
+		break;
+	case ZERNEL_UPDATE_END:
+		/* What follows the backward pass of a closure was the optimizer's. */
+		zernel_credit_update(task);
+		zernel_announce(config, task, ZERNEL_AFTER_UPDATE, ZERNEL_TRAINING_THREAD);
 		break;
 	case ZERNEL_OTHER_WORK_BEGIN:
 		zernel_announce(config, task, ZERNEL_OTHER_WORK, 0);

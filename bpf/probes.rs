@@ -27,7 +27,7 @@ macro_rules! for_each_probe {
             // mirror in state.rs, and also the state of the probe in userspace.
             process { sched: Scheduling, dataload: DataloadCauses, dist_sync: PeerWaits }
             // Probes that keep state in `struct zernel_thread`: `struct <name>_thread` of their state.bpf.h.
-            thread { sched, dataload, dist_sync, cuda_trace, cuda_context }
+            thread { sched, dataload, dist_sync, cuda_trace, cuda_context, torch }
             // Probes whose userspace part keeps state per process and describes it in a snapshot: the type of the state, and
             // the type of the snapshot's part in zernel-model/src/snapshot/<name>.rs.
             snapshot {

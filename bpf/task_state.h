@@ -43,6 +43,7 @@ enum zernel_activity {
 	ZERNEL_BACKWARD, /* in a backward pass, which may run on another thread */
 	ZERNEL_UPDATING, /* in an optimizer step */
 	ZERNEL_OTHER_WORK, /* compiles or writes a checkpoint */
+	ZERNEL_AFTER_UPDATE, /* its optimizer step is over; it may wait for its next batch */
 };
 
 enum zernel_tracker_flags {
@@ -60,6 +61,8 @@ enum zernel_tracker_flags {
 	ZERNEL_MAY_UPDATE = 1 << 11, /* back from backward; an optimizer step may follow */
 	ZERNEL_USES_GPU = 1 << 12, /* has launched, copied or synced */
 	ZERNEL_IS_QUEUED = 1 << 13, /* runnable and not running: deadlines stand still */
+	ZERNEL_AWAITS_DATA_AFTER_UPDATE = 1 << 14, /* its last wait was for data */
+	ZERNEL_REPEATS_CLOSURE = 1 << 15, /* its optimizer runs a closure several times per step */
 };
 
 /* What phase_tracker.h remembers of a thread. */

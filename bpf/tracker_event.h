@@ -29,6 +29,8 @@ enum zernel_event {
 	ZERNEL_PREEMPT, /* it left its CPU and is still runnable */
 	ZERNEL_RESUME, /* it runs again after that */
 	ZERNEL_OTHER_WORK_BEGIN,
+	ZERNEL_UPDATE_END, /* of an optimizer step, or of clearing gradients */
+	ZERNEL_BLOCK_REQUEST, /* waits for work from the training thread, which is another one */
 };
 
 struct zernel_tracker_config {

@@ -61,8 +61,9 @@ const HOOKS: [Hook; 4] = [
     },
     Hook {
         name: "read",
-        parameters: "const struct zernel_symbol *symbol, struct zernel_entry *entry",
-        arguments: "symbol, entry",
+        parameters: "const struct zernel_symbol *symbol, struct zernel_thread *thread, \
+                     struct zernel_entry *entry",
+        arguments: "symbol, thread, entry",
     },
 ];
 

@@ -351,6 +351,8 @@ number_events! {
     ThreadEvent::Preempt => "ZERNEL_PREEMPT" = 19,
     ThreadEvent::Resume => "ZERNEL_RESUME" = 20,
     ThreadEvent::OtherWorkBegin => "ZERNEL_OTHER_WORK_BEGIN" = 21,
+    ThreadEvent::UpdateEnd => "ZERNEL_UPDATE_END" = 22,
+    ThreadEvent::Block(BlockReason::Request) => "ZERNEL_BLOCK_REQUEST" = 23,
 }
 
 impl From<&ZernelTaskState> for RawPhaseSample {

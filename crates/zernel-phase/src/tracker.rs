@@ -10,10 +10,11 @@
 //! | is in a collective, or in a sync when only a collective was enqueued since the last sync | `NcclCollective` |
 //! | is in any other GPU sync | `GpuCompute` |
 //! | announced that it gets a batch; until it copies, launches, syncs or announces something else | `DataLoading` |
-//! | announced an optimizer step; until it syncs or announces anything but that it clears gradients | `OptimizerStep` |
+//! | announced an optimizer step; until that ends, it syncs or announces anything but that it clears gradients | `OptimizerStep` |
 //! | launched between the end of the backward pass and the announced optimizer step, as for clipping | `OptimizerStep` |
 //! | was in an optimizer step and begins a backward pass: since the last marker of the step, or since its announcement | `GpuCompute` |
 //! | passes a marker after a backward pass, in a step with a closure | `OptimizerStep` |
+//! | cleared gradients between two backward passes without an announced step: between later backward passes, until it clears gradients again | `OptimizerStep` |
 //! | is in a backward pass, on this thread or on another one that this thread waits for | `GpuCompute` |
 //! | launched, copied or synced last | `GpuCompute` |
 //! | announced that it compiles or writes a checkpoint; until it announces a batch, a forward pass or an optimizer step | `Unknown` |
@@ -24,11 +25,12 @@
 //! | the thread | phase |
 //! |---|---|
 //! | waits for I/O or polls after its step, or did so last | `DataLoading` |
-//! | waited on a futex and copied next, while no other thread of its process launched | `DataLoading` |
+//! | waited on a futex and copied next, while no other thread of its process launched, or after announced optimizer steps | `DataLoading` |
 //! | called a function that only optimizers call; launches right after it belong to it | `OptimizerStep` |
 //!
 //! A short wait, as for a lock or a page, does not end an activity. A thread that only launches,
-//! such as the thread of the backward pass, is `Unknown` while it waits. It computes again when it
+//! such as the thread of the backward pass, is `Unknown` while it waits. So is a thread that syncs or
+//! copies for another one, which announces its steps. It computes again when it
 //! wakes up after launches of other threads. Only a thread's own events count: if another thread
 //! runs the collectives, that thread is in `NcclCollective`.
 //!
@@ -42,6 +44,7 @@ mod config;
 mod event;
 mod faults;
 mod update;
+mod waits;
 
 pub use config::TrackerConfig;
 pub use event::{BlockReason, PhaseInterval, ThreadEvent};
@@ -50,16 +53,7 @@ pub use faults::TrackerFaults;
 use crate::task_state::WorkloadPhase;
 use activity::Activity;
 use faults::count_fault;
-
-/// A wait in progress, and the activity that it interrupted.
-#[derive(Debug, Clone, Copy)]
-struct Wait {
-    since_ns: u64,
-    activity: Activity,
-    activity_until_ns: u64,
-    /// Whether the wait is either for data or for another thread.
-    is_undecided: bool,
-}
+use waits::Wait;
 
 /// Turns the events of one thread into phase intervals.
 ///
@@ -108,6 +102,10 @@ pub struct PhaseTracker {
     announces_data: bool,
     /// Whether the thread announces its optimizer steps.
     announces_updates: bool,
+    /// Whether its last wait that a copy followed was for data. It announces its optimizer steps.
+    awaits_data_after_update: bool,
+    /// Whether its optimizer runs a closure several times per step.
+    repeats_closure: bool,
     /// Whether the thread has launched, copied or synced.
     uses_gpu: bool,
     /// Whether the thread copies, syncs or passes markers. It is then a training thread, not one
@@ -143,6 +141,8 @@ impl PhaseTracker {
             last_marker_ns: 0,
             announces_data: false,
             announces_updates: false,
+            awaits_data_after_update: false,
+            repeats_closure: false,
             uses_gpu: false,
             is_training_thread: false,
             launched_since_sync: false,
@@ -271,6 +271,7 @@ impl PhaseTracker {
                 self.announce(Activity::Updating, closed);
             }
             ThreadEvent::ZeroGradients => self.zero_gradients(closed),
+            ThreadEvent::UpdateEnd => self.end_update(closed),
             ThreadEvent::OtherWorkBegin => self.announce(Activity::OtherWork, closed),
             ThreadEvent::NotObserved => self.stop_observing(),
             ThreadEvent::Block(reason) => self.block(reason),
@@ -298,6 +299,10 @@ impl PhaseTracker {
         }
         self.collective_queued = false;
         self.launched_since_sync = false;
+        if self.updates_after_closure() {
+            self.set_activity(Activity::Updating, self.now_ns);
+            return;
+        }
         self.compute();
         // Time blocked on the GPU is no optimizer step.
         self.update_since_ns = self.update_since_ns.map(|_| self.now_ns);
@@ -343,6 +348,7 @@ impl PhaseTracker {
         if self.works_outside_steps() {
             return;
         }
+        self.awaits_data_after_update &= self.activity != Activity::Loading;
         let update_since_ns = self.update_since_ns;
         self.set_activity(Activity::Computing, self.now_ns);
         self.update_since_ns = update_since_ns;
@@ -367,6 +373,7 @@ impl PhaseTracker {
             return;
         }
         if let Some(since_ns) = self.undecided_since_ns.take() {
+            self.awaits_data_after_update |= self.announces_updates;
             self.close(since_ns, WorkloadPhase::DataLoading, closed);
         }
         self.set_activity(Activity::Computing, self.now_ns);
@@ -374,20 +381,17 @@ impl PhaseTracker {
 
     /// The thread announces what it does from now on.
     fn announce(&mut self, activity: Activity, closed: &mut impl Extend<PhaseInterval>) {
-        // What the thread did since the backward pass was the optimizer's: clipping gradients, say.
-        let begun_ns = self
-            .update_since_ns
-            .filter(|_| activity == Activity::Updating && !self.is_in_call());
+        if activity == Activity::Updating {
+            self.credit_update(closed);
+        }
         self.end_sync_without_leave();
         self.end_collective_without_leave();
+        self.awaits_data_after_update &= self.activity != Activity::Loading;
         // A thread that launches may serve the backward passes of others, begin another one inside, or compile it.
         self.is_training_thread |= match activity {
             Activity::Backward => !self.uses_gpu,
             _ => activity != Activity::OtherWork,
         };
-        if let Some(since_ns) = begun_ns {
-            self.close(since_ns, WorkloadPhase::OptimizerStep, closed);
-        }
         self.set_activity(activity, self.now_ns);
     }
 
@@ -397,103 +401,6 @@ impl PhaseTracker {
         self.collective_queued = false;
         self.launched_since_sync = false;
         self.set_activity(Activity::Idle, self.now_ns);
-    }
-
-    fn block(&mut self, reason: BlockReason) {
-        let mut wait = Wait {
-            since_ns: self.now_ns,
-            activity: self.activity,
-            activity_until_ns: self.activity_until_ns,
-            is_undecided: false,
-        };
-        if !self.is_in_call() {
-            let activity = self.activity_in_block(reason);
-            if activity != self.activity {
-                self.set_activity(activity, self.now_ns);
-            }
-            wait.is_undecided = reason == BlockReason::Futex && self.is_undecided();
-        }
-        self.wait = Some(wait);
-    }
-
-    /// Returns the activity of a thread that blocks outside of calls. A thread that announces when it gets data loads at
-    /// no other time.
-    fn activity_in_block(&self, reason: BlockReason) -> Activity {
-        match (reason, self.activity) {
-            (_, Activity::Receiving) => Activity::Loading,
-            (_, Activity::OtherWork) if !self.is_training_thread => Activity::Idle,
-            (_, activity) if self.announces_data || activity == Activity::OtherWork => activity,
-            (BlockReason::Io | BlockReason::Poll, Activity::Idle) => Activity::Idle,
-            (BlockReason::Io | BlockReason::Poll, _) => Activity::Loading,
-            (BlockReason::Futex, Activity::Computing | Activity::Backward)
-                if !self.is_training_thread =>
-            {
-                Activity::Idle
-            }
-            (BlockReason::Futex, Activity::Updating) if !self.announces_updates => {
-                Activity::Computing
-            }
-            (_, activity) => activity,
-        }
-    }
-
-    /// Whether a wait on a futex in this activity is either for data or for another thread.
-    fn is_undecided(&self) -> bool {
-        matches!(self.activity, Activity::Computing | Activity::Updating) && !self.announces_data
-    }
-
-    /// Ends a wait and moves the deadlines by its length.
-    fn end_wait(&mut self, event: ThreadEvent) {
-        let Some(wait) = self.wait.take() else {
-            return;
-        };
-        let waited_ns = self.now_ns - wait.since_ns;
-        if self.is_in_call() {
-            self.call_shown_ns += waited_ns;
-        } else if self.activity == Activity::Backward {
-            self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
-            self.update_since_ns = Some(self.now_ns);
-        } else if waited_ns >= self.config.short_wait_max_ns {
-            self.end_long_wait(wait, event);
-        } else if wait.activity.survives_short_waits() {
-            self.activity = wait.activity;
-            self.activity_until_ns = wait.activity_until_ns.saturating_add(waited_ns);
-        } else {
-            self.set_activity(self.activity, self.now_ns);
-        }
-    }
-
-    /// Ends the time in which the thread was runnable and did not run. Deadlines move by its length.
-    fn end_queue(&mut self) {
-        if let Some(since_ns) = self.queued_since_ns.take() {
-            let queued_ns = self.now_ns - since_ns;
-            self.call_shown_ns += queued_ns;
-            self.activity_until_ns = self.activity_until_ns.saturating_add(queued_ns);
-        }
-    }
-
-    fn end_long_wait(&mut self, wait: Wait, event: ThreadEvent) {
-        if self.activity == Activity::Loading {
-            let next = match self.is_training_thread && !self.uses_gpu {
-                true => Activity::Receiving,
-                false => Activity::Loading,
-            };
-            self.set_activity(next, self.now_ns);
-            return;
-        }
-        // A thread that only launches wakes up to launch, whether its launches are observed or not.
-        let did_launch = wait.activity.phase() == WorkloadPhase::GpuCompute;
-        let follows_launches = event == ThreadEvent::UnblockAfterLaunches;
-        if self.activity == Activity::Idle && did_launch && follows_launches {
-            self.set_activity(Activity::Computing, self.now_ns);
-            return;
-        }
-        let waited_ns = self.now_ns - wait.since_ns;
-        self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
-        if wait.is_undecided && event != ThreadEvent::UnblockAfterLaunches {
-            self.update_since_ns = None;
-            self.undecided_since_ns = Some(wait.since_ns);
-        }
     }
 
     /// Sets the phase and its deadline after an event. Closes the open interval if the phase

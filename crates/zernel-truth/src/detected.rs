@@ -15,7 +15,7 @@ use crate::timeline::Timeline;
 use crate::trace::{EXIT_EVENT, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile};
 
 /// All events of a tracker.
-const EVENTS: [ThreadEvent; 22] = [
+const EVENTS: [ThreadEvent; 24] = [
     ThreadEvent::GpuSyncEnter,
     ThreadEvent::GpuSyncLeave,
     ThreadEvent::CollectiveEnter,
@@ -26,6 +26,7 @@ const EVENTS: [ThreadEvent; 22] = [
     ThreadEvent::Block(BlockReason::Futex),
     ThreadEvent::Block(BlockReason::Poll),
     ThreadEvent::Block(BlockReason::Other),
+    ThreadEvent::Block(BlockReason::Request),
     ThreadEvent::Unblock,
     ThreadEvent::UnblockAfterLaunches,
     ThreadEvent::OptimizerMarker,
@@ -38,6 +39,7 @@ const EVENTS: [ThreadEvent; 22] = [
     ThreadEvent::Preempt,
     ThreadEvent::Resume,
     ThreadEvent::OtherWorkBegin,
+    ThreadEvent::UpdateEnd,
 ];
 
 /// Where phases come from.

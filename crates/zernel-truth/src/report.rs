@@ -103,14 +103,14 @@ pub fn score(trace: &TraceFile, stamps: &[StampLog], source: PhaseSource) -> Tru
         delays: sums.delays.summary(),
         kernel_delay: trace.header.delay,
         gpu_busy: first.and_then(|log| GpuBusyScore::new(trace, log)),
-        reported: reported_verdict(trace, first, source),
+        reported: reported_verdict(trace, stamps, source),
     }
 }
 
 /// The verdict of the run's report, or that of this version on what was measured.
 fn reported_verdict(
     trace: &TraceFile,
-    first: Option<&StampLog>,
+    stamps: &[StampLog],
     source: PhaseSource,
 ) -> Option<ReportedVerdict> {
     let mut report = trace.header.report.clone()?;
@@ -121,7 +121,9 @@ fn reported_verdict(
             .as_object_mut()?
             .insert("verdict".to_owned(), verdict);
     }
-    ReportedVerdict::new(&report, first?.known.verdict.as_deref())
+    let training = stamps.iter().filter(|log| !log.steps.is_empty());
+    let known = training.map(|log| (log.pid, log.known.verdict.clone()));
+    ReportedVerdict::new(&report, &known.collect())
 }
 
 /// The time in which the threads of a process are scored: that of its training, or for a loader that of all

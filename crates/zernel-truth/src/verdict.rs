@@ -1,7 +1,12 @@
 //! Whether the verdict of the run's report is the one that is known by construction.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::Value;
+
+/// The verdict that is right for each process that trains, by pid. `None`: it is not known.
+pub type KnownVerdicts = BTreeMap<u32, Option<String>>;
 
 /// The verdict of a recorded run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -17,23 +22,56 @@ pub struct ReportedVerdict {
 }
 
 impl ReportedVerdict {
-    /// Reads the verdict from a report. `known`: the right one, as stamps name it.
+    /// Reads the verdict from a report. `known`: the right one for each process that trains, by pid, as stamps name it.
     #[must_use]
-    pub fn new(report: &Value, known: Option<&str>) -> Option<Self> {
+    pub fn new(report: &Value, known: &KnownVerdicts) -> Option<Self> {
         let verdict = report.get("verdict")?;
         let text = |key: &str| Some(verdict.get(key)?.as_str()?.to_owned());
         let (bound, evidence) = (text("bound")?, text("evidence")?);
         let seconds = |of: &Value, key: &str| of.get(key).and_then(Value::as_f64);
         let at_most = seconds(verdict, "at_most_seconds").unwrap_or(0.0);
         let wall = seconds(report, "wall_seconds")?;
-        let known = known.filter(|known| !known.is_empty());
+        let is_right = match straggler(report) {
+            Some((pid, cause)) if differ(known) => Some(is_slowed_by(known, pid, cause)),
+            _ => {
+                let known = known.values().next()?.as_deref();
+                let known = known.filter(|known| !known.is_empty());
+                known.map(|known| is_right(known, &bound, &evidence))
+            }
+        };
         Some(Self {
-            is_right: known.map(|known| is_right(known, &bound, &evidence)),
+            is_right,
             overstates: at_most > wall,
             bound,
             evidence,
         })
     }
+}
+
+/// Whether the ranks have different bottlenecks.
+fn differ(known: &KnownVerdicts) -> bool {
+    known.values().any(|one| Some(one) != known.values().next())
+}
+
+/// Pid of the straggler, and the part of its time that makes it slow.
+fn straggler(report: &Value) -> Option<(u32, &str)> {
+    let verdict = report.get("verdict")?;
+    let index = usize::try_from(verdict.get("straggler")?.as_u64()?).ok()?;
+    let pid = report.get("ranks")?.get(index)?.get("pid")?.as_u64()?;
+    Some((u32::try_from(pid).ok()?, verdict.get("cause")?.as_str()?))
+}
+
+/// Whether a part of the straggler's time belongs to its bottleneck, and its peers are known to wait for others.
+fn is_slowed_by(known: &KnownVerdicts, pid: u32, cause: &str) -> bool {
+    let parts: &[&str] = match known.get(&pid).and_then(Option::as_deref) {
+        Some("input") => &["prepare", "fetch", "other-data"],
+        Some("host") => &["host", "cpu-delay"],
+        Some("gpu") => &["gpu"],
+        Some("throttled") => &["throttled"],
+        _ => &[],
+    };
+    let mut peers = known.iter().filter(|(other, _)| **other != pid);
+    parts.contains(&cause) && peers.all(|(_, verdict)| verdict.as_deref() == Some("communication"))
 }
 
 /// A job that compiles, or that is no machine learning, must get no verdict. Inference may be bound by anything, but must
@@ -61,7 +99,8 @@ mod tests {
     #[test]
     fn a_verdict_is_compared_with_the_known_one() {
         let is_right = |known: &str, bound: &str, evidence: &str| {
-            let verdict = ReportedVerdict::new(&report(bound, evidence), Some(known)).unwrap();
+            let known = BTreeMap::from([(7, Some(known.to_owned()))]);
+            let verdict = ReportedVerdict::new(&report(bound, evidence), &known).unwrap();
             verdict.is_right
         };
         assert_eq!(is_right("gpu", "gpu", ""), Some(true));
@@ -79,8 +118,30 @@ mod tests {
 
     #[test]
     fn a_gain_above_the_wall_time_is_overstated() {
-        let verdict = ReportedVerdict::new(&report("gpu", ""), None).unwrap();
+        let known = BTreeMap::from([(7, None)]);
+        let verdict = ReportedVerdict::new(&report("gpu", ""), &known).unwrap();
         assert!(verdict.overstates);
-        assert_eq!(ReportedVerdict::new(&Value::Null, None), None);
+        assert_eq!(ReportedVerdict::new(&Value::Null, &known), None);
+    }
+
+    /// One rank loads slowly and the other waits for it: naming the slow rank and its cause says both.
+    #[test]
+    fn a_straggler_is_right_if_its_own_bottleneck_is_the_cause() {
+        let known = BTreeMap::from([
+            (7, Some("communication".to_owned())),
+            (8, Some("input".to_owned())),
+        ]);
+        let is_right = |known: &KnownVerdicts, straggler: usize, cause: &str| {
+            let mut report = report("straggler", "");
+            report["ranks"] = serde_json::json!([{"pid": 7}, {"pid": 8}]);
+            report["verdict"]["straggler"] = straggler.into();
+            report["verdict"]["cause"] = cause.into();
+            ReportedVerdict::new(&report, known).unwrap().is_right
+        };
+        assert_eq!(is_right(&known, 1, "other-data"), Some(true));
+        assert_eq!(is_right(&known, 1, "host"), Some(false));
+        assert_eq!(is_right(&known, 0, "other-data"), Some(false));
+        let alike = BTreeMap::from([(7, known[&7].clone()), (8, known[&7].clone())]);
+        assert_eq!(is_right(&alike, 1, "other-data"), Some(false));
     }
 }

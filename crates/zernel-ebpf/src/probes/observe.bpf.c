@@ -233,7 +233,7 @@ static __always_inline int mark(struct pt_regs *ctx)
 	if (process->is_rested)
 		return 0;
 	__sync_fetch_and_add(&counter->calls, 1);
-	probe_read(symbol, &entry);
+	probe_read(symbol, thread, &entry);
 	if (entry.is_other)
 		return 0;
 	end_waits(thread, process, entry.event, now_ns);

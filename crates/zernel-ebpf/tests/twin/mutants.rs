@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 94] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -75,12 +75,12 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
         "WORD_UNIT_SHIFT = 9",
     ),
     (
-        "phase_tracker.h",
+        "activity.h",
         "return config->optimizer_max_ns;",
         "return config->loading_max_ns;",
     ),
     (
-        "phase_tracker.h",
+        "activity.h",
         "case ZERNEL_OTHER_WORK:\n\t\treturn config->launching_max_ns;",
         "case ZERNEL_OTHER_WORK:\n\t\treturn config->loading_max_ns;",
     ),
@@ -91,8 +91,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
     ),
     (
         "phase_tracker.h",
-        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tzernel_turn_to",
-        "\tzernel_turn_to",
+        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tzernel_end_loading",
+        "\tzernel_end_loading",
     ),
     (
         "phase_tracker.h",
@@ -121,22 +121,22 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
         "tracker->activity == ZERNEL_BACKWARD",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "tracker->activity == ZERNEL_IDLE && event == ZERNEL_UNBLOCK_AFTER_LAUNCHES &&",
         "tracker->activity == ZERNEL_IDLE &&",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "activity == ZERNEL_OTHER_WORK && !(tracker->flags & ZERNEL_TRAINING_THREAD)",
         "0",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "ZERNEL_ANNOUNCES_DATA || activity == ZERNEL_OTHER_WORK)",
         "ZERNEL_ANNOUNCES_DATA)",
     ),
     (
-        "phase_tracker.h",
+        "activity.h",
         "case ZERNEL_BACKWARD:\n\t\treturn config->sync_max_ns;",
         "case ZERNEL_BACKWARD:\n\t\treturn config->loading_max_ns;",
     ),
@@ -146,7 +146,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
         "ZERNEL_COMPUTING",
     ),
     (
-        "phase_tracker.h",
+        "activity.h",
         "case ZERNEL_RECEIVING:\n\t\treturn config->short_wait_max_ns;",
         "case ZERNEL_RECEIVING:\n\t\treturn config->loading_max_ns;",
     ),
@@ -191,30 +191,30 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
         "last_marker_ns <= config->optimizer_launch_max_ns",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "return activity == ZERNEL_IDLE ? ZERNEL_IDLE : ZERNEL_LOADING;",
         "return ZERNEL_LOADING;",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "waited_ns >= config->short_wait_max_ns",
         "waited_ns > config->short_wait_max_ns",
     ),
     (
-        "phase_tracker.h",
+        "activity.h",
         "return activity != ZERNEL_LOADING;",
         "return 1;",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "tracker->call_shown_ns += waited_ns;",
         "tracker->call_shown_ns = tracker->now_ns;",
     ),
-    ("phase_tracker.h", "tracker->flags |= ZERNEL_UNDECIDED;", ""),
+    ("waits.h", "tracker->flags |= ZERNEL_UNDECIDED;", ""),
     (
-        "phase_tracker.h",
-        " && event != ZERNEL_UNBLOCK_AFTER_LAUNCHES",
-        "",
+        "waits.h",
+        "event != ZERNEL_UNBLOCK_AFTER_LAUNCHES ||\n\t     tracker",
+        "1 ||\n\t     tracker",
     ),
     (
         "phase_tracker.h",
@@ -246,11 +246,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
         "zernel_transition(task, ZERNEL_OPTIMIZER_STEP, tracker->undecided_since_ns)",
         "zernel_transition(task, ZERNEL_OPTIMIZER_STEP, tracker->now_ns)",
     ),
-    (
-        "phase_tracker.h",
-        "tracker->flags |= ZERNEL_MAY_UPDATE;",
-        "",
-    ),
+    ("waits.h", "tracker->flags |= ZERNEL_MAY_UPDATE;", ""),
     ("phase_tracker.h", "tracker->flags |= may_update;", ""),
     (
         "phase_tracker.h",
@@ -263,7 +259,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
         "1",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "if (tracker->flags & ZERNEL_ANNOUNCES_DATA ||",
         "if (",
     ),
@@ -278,22 +274,18 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
         "(0 ||",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "activity == ZERNEL_UPDATING && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES)",
         "0",
     ),
+    ("waits.h", "if (activity == ZERNEL_RECEIVING)", "if (0)"),
     (
-        "phase_tracker.h",
-        "if (activity == ZERNEL_RECEIVING)",
-        "if (0)",
-    ),
-    (
-        "phase_tracker.h",
+        "waits.h",
         "uses_batch ? ZERNEL_RECEIVING : ZERNEL_LOADING",
         "ZERNEL_LOADING",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "    !(tracker->flags & ZERNEL_TRAINING_THREAD))",
         "    0)",
     ),
@@ -304,8 +296,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
     ),
     (
         "phase_tracker.h",
-        "\t\t\t!zernel_in_call(tracker);",
-        "\t\t\t1;",
+        "tracker->flags & ZERNEL_MAY_UPDATE && !zernel_in_call(tracker)",
+        "tracker->flags & ZERNEL_MAY_UPDATE",
     ),
     (
         "phase_tracker.h",
@@ -332,11 +324,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
         "\tzernel_end_queue(&task->tracker);\n",
         "",
     ),
-    (
-        "phase_tracker.h",
-        "tracker->call_shown_ns += queued_ns;",
-        "",
-    ),
+    ("waits.h", "tracker->call_shown_ns += queued_ns;", ""),
     (
         "phase_tracker.h",
         "|| tracker->flags & ZERNEL_IS_QUEUED)",
@@ -348,6 +336,71 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 81] = [
     ("class.h", "is_loader ? ZERNEL_CLASS_HOLDS :", ""),
     ("class.h", "now_ns < until_ns", "now_ns <= until_ns"),
     ("class.h", "!before || ", ""),
+    (
+        "waits.h",
+        "||\n\t     tracker->flags & ZERNEL_ANNOUNCES_UPDATES))",
+        "))",
+    ),
+    (
+        "waits.h",
+        "if (!(tracker->flags & ZERNEL_UNDECIDED))\n",
+        "if (1)\n",
+    ),
+    (
+        "waits.h",
+        "(activity == ZERNEL_UPDATING || activity == ZERNEL_AFTER_UPDATE) &&",
+        "0 &&",
+    ),
+    (
+        "phase_tracker.h",
+        "\tzernel_end_loading(tracker);\n\ttracker->flags |= flags;",
+        "\ttracker->flags |= flags;",
+    ),
+    (
+        "phase_tracker.h",
+        "\tzernel_end_loading(tracker);\n\tzernel_turn_to",
+        "\tzernel_turn_to",
+    ),
+    (
+        "waits.h",
+        "(activity == ZERNEL_UPDATING || activity == ZERNEL_AFTER_UPDATE) &&",
+        "activity == ZERNEL_UPDATING &&",
+    ),
+    (
+        "waits.h",
+        "||\n\t       tracker->activity == ZERNEL_AFTER_UPDATE;",
+        ";",
+    ),
+    (
+        "phase_tracker.h",
+        "\t\tzernel_credit_update(task);\n\t\tzernel_announce",
+        "\t\tzernel_announce",
+    ),
+    (
+        "waits.h",
+        "case ZERNEL_BLOCK_REQUEST:\n\t\treturn ZERNEL_IDLE;\n",
+        "",
+    ),
+    (
+        "phase_tracker.h",
+        "(tracker->flags & closure) == closure",
+        "0",
+    ),
+    (
+        "waits.h",
+        "if (tracker->flags & ZERNEL_REPEATS_CLOSURE)",
+        "if (0)",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->flags & ZERNEL_REPEATS_CLOSURE && tracker->activity == ZERNEL_UPDATING",
+        "0",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->activity == ZERNEL_UPDATING &&\n\t\t  !(tracker->flags & ZERNEL_REPEATS_CLOSURE)",
+        "tracker->activity == ZERNEL_UPDATING",
+    ),
 ];
 
 /// Compiles the twin with one text of one header replaced.
@@ -355,6 +408,7 @@ pub(crate) fn build(header: &str, from: &str, to: &str) -> Vec<u8> {
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
     for name in [
+        "activity.h",
         "btf.h",
         "class.h",
         "kernel.h",
@@ -363,6 +417,7 @@ pub(crate) fn build(header: &str, from: &str, to: &str) -> Vec<u8> {
         "task_maps.h",
         "task_state.h",
         "tracker_event.h",
+        "waits.h",
     ] {
         let mut text = fs::read_to_string(project.join("../../bpf").join(name)).unwrap();
         if name == header {

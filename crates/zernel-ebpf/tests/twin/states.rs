@@ -23,6 +23,7 @@ pub(crate) fn rng() -> Rng {
 pub(crate) struct ThreadKind {
     uses_gpu: bool,
     announces: bool,
+    announces_data: bool,
 }
 
 impl ThreadKind {
@@ -31,13 +32,15 @@ impl ThreadKind {
         Self {
             uses_gpu: !index.is_multiple_of(3),
             announces: index.is_multiple_of(2),
+            announces_data: !index.is_multiple_of(4),
         }
     }
 }
 
 pub(crate) fn any_event(rng: &mut Rng, kind: ThreadKind) -> ThreadEvent {
     let event = match kind.announces && rng.bool() {
-        true => event_of_loop(rng),
+        true if kind.announces_data => event_of_loop(rng),
+        true => event_of_loop_without_loader(rng),
         false => event_of_any_thread(rng),
     };
     match event {
@@ -63,11 +66,27 @@ fn event_of_loop(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::Block(BlockReason::Futex),
         ThreadEvent::UnblockAfterLaunches,
         ThreadEvent::OptimizerBegin,
+        ThreadEvent::UpdateEnd,
         ThreadEvent::OtherWorkBegin,
         ThreadEvent::GpuSyncEnter,
         ThreadEvent::GpuSyncLeave,
         ThreadEvent::Preempt,
         ThreadEvent::Resume,
+    ])
+    .unwrap()
+}
+
+/// An event of a training loop that announces its steps and no batches.
+fn event_of_loop_without_loader(rng: &mut Rng) -> ThreadEvent {
+    rng.choice([
+        ThreadEvent::CopyToDevice,
+        ThreadEvent::Launch,
+        ThreadEvent::BackwardBegin,
+        ThreadEvent::Block(BlockReason::Futex),
+        ThreadEvent::UnblockAfterLaunches,
+        ThreadEvent::OptimizerBegin,
+        ThreadEvent::ZeroGradients,
+        ThreadEvent::UpdateEnd,
     ])
     .unwrap()
 }
@@ -78,6 +97,7 @@ fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {
         BlockReason::Futex,
         BlockReason::Poll,
         BlockReason::Other,
+        BlockReason::Request,
     ];
     let reason = rng.choice(reasons).unwrap();
     rng.choice([

@@ -18,6 +18,8 @@ pub(super) enum Activity {
     Updating,
     /// Work that is no part of a step: it compiles or writes a checkpoint.
     OtherWork,
+    /// Its optimizer step is over. It may wait for its next batch.
+    AfterUpdate,
 }
 
 impl Activity {
@@ -25,7 +27,7 @@ impl Activity {
         match self {
             Self::Idle | Self::OtherWork => WorkloadPhase::Unknown,
             Self::Loading | Self::Receiving => WorkloadPhase::DataLoading,
-            Self::Computing | Self::Backward => WorkloadPhase::GpuCompute,
+            Self::Computing | Self::Backward | Self::AfterUpdate => WorkloadPhase::GpuCompute,
             Self::Updating => WorkloadPhase::OptimizerStep,
         }
     }
@@ -36,7 +38,7 @@ impl Activity {
             Self::Idle => u64::MAX,
             Self::Loading => config.loading_max_ns,
             Self::Receiving => config.short_wait_max_ns,
-            Self::Computing | Self::OtherWork => config.launching_max_ns,
+            Self::Computing | Self::OtherWork | Self::AfterUpdate => config.launching_max_ns,
             Self::Backward => config.sync_max_ns,
             Self::Updating => config.optimizer_max_ns,
         }

@@ -43,6 +43,8 @@ pub enum ThreadEvent {
     Preempt,
     /// Runs again after that.
     Resume,
+    /// Ends an optimizer step, or the clearing of gradients.
+    UpdateEnd,
     /// Begins work that is no part of a step: it compiles or writes a checkpoint.
     OtherWorkBegin,
 }
@@ -56,6 +58,8 @@ pub enum BlockReason {
     Futex,
     /// A file descriptor becoming ready.
     Poll,
+    /// A futex, for work from the training thread, which is another thread of the process.
+    Request,
     /// Anything else, such as a sleep. It is no evidence for a phase.
     Other,
 }

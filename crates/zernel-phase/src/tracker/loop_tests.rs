@@ -150,3 +150,182 @@ fn a_thread_that_launched_computes_when_it_wakes_up_after_launches() {
         ]
     );
 }
+
+/// A thread of the process prepares batches. The training thread waits for it after its update, and copies then.
+#[test]
+fn a_wait_for_a_loader_thread_after_the_update_is_data_loading() {
+    let step = |begin| {
+        [
+            (begin, CopyToDevice),
+            (begin + 5, BackwardBegin),
+            (begin + 5, Block(BlockReason::Futex)),
+            (begin + 10, UnblockAfterLaunches),
+            (begin + 10, OptimizerBegin),
+            (begin + 12, ZeroGradients),
+            (begin + 13, Block(BlockReason::Futex)),
+            (begin + 40, UnblockAfterLaunches), // the loader thread pins memory
+            (begin + 40, Block(BlockReason::Futex)), // for the interpreter
+            (begin + 45, UnblockAfterLaunches),
+        ]
+    };
+    let mut events = step(0).to_vec();
+    events.extend(step(46));
+    assert_eq!(
+        track(&events[..], 92),
+        [
+            (GpuCompute, 0, 10),
+            (OptimizerStep, 10, 13),
+            (DataLoading, 13, 46),
+            (GpuCompute, 46, 56),
+            (OptimizerStep, 56, 59),
+            (DataLoading, 59, 92) // at once: the wait before was for data
+        ]
+    );
+}
+
+/// Without a copy, a wait in an optimizer step is not for data. An optimizer on the CPU waits for its threads.
+#[test]
+fn a_wait_inside_an_update_is_the_optimizers() {
+    let step = [
+        (0, OptimizerBegin),
+        (2, Block(BlockReason::Futex)),
+        (4, Unblock),
+        (6, OptimizerMarker),
+        (8, ZeroGradients),
+    ];
+    assert_eq!(track(&step, 9), [(OptimizerStep, 0, 9)]);
+}
+
+/// LBFGS: each step runs its closure several times, and compares numbers on the GPU in between.
+#[test]
+fn an_optimizer_that_repeats_its_closure_works_between_its_runs() {
+    let run = |begin| {
+        [
+            (begin, ZeroGradients),
+            (begin + 5, BackwardBegin),
+            (begin + 5, Block(BlockReason::Futex)),
+            (begin + 8, UnblockAfterLaunches),
+            (begin + 8, GpuSyncEnter), // the closure reads its loss
+            (begin + 9, GpuSyncLeave),
+            (begin + 12, GpuSyncEnter), // the optimizer compares
+            (begin + 13, GpuSyncLeave),
+        ]
+    };
+    let mut events = vec![(0, OptimizerBegin)];
+    for begin in [0, 20, 40] {
+        events.extend(run(begin));
+    }
+    events.push((60, OptimizerBegin));
+    assert_eq!(
+        track(&events, 61),
+        [
+            (GpuCompute, 0, 13), // nothing shows a closure yet
+            (OptimizerStep, 13, 20),
+            (GpuCompute, 20, 28),
+            (GpuCompute, 28, 29),
+            (OptimizerStep, 29, 32),
+            (GpuCompute, 32, 33),
+            (OptimizerStep, 33, 40),
+            (GpuCompute, 40, 48),
+            (GpuCompute, 48, 49),
+            (OptimizerStep, 49, 52),
+            (GpuCompute, 52, 53),
+            (OptimizerStep, 53, 61)
+        ]
+    );
+}
+
+/// With the ends of announced work, what follows an optimizer step is not the optimizer's.
+#[test]
+fn work_after_the_end_of_an_update_is_gpu_compute() {
+    let step = [
+        (0, DataBegin),
+        (5, ForwardBegin), // the end of the wait for a batch
+        (20, BackwardBegin),
+        (21, Block(BlockReason::Futex)),
+        (30, UnblockAfterLaunches),
+        (32, OptimizerBegin),
+        (36, UpdateEnd),
+        (40, OptimizerBegin), // clears gradients
+        (41, UpdateEnd),
+        (44, DataBegin),
+    ];
+    assert_eq!(
+        track(&step, 45),
+        [
+            (DataLoading, 0, 5),
+            (GpuCompute, 5, 30),
+            (OptimizerStep, 30, 36),
+            (GpuCompute, 36, 40),
+            (OptimizerStep, 40, 41),
+            (GpuCompute, 41, 44),
+            (DataLoading, 44, 45)
+        ]
+    );
+}
+
+/// The loop reads its loss after the update, and waits for its loader thread then.
+#[test]
+fn a_wait_for_a_loader_thread_after_a_sync_is_data_loading() {
+    let step = [
+        (0, BackwardBegin),
+        (1, OptimizerBegin),
+        (3, UpdateEnd),
+        (3, GpuSyncEnter),
+        (4, GpuSyncLeave),
+        (5, Block(BlockReason::Futex)),
+        (20, UnblockAfterLaunches),
+        (21, CopyToDevice),
+    ];
+    assert_eq!(
+        track(&step, 22),
+        [
+            (GpuCompute, 0, 1),
+            (OptimizerStep, 1, 3),
+            (GpuCompute, 3, 5),
+            (DataLoading, 5, 21),
+            (GpuCompute, 21, 22)
+        ]
+    );
+}
+
+/// LBFGS: the step ends after work of its own.
+#[test]
+fn a_step_that_repeats_its_closure_ends() {
+    let step = [
+        (0, OptimizerBegin),
+        (1, BackwardBegin),
+        (1, Block(BlockReason::Futex)),
+        (8, UnblockAfterLaunches),
+        (12, UpdateEnd),
+    ];
+    assert_eq!(
+        track(&step, 14),
+        [
+            (GpuCompute, 0, 8),
+            (OptimizerStep, 8, 12),
+            (GpuCompute, 12, 14)
+        ]
+    );
+}
+
+/// The backward pass of an embedding syncs on the autograd thread, which has nothing to do between two passes.
+#[test]
+fn a_thread_that_syncs_for_another_one_idles_between_its_passes() {
+    let autograd = [
+        (0, GpuSyncEnter),
+        (1, GpuSyncLeave),
+        (5, Block(BlockReason::Request)),
+        (50, UnblockAfterLaunches),
+        (60, Block(BlockReason::Request)),
+    ];
+    assert_eq!(
+        track(&autograd, 90),
+        [
+            (GpuCompute, 0, 5),
+            (Unknown, 5, 50),
+            (GpuCompute, 50, 60),
+            (Unknown, 60, 90)
+        ]
+    );
+}

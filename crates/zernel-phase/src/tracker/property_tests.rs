@@ -16,6 +16,7 @@ fn any_event() -> impl Strategy<Value = ThreadEvent> {
         Block(BlockReason::Futex),
         Block(BlockReason::Poll),
         Block(BlockReason::Other),
+        Block(BlockReason::Request),
         Unblock,
         OptimizerMarker,
         UnblockAfterLaunches,

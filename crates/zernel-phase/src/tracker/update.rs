@@ -33,12 +33,45 @@ impl PhaseTracker {
         self.announce(Activity::Backward, closed);
     }
 
+    /// What the thread did since its backward pass was the optimizer's: clipping gradients, say.
+    pub(super) fn credit_update(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        if let Some(since_ns) = self.update_since_ns.filter(|_| !self.is_in_call()) {
+            self.close(since_ns, WorkloadPhase::OptimizerStep, closed);
+        }
+    }
+
+    /// The wait for a backward pass that another thread runs is over. An optimizer that repeats its closure goes on.
+    pub(super) fn end_backward_wait(&mut self, waited_ns: u64) {
+        self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
+        self.update_since_ns = Some(self.now_ns);
+        if self.repeats_closure {
+            self.set_activity(Activity::Updating, self.now_ns);
+        }
+    }
+
     /// Gradients are cleared at the end of an optimizer step. Elsewhere it takes little time, and nothing shows its end.
+    /// Between two backward passes without an announced step, an optimizer clears them in its closure: it worked since the
+    /// first pass, and the next forward pass follows.
     pub(super) fn zero_gradients(&mut self, closed: &mut impl Extend<PhaseInterval>) {
-        match self.activity == Activity::Updating {
+        if self.announces_updates && self.update_since_ns.is_some() {
+            self.repeats_closure = true;
+            self.credit_update(closed);
+        }
+        match self.activity == Activity::Updating && !self.repeats_closure {
             true => self.announce(Activity::Updating, closed),
             false => self.announce(Activity::Computing, closed),
         }
+    }
+
+    /// An optimizer step, or the clearing of gradients, is over.
+    pub(super) fn end_update(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        self.credit_update(closed);
+        self.announce(Activity::AfterUpdate, closed);
+    }
+
+    /// Whether the optimizer works between two runs of its closure. A wait for the GPU does not end that.
+    pub(super) fn updates_after_closure(&self) -> bool {
+        self.repeats_closure && self.activity == Activity::Updating
     }
 
     pub(super) fn launches_for_optimizer(&self) -> bool {

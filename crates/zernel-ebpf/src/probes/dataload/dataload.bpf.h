@@ -141,8 +141,10 @@ static __always_inline enum data_wait classify_data_wait(struct zernel_thread *t
 	struct zernel_tracker *tracker = &state->tracker;
 	bool waits_for_ipc = reason == SCHED_BLOCKED_POLL || reason == SCHED_BLOCKED_IPC;
 
-	/* A thread that announces its waits has no others, and helps nobody else to wait. */
-	if (zernel_in_call(tracker) || process->announcer)
+	/* A thread that announces its batches has no other waits. Beside a thread that announces its
+	 * steps, only such threads wait for data. */
+	if (zernel_in_call(tracker) || tracker->flags & ZERNEL_ANNOUNCES_DATA ||
+	    (process->announcer && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES)))
 		return NO_DATA_WAIT;
 	if (steps_without_gpu(thread, process, state->pid == state->tgid))
 		return reason == SCHED_BLOCKED_IO || (waits_for_ipc && process->loaders) ?

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Why a thread is blocked, from the system call it is in and the file it waits for. */
+/* Why a thread is blocked, from the system call it is in and the file it waits for, and the event that
+ * its tracker gets. */
 #ifndef SCHED_BLOCK_REASON_BPF_H
 #define SCHED_BLOCK_REASON_BPF_H
 
@@ -7,7 +8,10 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
+#include "process.h"
 #include "sched/state.bpf.h"
+#include "task_state.h"
+#include "tracker_event.h"
 
 #define NOT_A_SYSCALL (~0UL)
 
@@ -162,6 +166,38 @@ static __always_inline __u8 block_reason(struct task_struct *task)
 	if (blocks_on_file(registers->orig_rax))
 		return block_reason_of_file(task, registers->rdi);
 	return block_reason_of_call(registers->orig_rax);
+}
+
+/* Whether the thread helps another thread, which announces its steps. It may launch, sync and copy
+ * for that one, as the autograd thread does. */
+static __always_inline bool helps_announcer(const struct zernel_process *process,
+					    const struct zernel_task_state *state)
+{
+	const __u16 announces = ZERNEL_ANNOUNCES_DATA | ZERNEL_ANNOUNCES_UPDATES;
+
+	return process->announcer && !(state->tracker.flags & announces);
+}
+
+/* The tracker's event. A trainer polls for data if it has loaders, and a loader polls for its next
+ * work. What a loader reads from a pipe is data. */
+static __always_inline __u8 event_of_block(const struct zernel_process *process,
+					   const struct zernel_task_state *state, __u8 reason)
+{
+	switch (reason) {
+	case SCHED_BLOCKED_IO:
+	case SCHED_BLOCKED_NETWORK:
+		return ZERNEL_BLOCK_IO;
+	case SCHED_BLOCKED_FUTEX:
+		return helps_announcer(process, state) ? ZERNEL_BLOCK_REQUEST :
+							 ZERNEL_BLOCK_FUTEX;
+	case SCHED_BLOCKED_POLL:
+		return process->loaders || process->flags & ZERNEL_IS_LOADER ? ZERNEL_BLOCK_POLL :
+									       ZERNEL_BLOCK_OTHER;
+	case SCHED_BLOCKED_IPC:
+		return process->flags & ZERNEL_IS_LOADER ? ZERNEL_BLOCK_IO : ZERNEL_BLOCK_POLL;
+	default:
+		return ZERNEL_BLOCK_OTHER;
+	}
 }
 
 #endif

@@ -57,26 +57,6 @@ static __always_inline __u64 burst_ns_of(const struct zernel_thread *thread, __u
 	return run->burst_ns + stretch_ns + 1;
 }
 
-/* The tracker's event. A trainer polls for data if it has loaders, and a loader polls
- * for its next work. */
-static __always_inline __u8 event_of_block(const struct zernel_process *process, __u8 reason)
-{
-	switch (reason) {
-	case SCHED_BLOCKED_IO:
-	case SCHED_BLOCKED_NETWORK:
-		return ZERNEL_BLOCK_IO;
-	case SCHED_BLOCKED_FUTEX:
-		return ZERNEL_BLOCK_FUTEX;
-	case SCHED_BLOCKED_POLL:
-		return process->loaders || process->flags & ZERNEL_IS_LOADER ? ZERNEL_BLOCK_POLL :
-									       ZERNEL_BLOCK_OTHER;
-	case SCHED_BLOCKED_IPC:
-		return ZERNEL_BLOCK_POLL;
-	default:
-		return ZERNEL_BLOCK_OTHER;
-	}
-}
-
 /* What a thread's run state counts as if it loads data; ZERNEL_WORKS: no work. */
 static __always_inline __u32 work_of(const struct sched_thread *run)
 {
@@ -214,7 +194,7 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 		track_event(state, thread->process, now_ns, ZERNEL_BLOCK_FUTEX);
 		return 0;
 	}
-	track_event(state, thread->process, now_ns, event_of_block(process, thread->sched.reason));
+	track_event(state, thread->process, now_ns, event_of_block(process, state, thread->sched.reason));
 	data_block(thread, process, state, now_ns);
 	return 0;
 }
@@ -248,7 +228,7 @@ static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_
 		track_event(state, thread->process, now_ns, ZERNEL_COLLECTIVE_LEAVE);
 		end_peer_block(thread, process, state, now_ns);
 	} else if (thread->sched.awaits == SCHED_AWAITS_DATA && thread->dataload.since_ns) {
-		if (waits_for_launches)
+		if (waits_for_launches && !(state->tracker.flags & ZERNEL_ANNOUNCES_UPDATES))
 			drop_tentative_wait(thread);
 		data_until(thread, process, now_ns);
 	}

@@ -12,6 +12,7 @@ mirrors! {
             BACKWARD_THREAD = 2,
             RECORD_FUNCTION = 3,
             CHECKPOINT = 4,
+            RECORD_END = 5,
         }
     }
 }

@@ -4,15 +4,27 @@ mod layout;
 
 #[cfg(test)]
 pub(super) use layout::MIRRORS;
-use layout::{BACKWARD, BACKWARD_THREAD, CHECKPOINT, OPTIMIZER, RECORD_FUNCTION};
+use layout::{BACKWARD, BACKWARD_THREAD, CHECKPOINT, OPTIMIZER, RECORD_END, RECORD_FUNCTION};
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{BackwardBegin, OptimizerMarker, OtherWorkBegin};
 
 use super::{Probe, ProbedFunction};
-use zernel_elf::LibraryKind::TorchCpu;
+use zernel_elf::LibraryKind::{self, TorchCpu, TorchPython};
 
 const fn torch(role: u8, label: &'static str, names: &'static [&'static str]) -> ProbedFunction {
     ProbedFunction::new(TorchCpu, Probe::Torch, role, names).cpp_function(label)
+}
+
+/// The exit of `record_function` unpacks its record with this template. The copy in the library that is loaded first is
+/// called.
+const fn ends_record(library: LibraryKind, label: &'static str) -> ProbedFunction {
+    ProbedFunction::new(
+        library,
+        Probe::Torch,
+        RECORD_END,
+        &["_ZNO3c106IValue13toCustomClassIN5torch8autograd8profiler20PythonRecordFunctionEE"],
+    )
+    .cpp_function(label)
 }
 
 pub(super) const SYMBOLS: &[ProbedFunction] = &[
@@ -36,6 +48,14 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         RECORD_FUNCTION,
         "torch::autograd::profiler::record_function_enter_new",
         &["_ZN5torch8autograd8profiler25record_function_enter_newE"],
+    ),
+    ends_record(
+        TorchPython,
+        "c10::IValue::toCustomClass<PythonRecordFunction> of libtorch_python",
+    ),
+    ends_record(
+        TorchCpu,
+        "c10::IValue::toCustomClass<PythonRecordFunction> of libtorch_cpu",
     ),
     // `torch.save` opens a file with `setup` and writes a tensor with each `writeRecord`.
     torch(

@@ -23,8 +23,18 @@ enum torch_role {
 	TORCH_BACKWARD_THREAD, /* arguments: the engine, a pointer to the graph of the pass */
 	TORCH_RECORD_FUNCTION, /* arguments: the place of the result, a std::string */
 	TORCH_CHECKPOINT,
+	TORCH_RECORD_END,
 };
 ZERNEL_IN_BTF(enum, torch_role);
+
+/* What the name of a recorded function announces. */
+enum torch_record {
+	TORCH_RECORDS_NOTHING, /* no record is open */
+	TORCH_RECORDS_OTHER,
+	TORCH_RECORDS_DATA,
+	TORCH_RECORDS_UPDATE,
+	TORCH_RECORDS_ZERO_GRADIENTS,
+};
 
 /* Bytes of a name that are compared. */
 #define RECORD_NAME_BYTES 24
@@ -88,9 +98,61 @@ static __noinline __u32 announced_by(__u64 string)
 	return is_of_compiler(&read) ? ZERNEL_OTHER_WORK_BEGIN : ZERNEL_NONE;
 }
 
+static __always_inline __u64 record_of(__u32 event)
+{
+	switch (event) {
+	case ZERNEL_DATA_BEGIN:
+		return TORCH_RECORDS_DATA;
+	case ZERNEL_OPTIMIZER_BEGIN:
+		return TORCH_RECORDS_UPDATE;
+	case ZERNEL_ZERO_GRADIENTS:
+		return TORCH_RECORDS_ZERO_GRADIENTS;
+	default:
+		return TORCH_RECORDS_OTHER;
+	}
+}
+
+static __always_inline __u64 innermost_record(const struct torch_thread *torch)
+{
+	return torch->records & ((1 << TORCH_RECORD_BITS) - 1);
+}
+
+/* The thread begins to record a function. Clearing gradients outside of a closure is part of the
+ * update, if its end will be seen. */
+static __always_inline __u32 begin_record(struct torch_thread *torch, __u32 event)
+{
+	__u64 around = innermost_record(torch);
+
+	torch->records = torch->records << TORCH_RECORD_BITS | record_of(event);
+	if (event == ZERNEL_ZERO_GRADIENTS && torch->sees_ends && around != TORCH_RECORDS_UPDATE)
+		return ZERNEL_OPTIMIZER_BEGIN;
+	return event;
+}
+
+/* The record that began last ends. A closure that cleared gradients goes on with its forward
+ * pass. */
+static __always_inline __u32 end_record(struct torch_thread *torch)
+{
+	__u64 ended = innermost_record(torch);
+
+	torch->records >>= TORCH_RECORD_BITS;
+	torch->sees_ends = 1;
+	switch (ended) {
+	case TORCH_RECORDS_DATA:
+		return ZERNEL_FORWARD_BEGIN;
+	case TORCH_RECORDS_UPDATE:
+		return ZERNEL_UPDATE_END;
+	case TORCH_RECORDS_ZERO_GRADIENTS:
+		return innermost_record(torch) == TORCH_RECORDS_UPDATE ? ZERNEL_FORWARD_BEGIN :
+									 ZERNEL_UPDATE_END;
+	default:
+		return ZERNEL_NONE;
+	}
+}
+
 #define torch_read torch_read
 static __always_inline void torch_read(const struct zernel_symbol *symbol,
-				       struct zernel_entry *entry)
+				       struct zernel_thread *thread, struct zernel_entry *entry)
 {
 	__u64 graph = 0;
 
@@ -102,9 +164,14 @@ static __always_inline void torch_read(const struct zernel_symbol *symbol,
 		break;
 	case TORCH_RECORD_FUNCTION:
 		entry->event = announced_by(entry->arguments[1]);
-		entry->is_other = entry->event == ZERNEL_NONE;
 		if (entry->event == ZERNEL_OPTIMIZER_BEGIN)
 			entry->mark = ZERNEL_MARK_OPTIMIZER;
+		entry->event = begin_record(&thread->torch, entry->event);
+		entry->is_other = entry->event == ZERNEL_NONE;
+		break;
+	case TORCH_RECORD_END:
+		entry->event = end_record(&thread->torch);
+		entry->is_other = entry->event == ZERNEL_NONE;
 		break;
 	}
 }

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* What a thread does outside of calls: the twin of zernel-phase's Activity. */
+#ifndef ZERNEL_ACTIVITY_H
+#define ZERNEL_ACTIVITY_H
+
+#include "task_state.h"
+#include "tracker_event.h"
+
+#define ZERNEL_NEVER (~0ULL)
+
+static inline __u8 zernel_activity_phase(__u8 activity)
+{
+	switch (activity) {
+	case ZERNEL_LOADING:
+	case ZERNEL_RECEIVING:
+		return ZERNEL_DATA_LOADING;
+	case ZERNEL_COMPUTING:
+	case ZERNEL_BACKWARD:
+	case ZERNEL_AFTER_UPDATE:
+		return ZERNEL_GPU_COMPUTE;
+	case ZERNEL_UPDATING:
+		return ZERNEL_OPTIMIZER_STEP;
+	default:
+		return ZERNEL_UNKNOWN;
+	}
+}
+
+/* What an activity becomes when no event shows it for too long. */
+static inline __u8 zernel_activity_expired(__u8 activity)
+{
+	return activity == ZERNEL_RECEIVING ? ZERNEL_COMPUTING : ZERNEL_IDLE;
+}
+
+/* Whether a short wait leaves an activity as it was. */
+static inline int zernel_survives_short_waits(__u8 activity)
+{
+	return activity != ZERNEL_LOADING;
+}
+
+/* How long an activity lasts without an event that shows it. */
+static inline __u64 zernel_activity_limit(const struct zernel_tracker_config *config, __u8 activity)
+{
+	switch (activity) {
+	case ZERNEL_LOADING:
+		return config->loading_max_ns;
+	case ZERNEL_RECEIVING:
+		return config->short_wait_max_ns;
+	case ZERNEL_COMPUTING:
+	case ZERNEL_AFTER_UPDATE:
+	case ZERNEL_OTHER_WORK:
+		return config->launching_max_ns;
+	case ZERNEL_BACKWARD:
+		return config->sync_max_ns;
+	case ZERNEL_UPDATING:
+		return config->optimizer_max_ns;
+	default:
+		return ZERNEL_NEVER;
+	}
+}
+
+static inline __u64 zernel_add_saturating(__u64 a, __u64 b)
+{
+	return a > ZERNEL_NEVER - b ? ZERNEL_NEVER : a + b;
+}
+
+static inline int zernel_in_call(const struct zernel_tracker *tracker)
+{
+	return tracker->flags & (ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
+}
+
+/* Turns to an activity at `from_ns`. */
+static inline void zernel_turn_to(const struct zernel_tracker_config *config,
+				  struct zernel_tracker *tracker, __u8 activity, __u64 from_ns)
+{
+	__u64 limit_ns = zernel_activity_limit(config, activity);
+
+	tracker->activity = activity;
+	tracker->activity_until_ns = zernel_add_saturating(from_ns, limit_ns);
+	tracker->flags &= ~(ZERNEL_UNDECIDED | ZERNEL_MAY_UPDATE);
+}
+
+#endif

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* What a blocked thread waits for, and what it does after: the twin of zernel-phase's waits. */
+#ifndef ZERNEL_WAITS_H
+#define ZERNEL_WAITS_H
+
+#include "activity.h"
+#include "task_state.h"
+#include "tracker_event.h"
+
+/* The activity of a thread that blocks outside of calls. A thread that announces when it gets data
+ * loads at no other time. */
+static inline __u8 zernel_activity_in_block(const struct zernel_tracker *tracker, __u8 event)
+{
+	__u8 activity = tracker->activity;
+
+	if (activity == ZERNEL_RECEIVING)
+		return ZERNEL_LOADING;
+	if (activity == ZERNEL_OTHER_WORK && !(tracker->flags & ZERNEL_TRAINING_THREAD))
+		return ZERNEL_IDLE;
+	if (tracker->flags & ZERNEL_ANNOUNCES_DATA || activity == ZERNEL_OTHER_WORK)
+		return activity;
+	switch (event) {
+	case ZERNEL_BLOCK_REQUEST:
+		return ZERNEL_IDLE;
+	case ZERNEL_BLOCK_IO:
+	case ZERNEL_BLOCK_POLL:
+		return activity == ZERNEL_IDLE ? ZERNEL_IDLE : ZERNEL_LOADING;
+	case ZERNEL_BLOCK_FUTEX:
+		if ((activity == ZERNEL_COMPUTING || activity == ZERNEL_BACKWARD) &&
+		    !(tracker->flags & ZERNEL_TRAINING_THREAD))
+			return ZERNEL_IDLE;
+		if (activity == ZERNEL_UPDATING && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES))
+			return ZERNEL_COMPUTING;
+		if ((activity == ZERNEL_UPDATING || activity == ZERNEL_AFTER_UPDATE) &&
+		    tracker->flags & ZERNEL_AWAITS_DATA_AFTER_UPDATE)
+			return ZERNEL_LOADING;
+		return activity;
+	default:
+		return activity;
+	}
+}
+
+/* Whether a wait on a futex in this activity is either for data or for another thread. */
+static inline int zernel_is_undecided(const struct zernel_tracker *tracker)
+{
+	if (tracker->flags & ZERNEL_ANNOUNCES_DATA)
+		return 0;
+	return tracker->activity == ZERNEL_COMPUTING || tracker->activity == ZERNEL_UPDATING ||
+	       tracker->activity == ZERNEL_AFTER_UPDATE;
+}
+
+static inline void zernel_block(const struct zernel_tracker_config *config,
+				struct zernel_tracker *tracker, __u8 event)
+{
+	__u8 activity;
+
+	tracker->flags |= ZERNEL_WAITING;
+	tracker->flags &= ~ZERNEL_WAIT_UNDECIDED;
+	tracker->wait_since_ns = tracker->now_ns;
+	tracker->wait_activity = tracker->activity;
+	tracker->wait_activity_until_ns = tracker->activity_until_ns;
+	if (zernel_in_call(tracker))
+		return;
+	activity = zernel_activity_in_block(tracker, event);
+	if (activity != tracker->activity)
+		zernel_turn_to(config, tracker, activity, tracker->now_ns);
+	if (event == ZERNEL_BLOCK_FUTEX && zernel_is_undecided(tracker))
+		tracker->flags |= ZERNEL_WAIT_UNDECIDED;
+}
+
+/* Ends a wait in the activity that it began in. A thread that only launches wakes up to launch,
+ * whether its launches are observed or not. */
+static inline void zernel_end_long_wait(const struct zernel_tracker_config *config,
+					struct zernel_tracker *tracker, __u8 event)
+{
+	if (tracker->activity == ZERNEL_LOADING) {
+		int uses_batch = tracker->flags & ZERNEL_TRAINING_THREAD &&
+				 !(tracker->flags & ZERNEL_USES_GPU);
+
+		zernel_turn_to(config, tracker, uses_batch ? ZERNEL_RECEIVING : ZERNEL_LOADING,
+			       tracker->now_ns);
+		return;
+	}
+	if (tracker->activity == ZERNEL_IDLE && event == ZERNEL_UNBLOCK_AFTER_LAUNCHES &&
+	    zernel_activity_phase(tracker->wait_activity) == ZERNEL_GPU_COMPUTE) {
+		zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
+		return;
+	}
+	tracker->activity_until_ns = zernel_add_saturating(
+		tracker->activity_until_ns, tracker->now_ns - tracker->wait_since_ns);
+	/* A thread that announces its steps also announces the backward passes that it waits for. */
+	if (tracker->flags & ZERNEL_WAIT_UNDECIDED &&
+	    (event != ZERNEL_UNBLOCK_AFTER_LAUNCHES ||
+	     tracker->flags & ZERNEL_ANNOUNCES_UPDATES)) {
+		if (!(tracker->flags & ZERNEL_UNDECIDED))
+			tracker->undecided_since_ns = tracker->wait_since_ns;
+		tracker->flags &= ~ZERNEL_MAY_UPDATE;
+		tracker->flags |= ZERNEL_UNDECIDED;
+	}
+}
+
+/* Ends a wait. Deadlines move by its length. */
+static inline void zernel_end_wait(const struct zernel_tracker_config *config,
+				   struct zernel_tracker *tracker, __u8 event)
+{
+	__u64 waited_ns = tracker->now_ns - tracker->wait_since_ns;
+
+	if (!(tracker->flags & ZERNEL_WAITING))
+		return;
+	tracker->flags &= ~ZERNEL_WAITING;
+	if (zernel_in_call(tracker)) {
+		tracker->call_shown_ns += waited_ns;
+	} else if (tracker->activity == ZERNEL_BACKWARD) {
+		tracker->activity_until_ns =
+			zernel_add_saturating(tracker->activity_until_ns, waited_ns);
+		tracker->flags |= ZERNEL_MAY_UPDATE;
+		tracker->undecided_since_ns = tracker->now_ns;
+		/* An optimizer that repeats its closure goes on. */
+		if (tracker->flags & ZERNEL_REPEATS_CLOSURE)
+			zernel_turn_to(config, tracker, ZERNEL_UPDATING, tracker->now_ns);
+	} else if (waited_ns >= config->short_wait_max_ns) {
+		zernel_end_long_wait(config, tracker, event);
+	} else if (zernel_survives_short_waits(tracker->wait_activity)) {
+		tracker->activity = tracker->wait_activity;
+		tracker->activity_until_ns =
+			zernel_add_saturating(tracker->wait_activity_until_ns, waited_ns);
+	} else {
+		zernel_turn_to(config, tracker, tracker->activity, tracker->now_ns);
+	}
+}
+
+static inline void zernel_preempt(struct zernel_tracker *tracker)
+{
+	tracker->flags |= ZERNEL_IS_QUEUED;
+	tracker->queued_since_ns = tracker->now_ns;
+}
+
+/* Ends the time in which the thread was runnable and did not run. Deadlines move by its length. */
+static inline void zernel_end_queue(struct zernel_tracker *tracker)
+{
+	__u64 queued_ns = tracker->now_ns - tracker->queued_since_ns;
+
+	if (!(tracker->flags & ZERNEL_IS_QUEUED))
+		return;
+	tracker->flags &= ~ZERNEL_IS_QUEUED;
+	tracker->call_shown_ns += queued_ns;
+	tracker->activity_until_ns = zernel_add_saturating(tracker->activity_until_ns, queued_ns);
+}
+
+#endif

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* State of the torch probe: the functions that a thread has begun to record and not ended. */
+#ifndef TORCH_STATE_BPF_H
+#define TORCH_STATE_BPF_H
+
+#include "kernel.h"
+
+#define TORCH_RECORD_BITS 4
+
+struct torch_thread {
+	__u64 records; /* enum torch_record, the innermost in the lowest bits */
+	__u64 sees_ends; /* the end of a record was seen */
+};
+
+#endif

@@ -1,0 +1,124 @@
+//! Waits: what a blocked thread waits for, and what it does after.
+
+use super::activity::Activity;
+use super::{BlockReason, PhaseTracker, ThreadEvent};
+use crate::task_state::WorkloadPhase;
+
+/// A wait in progress, and the activity that it interrupted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wait {
+    pub(super) since_ns: u64,
+    activity: Activity,
+    activity_until_ns: u64,
+    /// Whether the wait is either for data or for another thread.
+    is_undecided: bool,
+}
+
+impl PhaseTracker {
+    pub(super) fn block(&mut self, reason: BlockReason) {
+        let mut wait = Wait {
+            since_ns: self.now_ns,
+            activity: self.activity,
+            activity_until_ns: self.activity_until_ns,
+            is_undecided: false,
+        };
+        if !self.is_in_call() {
+            let activity = self.activity_in_block(reason);
+            if activity != self.activity {
+                self.set_activity(activity, self.now_ns);
+            }
+            wait.is_undecided = reason == BlockReason::Futex && self.is_undecided();
+        }
+        self.wait = Some(wait);
+    }
+
+    /// Returns the activity of a thread that blocks outside of calls. A thread that announces when it gets data loads at
+    /// no other time.
+    fn activity_in_block(&self, reason: BlockReason) -> Activity {
+        match (reason, self.activity) {
+            (_, Activity::Receiving) => Activity::Loading,
+            (_, Activity::OtherWork) if !self.is_training_thread => Activity::Idle,
+            (_, activity) if self.announces_data || activity == Activity::OtherWork => activity,
+            (BlockReason::Request, _) => Activity::Idle,
+            (BlockReason::Io | BlockReason::Poll, Activity::Idle) => Activity::Idle,
+            (BlockReason::Io | BlockReason::Poll, _) => Activity::Loading,
+            (BlockReason::Futex, Activity::Computing | Activity::Backward)
+                if !self.is_training_thread =>
+            {
+                Activity::Idle
+            }
+            (BlockReason::Futex, Activity::Updating) if !self.announces_updates => {
+                Activity::Computing
+            }
+            (BlockReason::Futex, Activity::Updating | Activity::AfterUpdate)
+                if self.awaits_data_after_update =>
+            {
+                Activity::Loading
+            }
+            (_, activity) => activity,
+        }
+    }
+
+    /// Whether a wait on a futex in this activity is either for data or for another thread.
+    fn is_undecided(&self) -> bool {
+        let may_load = matches!(
+            self.activity,
+            Activity::Computing | Activity::Updating | Activity::AfterUpdate
+        );
+        may_load && !self.announces_data
+    }
+
+    /// Ends a wait and moves the deadlines by its length.
+    pub(super) fn end_wait(&mut self, event: ThreadEvent) {
+        let Some(wait) = self.wait.take() else {
+            return;
+        };
+        let waited_ns = self.now_ns - wait.since_ns;
+        if self.is_in_call() {
+            self.call_shown_ns += waited_ns;
+        } else if self.activity == Activity::Backward {
+            self.end_backward_wait(waited_ns);
+        } else if waited_ns >= self.config.short_wait_max_ns {
+            self.end_long_wait(wait, event);
+        } else if wait.activity.survives_short_waits() {
+            self.activity = wait.activity;
+            self.activity_until_ns = wait.activity_until_ns.saturating_add(waited_ns);
+        } else {
+            self.set_activity(self.activity, self.now_ns);
+        }
+    }
+
+    /// Ends the time in which the thread was runnable and did not run. Deadlines move by its length.
+    pub(super) fn end_queue(&mut self) {
+        if let Some(since_ns) = self.queued_since_ns.take() {
+            let queued_ns = self.now_ns - since_ns;
+            self.call_shown_ns += queued_ns;
+            self.activity_until_ns = self.activity_until_ns.saturating_add(queued_ns);
+        }
+    }
+
+    fn end_long_wait(&mut self, wait: Wait, event: ThreadEvent) {
+        if self.activity == Activity::Loading {
+            let next = match self.is_training_thread && !self.uses_gpu {
+                true => Activity::Receiving,
+                false => Activity::Loading,
+            };
+            self.set_activity(next, self.now_ns);
+            return;
+        }
+        // A thread that only launches wakes up to launch, whether its launches are observed or not.
+        let did_launch = wait.activity.phase() == WorkloadPhase::GpuCompute;
+        let follows_launches = event == ThreadEvent::UnblockAfterLaunches;
+        if self.activity == Activity::Idle && did_launch && follows_launches {
+            self.set_activity(Activity::Computing, self.now_ns);
+            return;
+        }
+        let waited_ns = self.now_ns - wait.since_ns;
+        self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
+        // A thread that announces its steps also announces the backward passes that it waits for.
+        if wait.is_undecided && (!follows_launches || self.announces_updates) {
+            self.update_since_ns = None;
+            self.undecided_since_ns.get_or_insert(wait.since_ns);
+        }
+    }
+}
