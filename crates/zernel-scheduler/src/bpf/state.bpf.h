@@ -205,6 +205,7 @@ static void charge(struct task_struct *p, struct task *task, __u64 now_ns)
 	advance(p, task, used_ns);
 	charge_limits(task->node, used_ns);
 	count_time(task->class, used_ns);
+	count_tenant_time(task->node, used_ns);
 }
 
 /* Notes on its own CPU which rank runs; `is_busy`: anything does. */
