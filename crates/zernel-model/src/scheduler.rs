@@ -128,6 +128,18 @@ impl ClassStatistics {
     }
 }
 
+/// What a tenant took, and what it owes for its critical threads and loaders.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TenantStatistics {
+    /// Path of its cgroup below the root of cgroups; `/` is the root.
+    pub cgroup: String,
+    /// Time of its tasks on CPUs.
+    pub run_ns: u64,
+    /// Time that its critical threads and loaders took beyond their share, and that its other tasks have not paid yet.
+    pub debt_ns: u64,
+}
+
 /// What the scheduler publishes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -152,11 +164,16 @@ pub struct SchedulerStatistics {
     pub counters: SchedCounters,
     /// What the threads of each class did.
     pub classes: BTreeMap<TaskClass, ClassStatistics>,
+    /// The tenants that took most time since loading, at most [`Self::MAX_TENANTS`]; none without privilege.
+    pub tenants: Vec<TenantStatistics>,
 }
 
 impl SchedulerStatistics {
     /// The largest age of statistics of a scheduler that runs. It publishes once a second.
     pub const LARGEST_AGE_NS: u64 = 3_000_000_000;
+
+    /// The largest number of tenants that are published.
+    pub const MAX_TENANTS: usize = 16;
 
     /// Whether the scheduler runs at `now_ns` of the monotonic clock.
     #[must_use]

@@ -10,6 +10,7 @@ mod reader_heart;
 pub mod sched_ext;
 pub mod scheduler;
 mod task_state_pins;
+mod tenants;
 mod topology;
 
 pub use zernel_phase::{phase_detector, task_state, tracker};

@@ -1,18 +1,20 @@
 //! The loaded scheduler: what it has counted, and why it ended.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use rustix::time::{ClockId, clock_gettime};
 use zernel_model::for_each_sched_counter;
-use zernel_model::scheduler::{ClassStatistics, SchedCounters};
+use zernel_model::scheduler::{ClassStatistics, SchedCounters, TenantStatistics};
 use zernel_phase::class::TaskClass;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::scheduler::skeleton::{MainSkel, types};
 use crate::scheduler::{SchedError, SchedSettings};
 use crate::task_state_pins::is_observed;
+use crate::tenants::TenantReader;
 
 /// `SCX_EXIT_UNREG`: this process unloaded the scheduler.
 const UNLOADED_HERE: u32 = 64;
@@ -25,6 +27,7 @@ const WAIT_BUCKETS: usize = 28;
 pub struct LoadedScheduler<'a> {
     pub(crate) skel: &'a MainSkel<'a>,
     since_ns: u64,
+    tenants: RefCell<TenantReader>,
 }
 
 /// `struct class_counters` of `intf.h`.
@@ -45,6 +48,7 @@ impl<'a> LoadedScheduler<'a> {
         Self {
             skel,
             since_ns: monotonic_ns(),
+            tenants: RefCell::default(),
         }
     }
 
@@ -97,6 +101,12 @@ impl<'a> LoadedScheduler<'a> {
     pub fn classes(&self) -> BTreeMap<TaskClass, ClassStatistics> {
         let classes = TaskClass::ALL.iter();
         classes.map(|class| (*class, self.class(*class))).collect()
+    }
+
+    /// The tenants that took most time. None if no task can be privileged.
+    #[must_use]
+    pub fn tenants(&self) -> Vec<TenantStatistics> {
+        self.tenants.borrow_mut().read(self.skel)
     }
 
     fn class(&self, class: TaskClass) -> ClassStatistics {

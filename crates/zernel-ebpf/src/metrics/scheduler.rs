@@ -1,7 +1,7 @@
 //! Families of the scheduler, which publishes its statistics to the daemon.
 
 use zernel_model::aggregation::exposition::Exposition;
-use zernel_model::scheduler::{ClassStatistics, SchedulerStatistics};
+use zernel_model::scheduler::{ClassStatistics, SchedulerStatistics, TenantStatistics};
 use zernel_phase::class::TaskClass;
 
 use super::{MetricFamily, families, write_head, write_single};
@@ -25,10 +25,16 @@ families! {
         "Time that threads of the class have spent on CPUs. Its rate divided by the sum over all classes is their share.";
     WAIT = Histogram "zernel_sched_wake_to_run_seconds" ["class"]
         "Time from a wake-up of a thread of the class until it ran.";
+    TENANT_RUN_SECONDS = Counter "zernel_sched_tenant_run_seconds_total" ["cgroup"]
+        "Time that tasks of the tenant have spent on CPUs, with privilege. The 16 tenants with the most time have series.";
+    TENANT_DEBT = Gauge "zernel_sched_tenant_debt_seconds" ["cgroup"]
+        "Time that critical threads and loaders of the tenant took beyond their share, not yet paid by its other tasks.";
 }
 
 /// A figure of the scheduler.
 type SchedulerFigure = fn(&SchedulerStatistics) -> f64;
+/// A figure of a tenant.
+type TenantFigure = fn(&TenantStatistics) -> f64;
 /// A figure of a class.
 type ClassFigure = fn(&ClassStatistics) -> f64;
 
@@ -66,6 +72,17 @@ pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistic
     write_head(out, &WAIT);
     for (class, counted) in classes() {
         out.histogram(WAIT.name, &[("class", &label(*class))], &counted.waits());
+    }
+    let figures: [(MetricFamily, TenantFigure); 2] = [
+        (TENANT_RUN_SECONDS, |tenant| tenant.run_ns as f64 / 1e9),
+        (TENANT_DEBT, |tenant| tenant.debt_ns as f64 / 1e9),
+    ];
+    for (family, figure) in figures {
+        write_head(out, &family);
+        for tenant in scheduler.iter().flat_map(|it| &it.tenants) {
+            let labels = [("cgroup", &tenant.cgroup as _)];
+            out.sample(family.name, "", &labels, figure(tenant));
+        }
     }
 }
 
@@ -106,6 +123,11 @@ mod tests {
             wait_buckets: vec![2, 1, 1, 1],
         };
         scheduler.classes.insert(TaskClass::Critical, critical);
+        scheduler.tenants.push(TenantStatistics {
+            cgroup: "/training".to_owned(),
+            run_ns: 1_500_000_000,
+            debt_ns: 20_000_000,
+        });
         let text = text(Some(&scheduler));
         for expected in [
             "zernel_sched_loaded 1\n",
@@ -118,6 +140,8 @@ mod tests {
             "zernel_sched_wake_to_run_seconds_bucket{class=\"critical\",le=\"0.000004095\"} 4\n",
             "zernel_sched_wake_to_run_seconds_bucket{class=\"critical\",le=\"+Inf\"} 5\n",
             "zernel_sched_wake_to_run_seconds_sum{class=\"critical\"} 0.00001\n",
+            "zernel_sched_tenant_run_seconds_total{cgroup=\"/training\"} 1.5\n",
+            "zernel_sched_tenant_debt_seconds{cgroup=\"/training\"} 0.02\n",
         ] {
             assert!(text.contains(expected), "no {expected} in {text}");
         }

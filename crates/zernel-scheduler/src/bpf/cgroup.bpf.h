@@ -33,7 +33,9 @@ struct node {
 	__u64 period_ns;
 	__u64 refill_ns;
 	__s64 budget_ns;
-	__u64 owed_ns; /* see tenant.bpf.h */
+	/* See tenant.bpf.h. */
+	__u64 owed_ns;
+	__u64 run_ns;
 };
 
 struct {
@@ -163,6 +165,7 @@ static __u32 create_node(struct cgroup *cgroup, __u32 weight)
 	node->counted = 0;
 	node->quota_ns = 0;
 	node->owed_ns = 0;
+	node->run_ns = 0;
 	bpf_map_update_elem(&node_of_cgroup, &id, &index, BPF_ANY);
 	/* It counts only if a cgroup is privileged. */
 	if (id == settings.privileged_id)

@@ -132,11 +132,14 @@ static struct task *continuing(struct task_struct *prev, __u64 now_ns)
 }
 
 /* Lets the running task go on. */
-static bool keep(struct task_struct *prev, struct task *task, __s32 cpu, enum rank rank)
+static bool keep(struct task_struct *prev, struct task *task, __s32 cpu, enum rank rank,
+		 __u64 now_ns)
 {
 	task->rank = rank;
 	set_running_rank(cpu_at(cpu), rank, true);
 	set_slice(prev, settings.slice_ns);
+	if (advances_clock(task))
+		clock_follow(clock_of(task), prev->scx.dsq_vtime, now_ns);
 	return true;
 }
 
@@ -150,6 +153,15 @@ static bool is_first_loader(const struct task_struct *prev, const struct task *t
 	return !choice.found || !is_before(choice.vtime, comparable_vtime(prev, task));
 }
 
+/* Chooses a loader after critical threads have had a CPU for long, if no ordinary task waits. */
+static bool serve_held_loader(__s32 cpu, __u64 now_ns)
+{
+	if (others_wait || scx_bpf_dsq_nr_queued(CPU_QUEUE(cpu)) || !serve_rank(cpu, FEED))
+		return false;
+	cpu_at(cpu)->served_ns = now_ns;
+	return true;
+}
+
 /* Chooses a critical thread or a loader, if there is one that may go first. `task`: the running
  * task, NULL if it may not go on; `rank`: its rank. */
 static bool serve_ranks(struct task_struct *prev, struct task *task, __s32 cpu, enum rank rank,
@@ -159,20 +171,20 @@ static bool serve_ranks(struct task_struct *prev, struct task *task, __s32 cpu, 
 
 	note_waiting(now_ns);
 	if (first_lost_too_much(cpu, now_ns))
-		return false;
+		return serve_held_loader(cpu, now_ns);
 	if ((rank == CRITICAL || queued_of_rank(cpu, CRITICAL)) && may_go_first(cpu, now_ns)) {
 		if (serve_rank(cpu, CRITICAL))
 			return true;
 		if (task && rank == CRITICAL) {
 			counters.critical_kept++;
-			return keep(prev, task, cpu, rank);
+			return keep(prev, task, cpu, rank, now_ns);
 		}
 	}
 	if (!(is_loader || queued_of_rank(cpu, FEED)) || !may_go_first(cpu, now_ns))
 		return false;
 	if (is_loader && is_first_loader(prev, task, cpu)) {
 		counters.feed_kept++;
-		return keep(prev, task, cpu, rank);
+		return keep(prev, task, cpu, rank, now_ns);
 	}
 	return serve_rank(cpu, FEED);
 }
@@ -203,7 +215,7 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 	if (task) {
 		counters.kept++;
 		set_slice(prev, settings.slice_ns);
-		if (task->rank == ORDINARY)
+		if (advances_clock(task))
 			clock_follow(clock_of(task), prev->scx.dsq_vtime, now_ns);
 	} else {
 		promise_kept(&shared_clock, now_ns);
@@ -227,7 +239,7 @@ void CALLBACK(zernel_running, struct task_struct *p)
 	cpu->runs_pinned = task->clock != SHARED_CLOCK;
 	/* Deadlines of classes stand still while a task waits for a CPU. */
 	note_rank(cpu, task, number, rank_of(p, task, task->runnable_ns), now_ns);
-	if (task->rank == ORDINARY)
+	if (advances_clock(task))
 		clock_follow(clock_of(task), p->scx.dsq_vtime, now_ns);
 	note_running(cpu, comparable_vtime(p, task), now_ns, weight_of(task));
 	/* See bandwidth.bpf.h. */

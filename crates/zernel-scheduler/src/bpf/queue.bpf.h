@@ -14,12 +14,6 @@
 
 #include "state.bpf.h"
 
-#define THROTTLED_QUEUE 0ULL
-#define LLC_QUEUE(llc) (0x10000ULL + (llc))
-#define CPU_QUEUE(cpu) (0x20000ULL + (cpu))
-/* The queue of a rank beside one of these. */
-#define RANK_QUEUE(queue, rank) ((queue) + 0x100000ULL * (rank))
-
 /* A task of another cache must be behind by this much virtual time to be taken, because it runs
  * slower for a while after the change. */
 #define CACHE_LEAD 12000000ULL

@@ -13,6 +13,13 @@
 /* In place of the number of a CPU: a task's virtual time belongs to the shared clock. */
 #define SHARED_CLOCK (~0U)
 
+/* The queues: see queue.bpf.h. */
+#define THROTTLED_QUEUE 0ULL
+#define LLC_QUEUE(llc) (0x10000ULL + (llc))
+#define CPU_QUEUE(cpu) (0x20000ULL + (cpu))
+/* The queue of a rank beside one of these. */
+#define RANK_QUEUE(queue, rank) ((queue) + 0x100000ULL * (rank))
+
 /* Tasks with a higher rank go first, as far as the guarantee allows. */
 enum rank {
 	ORDINARY,
@@ -153,6 +160,20 @@ static void count_task(struct task *task, __u32 weight)
 		add_active(task->node, difference);
 }
 
+/* Whether an ordinary task waits that has the clock of this one. */
+static bool ordinary_waits_beside(const struct task *task)
+{
+	return task->clock == SHARED_CLOCK ? others_wait :
+					     scx_bpf_dsq_nr_queued(CPU_QUEUE(task->clock)) > 0;
+}
+
+/* Whether a task advances its clock. Critical threads do not, and loaders only while no ordinary
+ * task waits: if the clock stood still, a loader that is ahead of it would wait for all others. */
+static bool advances_clock(const struct task *task)
+{
+	return task->rank == ORDINARY || (task->rank == FEED && !ordinary_waits_beside(task));
+}
+
 /* Advances the virtual time of a task that ran. The guarantee bounds what a task takes that goes
  * first, so it need not wait for it afterwards: its tenant owes it. */
 static void advance(struct task_struct *p, const struct task *task, __u64 used_ns)
@@ -166,7 +187,7 @@ static void advance(struct task_struct *p, const struct task *task, __u64 used_n
 		used_ns += pay(task->node, clock, used_ns);
 	set_vtime(p, p->scx.dsq_vtime + virtual_time(used_ns, weight));
 	beyond = p->scx.dsq_vtime - clock->now;
-	if (!task->rank || beyond <= 0)
+	if (beyond <= 0 || advances_clock(task))
 		return;
 	set_vtime(p, clock->now);
 	if (is_shared && others_wait)
@@ -184,6 +205,7 @@ static void charge(struct task_struct *p, struct task *task, __u64 now_ns)
 	advance(p, task, used_ns);
 	charge_limits(task->node, used_ns);
 	count_time(task->class, used_ns);
+	count_tenant_time(task->node, used_ns);
 }
 
 /* Notes on its own CPU which rank runs; `is_busy`: anything does. */

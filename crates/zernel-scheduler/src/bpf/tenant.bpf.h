@@ -44,6 +44,19 @@ static struct node *tenant_of(__u32 index)
 	return index == ROOT ? NULL : node_at(index);
 }
 
+/* Counts time on a CPU for the statistics: for the tenant of a task, or else for its cgroup. */
+static void count_tenant_time(__u32 index, __u64 ns)
+{
+	struct node *node;
+
+	/* All CPUs would share this sum, and nobody owes anything without privilege. */
+	if (!settings.may_privilege)
+		return;
+	node = tenant_of(index) ?: node_at(index);
+	if (node)
+		__sync_fetch_and_add(&node->run_ns, ns);
+}
+
 /* How fast a clock advances by the guarantee, per millisecond. */
 static __u64 promised_per_ms(__s64 weight)
 {

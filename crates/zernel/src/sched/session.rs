@@ -173,6 +173,7 @@ fn statistics(
         loss_us: loaded.loss().as_micros() as u64,
         counters: loaded.counters(),
         classes: loaded.classes(),
+        tenants: loaded.tenants(),
     }
 }
 

@@ -92,6 +92,8 @@ fn metrics_show_the_scheduler() {
             "\nzernel_sched_guarantee_ratio 0.5\n",
             "\nzernel_sched_events_total{event=\"queued\"} ",
             "\nzernel_sched_wake_to_run_seconds_count{class=\"other\"} ",
+            "\nzernel_sched_tenant_run_seconds_total{cgroup=\"/\"} ",
+            "\nzernel_sched_tenant_debt_seconds{cgroup=\"/\"} ",
         ]
         .iter()
         .all(|line| text.contains(line))

@@ -1,0 +1,160 @@
+//! What each tenant took and owes. A tenant is the privileged cgroup, or any cgroup where all tasks are privileged.
+
+use std::collections::HashMap;
+use std::fs;
+use std::mem::offset_of;
+use std::os::unix::fs::DirEntryExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use libbpf_rs::{MapCore, MapFlags};
+use zernel_model::scheduler::{SchedulerStatistics, TenantStatistics};
+
+use crate::cgroup_limits::CGROUPS;
+use crate::scheduler::skeleton::{MainSkel, types};
+
+/// Index of the root, as in `cgroup.bpf.h`.
+const ROOT: u32 = 0;
+/// Time between two searches for the paths of cgroups.
+const SEARCH_EVERY: Duration = Duration::from_secs(10);
+
+/// Reads tenants, and remembers the paths of their cgroups.
+#[derive(Debug, Default)]
+pub(crate) struct TenantReader {
+    paths: HashMap<u64, String>,
+    searched: Option<Instant>,
+}
+
+/// The account of a cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Account {
+    /// 0 for the root.
+    cgroup_id: u64,
+    run_ns: u64,
+    debt_ns: u64,
+}
+
+impl TenantReader {
+    /// The tenants that took most time, at most [`SchedulerStatistics::MAX_TENANTS`].
+    pub(crate) fn read(&mut self, skel: &MainSkel<'_>) -> Vec<TenantStatistics> {
+        let accounts = largest(accounts(skel));
+        let is_known = |account: &Account| self.paths.contains_key(&account.cgroup_id);
+        let is_due = self
+            .searched
+            .is_none_or(|searched| searched.elapsed() >= SEARCH_EVERY);
+        if is_due && !accounts.iter().all(is_known) {
+            self.searched = Some(Instant::now());
+            self.paths = find_paths(Path::new(CGROUPS));
+        }
+        let accounts = accounts.into_iter();
+        accounts.map(|account| self.describe(account)).collect()
+    }
+
+    /// A cgroup whose path is unknown has its id instead.
+    fn describe(&self, account: Account) -> TenantStatistics {
+        let path = self.paths.get(&account.cgroup_id);
+        TenantStatistics {
+            cgroup: path.map_or_else(|| format!("id {}", account.cgroup_id), String::clone),
+            run_ns: account.run_ns,
+            debt_ns: account.debt_ns,
+        }
+    }
+}
+
+/// The accounts with the most time, in this order.
+fn largest(mut accounts: Vec<Account>) -> Vec<Account> {
+    accounts.retain(|account| account.run_ns > 0);
+    accounts.sort_by_key(|account| std::cmp::Reverse((account.run_ns, account.cgroup_id)));
+    accounts.truncate(SchedulerStatistics::MAX_TENANTS);
+    accounts
+}
+
+/// The accounts of all cgroups that the scheduler has room for.
+fn accounts(skel: &MainSkel<'_>) -> Vec<Account> {
+    let indices = &skel.maps.node_of_cgroup;
+    let of_cgroup = |key: Vec<u8>| {
+        let index = indices.lookup(&key, MapFlags::ANY).ok()??;
+        account(skel, word(&key, 0)?, &index)
+    };
+    let root = account(skel, 0, &ROOT.to_ne_bytes());
+    root.into_iter()
+        .chain(indices.keys().filter_map(of_cgroup))
+        .collect()
+}
+
+fn account(skel: &MainSkel<'_>, cgroup_id: u64, index: &[u8]) -> Option<Account> {
+    let node = skel.maps.nodes.lookup(index, MapFlags::ANY).ok()??;
+    Some(Account {
+        cgroup_id,
+        run_ns: word(&node, offset_of!(types::node, run_ns))?,
+        debt_ns: word(&node, offset_of!(types::node, owed_ns))?,
+    })
+}
+
+fn word(bytes: &[u8], offset: usize) -> Option<u64> {
+    let bytes = bytes.get(offset..)?.first_chunk()?;
+    Some(u64::from_ne_bytes(*bytes))
+}
+
+/// The paths of all cgroups by id: the inode number of a folder. The root has the id 0 here.
+fn find_paths(root: &Path) -> HashMap<u64, String> {
+    let mut paths = HashMap::from([(0, "/".to_owned())]);
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let path = entry.path();
+            if let Ok(below) = path.strip_prefix(root) {
+                paths.insert(entry.ino(), format!("/{}", below.display()));
+            }
+            folders.push(path);
+        }
+    }
+    paths
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn account_with(cgroup_id: u64, run_ns: u64) -> Account {
+        Account {
+            cgroup_id,
+            run_ns,
+            debt_ns: 0,
+        }
+    }
+
+    #[test]
+    fn tenants_with_most_time_are_published() {
+        let accounts = largest((0..100).map(|id| account_with(id, id)).collect());
+        assert_eq!(accounts.len(), SchedulerStatistics::MAX_TENANTS);
+        assert_eq!(accounts[0], account_with(99, 99));
+        assert_eq!(largest(vec![account_with(1, 0)]), []);
+    }
+
+    #[test]
+    fn the_root_is_that_of_the_bpf_half() {
+        let root = format!("#define ROOT {ROOT}\n");
+        assert!(include_str!("bpf/cgroup.bpf.h").contains(&root));
+    }
+
+    #[test]
+    fn cgroups_have_their_paths() {
+        let root = tempfile::tempdir().unwrap();
+        let nested = root.path().join("pods/one");
+        fs::create_dir_all(&nested).unwrap();
+        let reader = TenantReader {
+            paths: find_paths(root.path()),
+            searched: None,
+        };
+        let cgroup = |id| reader.describe(account_with(id, 1)).cgroup;
+        assert_eq!(cgroup(nested.metadata().unwrap().ino()), "/pods/one");
+        assert_eq!(cgroup(0), "/");
+        assert_eq!(cgroup(1), "id 1");
+    }
+}
