@@ -17,7 +17,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::SecretError;
 use crate::secret::MAX_BYTES;
 
-/// User of the service, and group that may read the token.
+/// Name of the service's user, and of the group that may read the token.
 const ACCOUNT: &str = "zernel";
 const ROOT: u32 = 0;
 /// Bytes of a new token.

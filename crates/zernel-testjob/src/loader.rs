@@ -67,7 +67,7 @@ impl Loaders {
     }
 }
 
-/// The main loop of a loader.
+/// The main loop of a loader process.
 fn work(
     directory: &Path,
     plan: &Plan,

@@ -43,7 +43,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A training process, as `--json` prints it.
+/// A training process, as the table and `--json` show it.
 #[derive(Debug, Serialize)]
 struct Trainer {
     pid: u32,

@@ -112,12 +112,12 @@ pub fn text_with_scheduler(
     text
 }
 
-/// Writes the head of a family.
+/// Writes the head of a metric family.
 pub(crate) fn write_head(out: &mut Exposition, family: &MetricFamily) {
     out.family(family.name, family.kind, family.help);
 }
 
-/// Writes a family with one sample.
+/// Writes a metric family with one sample.
 pub(crate) fn write_single(
     out: &mut Exposition,
     family: &MetricFamily,

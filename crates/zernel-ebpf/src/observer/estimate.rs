@@ -145,7 +145,7 @@ impl LaunchesPerStep {
         self.by_window.add(launches, weights);
     }
 
-    /// Launches per step; `None` before a step that launches lay whole in a window.
+    /// Launches per step; `None` until a step with launches lay whole in a window.
     pub(super) fn interval(&self) -> Option<Interval> {
         let by_window = self.by_window.interval()?;
         let by_step = self.by_step.interval()?.half_width;
@@ -157,7 +157,7 @@ impl LaunchesPerStep {
     }
 }
 
-/// A sampling window as one process passed through it.
+/// Totals of one process in one sampling window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct WindowTotals {
     pub(super) seconds: f64,

@@ -166,7 +166,7 @@ impl FileQueue {
         match FileTask::start(changes, kind, file, &demand, context) {
             Ok(task) => {
                 let data = epoll::EventData::new_u64(0);
-                // If it cannot be added, the next round finds the result.
+                // If epoll cannot add the task, the next round still finds its result.
                 let _ = epoll::add(&self.events, &task, data, epoll::EventFlags::IN);
                 self.pending.push(PendingFile { task, demand });
                 None

@@ -149,7 +149,7 @@ impl ObserverThread {
         }
     }
 
-    /// Stops the thread in a process that is about to end. The kernel detaches the probes when it ends.
+    /// Stops the thread in a process that is about to exit. The kernel detaches the probes when the process exits.
     pub fn stop_before_exit(self) -> Result<(), ObserveError> {
         leave_links_to_exit();
         self.stop().map(drop)
@@ -209,7 +209,7 @@ fn wake(descriptor: &OwnedFd) {
     let _ = rustix::io::write(descriptor, &1_u64.to_ne_bytes());
 }
 
-/// The rounds of an observer.
+/// The main loop of the observer's thread.
 struct RoundLoop {
     interval: Duration,
     published: Arc<Published>,

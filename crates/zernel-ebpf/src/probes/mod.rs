@@ -410,6 +410,7 @@ impl ProbedFunction {
         self
     }
 
+    /// Sets the kind that a call counts as.
     const fn kind(mut self, kind: CallKind) -> Self {
         self.kind = kind;
         self

@@ -51,10 +51,13 @@ fn exits_slowly(driver: &Driver, sockets: u64) {
     }
 }
 
-/// Indices of processes, and children that take them.
+/// Number of process indices in the kernel's table.
 const INDICES: usize = 2047;
+/// Children that exit at once.
 const SHORT: usize = 1900;
+/// Children that exit between two reads.
 const PART: usize = 380;
+/// Children that stay until the test ends. Together with the short ones they need every index.
 const PATIENT: usize = 300;
 
 /// Has [`SHORT`] children that exit at once, then [`PATIENT`] that stay.

@@ -48,7 +48,7 @@ impl fmt::Display for ScenarioReport {
                 .iter()
                 .zip(&widths)
                 .map(|(cell, width)| format!("{cell:<width$}"));
-            // A bar inside a cell would end it.
+            // A bar inside a cell would end the cell.
             let padded: Vec<String> = padded.map(|cell| cell.replace(" | ", " / ")).collect();
             writeln!(formatter, "| {} |", padded.join(" | "))
         };

@@ -29,7 +29,7 @@ pub struct TimeSpan {
 ///
 /// Three things are not ordinary steps:
 /// - **Warm-up**: long steps at the start of a run.
-/// - **Pauses**: long steps with rare marks, as of an evaluation or a checkpoint. The pause is the
+/// - **Pauses**: long steps with rare marks, such as an evaluation or a checkpoint. The pause is the
 ///   time above the median.
 /// - **Evaluations**, where only copies separate steps: intervals with far fewer launches than a
 ///   step. They count as pauses.

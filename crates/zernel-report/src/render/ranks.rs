@@ -230,6 +230,7 @@ fn list(phrases: impl IntoIterator<Item = String>) -> String {
     phrases.collect::<Vec<_>>().join(", ")
 }
 
+/// The length of each pause or stall, and when it began.
 fn interruptions(all: &[Interruption]) -> String {
     let text = |one: &Interruption| format!("{} at {:.1} s", time(one.seconds), one.at_seconds);
     list(all.iter().map(text))

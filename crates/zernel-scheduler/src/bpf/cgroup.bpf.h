@@ -94,7 +94,7 @@ static __s64 recount(struct node *node, __s64 added)
 	return difference;
 }
 
-/* Adds a weight to what is runnable in a cgroup. */
+/* Adds to the runnable weight of a cgroup, and of its ancestors as far as theirs changes. */
 static void add_active(__u32 index, __s64 added)
 {
 	struct node *node;

@@ -53,7 +53,7 @@ pub(super) struct ConfigFile {
     /// Set by SIGHUP.
     is_requested: Arc<AtomicBool>,
     looked: Instant,
-    /// The version that was read last.
+    /// Version of the file when it was loaded last.
     read: Option<FileVersion>,
     /// The version at the last look.
     seen: Option<FileVersion>,

@@ -32,10 +32,10 @@ pub(super) struct Predecessor {
 }
 
 impl Predecessor {
-    /// Finds it. `None`: no scheduler is loaded.
+    /// Finds the loaded `zernel sched`. `None`: no scheduler is loaded.
     ///
     /// # Errors
-    /// The loaded scheduler is none that can be replaced.
+    /// The loaded scheduler cannot be replaced.
     pub(super) fn find() -> Result<Option<Self>, String> {
         let state = SchedExt::current().map_err(|error| error.to_string())?;
         let SchedExt::Loaded { scheduler, .. } = state else {

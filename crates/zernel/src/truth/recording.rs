@@ -289,7 +289,7 @@ impl Delays {
     }
 }
 
-/// The clock of the probes and of the labels.
+/// Time on the monotonic clock, which the probes and the labels use too.
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

@@ -109,7 +109,7 @@ pub(crate) fn quarantined() {
     );
     let victim = start_victim(&stage, 1);
     scene::assert_exact(&second, &stage, &victim);
-    // A daemon that ends as it should leaves no further file behind.
+    // A daemon that ends on SIGTERM adds no file to the list of files in hand.
     let (status, said) = second.end(Signal::TERM);
     assert!(status.success(), "{said}");
     assert_eq!(in_hand().lines().count(), DEAD_NAMES.len());

@@ -294,7 +294,7 @@ pub(crate) fn systemd_understands_the_unit() {
 
 pub(crate) fn systemd_understands_the_unit_of_the_scheduler() {
     let folder = tempfile::tempdir().expect("a folder");
-    // The scheduler's unit names the observer's.
+    // The scheduler's unit refers to the observer's unit, so systemd must find both.
     written_unit(folder.path());
     let unit = write_unit(folder.path(), "zernel-sched.service", SCHEDULER_UNIT);
     let mut command = Command::new("systemd-analyze");

@@ -22,7 +22,7 @@ const BOOTS: [&[&str]; 2] = [
     &["cpu-max", "cgroups-equal", "weights-unequal-threads"],
 ];
 
-/// A trainer with a backward thread and one at the mercy of its loaders, beside spinners.
+/// A trainer with a backward thread and a trainer that waits for its loaders, beside spinners.
 const TRAINERS: &str = r#"
 about = "Hand-off and feed."
 warmup_ms = 2000

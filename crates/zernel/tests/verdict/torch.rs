@@ -144,7 +144,7 @@ fn sleeping_loaders() {
     assert!(printed.contains("num_workers=N"), "{printed}");
 }
 
-/// A job that ends with the test.
+/// A job that is killed when the test ends.
 struct Running(Child);
 
 impl Drop for Running {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::probes::{Probe, SYMBOLS, SamplingGroup, cuda_trace};
 
-/// The largest share of the time that windows take: two of the shortest ones per second.
+/// Largest share of the time in which a sampling window is open: two windows of the shortest length per second.
 pub(super) const MAX_DUTY: f64 = 0.1;
 /// The smallest share: a window of the shortest length about every eight minutes.
 pub(super) const MIN_DUTY: f64 = 1e-4;

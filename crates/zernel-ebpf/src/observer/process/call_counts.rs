@@ -100,9 +100,9 @@ struct Progress {
     series: u32,
     /// Steps in that series.
     steps: u64,
-    /// Since when that series is estimated.
+    /// Time from which the calls of that series are estimated.
     series_from_ns: u64,
-    /// Whether there was a window since.
+    /// Whether a sampling window has closed since then.
     had_window: bool,
     /// Seconds in which permanent probes were attached.
     attached_seconds: f64,

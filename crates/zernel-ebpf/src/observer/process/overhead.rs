@@ -23,7 +23,7 @@ pub(in crate::observer) struct Overhead {
     pub(in crate::observer) permanent: f64,
     /// Consecutive rounds in which it was above the ceiling although its frequent functions are sampled.
     pub(in crate::observer) rounds_over_ceiling: u32,
-    /// Whether its calls are not counted for now, because they cost too much.
+    /// Whether its calls are not counted for a while, because its overhead stayed above the ceiling.
     pub(in crate::observer) is_rested: bool,
     hits_before: u64,
     counters_before: Counters,
