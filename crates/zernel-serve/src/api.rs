@@ -107,7 +107,7 @@ async fn exposition(
 ) -> Result<Response, QueryError> {
     let text = state
         .queries
-        .text(Query::Metrics(format), grant.scope)
+        .text(Query::Metrics(format), grant.scope, grant.owner)
         .await?;
     Ok(with_content_type(
         content_negotiation::content_type(format),
@@ -119,7 +119,10 @@ async fn snapshot(
     State(state): State<AppState>,
     Extension(grant): Extension<Grant>,
 ) -> Result<Response, QueryError> {
-    let text = state.queries.text(Query::Snapshot, grant.scope).await?;
+    let text = state
+        .queries
+        .text(Query::Snapshot, grant.scope, grant.owner);
+    let text = text.await?;
     Ok(with_content_type("application/json", text))
 }
 
@@ -127,7 +130,8 @@ async fn ledger(
     State(state): State<AppState>,
     Extension(grant): Extension<Grant>,
 ) -> Result<Response, QueryError> {
-    let text = state.queries.text(Query::Ledger, grant.scope).await?;
+    let text = state.queries.text(Query::Ledger, grant.scope, grant.owner);
+    let text = text.await?;
     Ok(with_content_type("application/json", text))
 }
 

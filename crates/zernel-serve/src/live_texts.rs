@@ -1,8 +1,9 @@
 //! Texts that still exist: those that were just built, and those that clients have not read yet.
 //!
 //! A client that reads slowly keeps the text of its answer in memory, and every newer snapshot of the source makes another text.
-//! So a scope has a limited number of texts of each kind. A scope sees its own processes and files, which are limited too, so the
-//! memory of all texts is bounded, and a user whose clients do not read keeps no other user from an answer.
+//! So the clients of one owner have a limited number of texts of each kind. An owner sees its own processes and files, which are limited
+//! too, so the memory of all texts is bounded, and a user whose clients do not read keeps no other user from an answer. Root and clients
+//! with the token have no limit.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,24 +11,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use axum::body::Bytes;
 use axum::extract::ws::Utf8Bytes;
 
-use crate::Scope;
+use crate::peer::Owner;
 use crate::source_queries::Query;
 
-/// Texts of one kind that may exist for one scope: one that is built, one that is reused, one of the WebSockets, and five that
-/// clients read.
-pub(crate) const MAX_TEXTS_OF_SCOPE: u32 = 8;
+/// Texts of one kind that may exist for one owner.
+pub(crate) const MAX_TEXTS_OF_OWNER: u32 = 8;
 
 /// Counts the texts that exist.
 #[derive(Clone, Default)]
-pub(crate) struct LiveTexts(Arc<Mutex<HashMap<(Query, Scope), u32>>>);
+pub(crate) struct LiveTexts(Arc<Mutex<HashMap<(Query, Owner), u32>>>);
 
 impl LiveTexts {
     /// Counts a text that is about to be built; `None` if there are too many.
-    pub(crate) fn begin(&self, query: Query, scope: Scope) -> Option<LiveText> {
-        let key = (query, scope);
+    pub(crate) fn begin(&self, query: Query, owner: Owner) -> Option<LiveText> {
+        let is_limited = owner != Owner::Trusted;
+        let key = (query, owner);
         let mut counts = self.lock();
-        let count = counts.entry(key).or_default();
-        if *count == MAX_TEXTS_OF_SCOPE {
+        let count = counts.entry(key.clone()).or_default();
+        if is_limited && *count == MAX_TEXTS_OF_OWNER {
             return None;
         }
         *count += 1;
@@ -35,7 +36,7 @@ impl LiveTexts {
         Some(LiveText { texts, key })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(Query, Scope), u32>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(Query, Owner), u32>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -43,7 +44,7 @@ impl LiveTexts {
 /// The place of one text. Dropping it frees the place.
 pub(crate) struct LiveText {
     texts: LiveTexts,
-    key: (Query, Scope),
+    key: (Query, Owner),
 }
 
 impl LiveText {
@@ -79,14 +80,16 @@ impl AsRef<[u8]> for HeldText {
 
 #[cfg(test)]
 mod tests {
+    use zernel_identity::Tenant;
+
     use super::*;
 
     #[test]
-    fn a_scope_has_a_limited_number_of_texts_of_each_kind() {
+    fn an_owner_has_a_limited_number_of_texts_of_each_kind() {
         let texts = LiveTexts::default();
-        let begin = |user, query| texts.begin(query, Scope::User(user));
+        let begin = |user, query| texts.begin(query, Owner::Tenant(Tenant::User(user)));
         let hold = |_| begin(1, Query::Ledger).map(|text| text.hold("text".to_owned()));
-        let mut held: Vec<_> = (0..MAX_TEXTS_OF_SCOPE).map(hold).collect();
+        let mut held: Vec<_> = (0..MAX_TEXTS_OF_OWNER).map(hold).collect();
         assert!(held.iter().all(Option::is_some));
         assert!(begin(1, Query::Ledger).is_none());
         assert!(begin(1, Query::Snapshot).is_some());
@@ -97,6 +100,11 @@ mod tests {
         drop(copy);
         assert!(begin(1, Query::Ledger).is_some());
         drop(held);
+        let trusted: Vec<_> = (0..100)
+            .filter_map(|_| texts.begin(Query::Ledger, Owner::Trusted))
+            .collect();
+        assert_eq!(trusted.len(), 100);
+        drop(trusted);
         assert!(texts.lock().is_empty());
     }
 }

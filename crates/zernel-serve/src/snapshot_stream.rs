@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::Scope;
+use crate::peer::Owner;
 use crate::source_queries::{Query, SourceQueries};
 
 /// Receiver of the latest snapshot of one scope. A slow client skips the snapshots in between.
@@ -56,8 +57,10 @@ impl SnapshotStreams {
                 _ = ticks.tick() => {}
                 () = stream.closed() => if self.remove_if_unused(scope, &stream) { return },
             }
-            // No error is final: the next tick queries the source again.
-            if let Ok(text) = self.queries.text(Query::Snapshot, scope).await {
+            // A stream has one text, however many of its clients are slow.
+            let text = self.queries.text(Query::Snapshot, scope, Owner::Trusted);
+            // A panic in the source is not final: the next tick queries it again.
+            if let Ok(text) = text.await {
                 stream.send_replace(Some(text));
             }
         }

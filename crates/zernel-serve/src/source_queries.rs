@@ -7,6 +7,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::live_texts::LiveTexts;
+use crate::peer::Owner;
 use crate::recent_texts::RecentTexts;
 use crate::shared_work::{SharedWork, WorkPanicked};
 use crate::{Health, Scope, Source, TextFormat};
@@ -35,7 +36,7 @@ pub(crate) struct SourceQueries {
 #[derive(Debug)]
 pub(crate) enum QueryError {
     Panicked,
-    /// Clients of the same scope have not read too many earlier answers.
+    /// Clients of the same owner have not read too many earlier answers.
     TooManyUnread,
 }
 
@@ -50,13 +51,19 @@ impl SourceQueries {
         }
     }
 
-    pub(crate) async fn text(&self, query: Query, scope: Scope) -> Result<Utf8Bytes, QueryError> {
+    /// The answer to a query of one of the owner's clients.
+    pub(crate) async fn text(
+        &self,
+        query: Query,
+        scope: Scope,
+        owner: Owner,
+    ) -> Result<Utf8Bytes, QueryError> {
         // Before the text is built: a text of a newer version may be kept as one of this version, and is not reused then.
         let version = self.source.version();
         if let Some(text) = version.and_then(|it| self.recent.find(query, scope, it)) {
             return Ok(text);
         }
-        let live = self.live.begin(query, scope);
+        let live = self.live.begin(query, owner);
         let live = live.ok_or(QueryError::TooManyUnread)?;
         let (source, recent) = (Arc::clone(&self.source), Arc::clone(&self.recent));
         let work = move || {
