@@ -105,6 +105,10 @@ pub fn text_with_scheduler(
         observer::expose(&mut out, snapshot);
         scheduler::expose(&mut out, scheduler);
     }
+    // Cgroups name pods and jobs.
+    if scope == Scope::All {
+        scheduler::expose_tenants(&mut out, scheduler);
+    }
     let mut text = out.finish();
     if format == TextFormat::OpenMetrics {
         text.push_str("# EOF\n");

@@ -73,6 +73,10 @@ pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistic
     for (class, counted) in classes() {
         out.histogram(WAIT.name, &[("class", &label(*class))], &counted.waits());
     }
+}
+
+/// Adds the figures of each tenant of the scheduler.
+pub(super) fn expose_tenants(out: &mut Exposition, scheduler: Option<&SchedulerStatistics>) {
     let figures: [(MetricFamily, TenantFigure); 2] = [
         (TENANT_RUN_SECONDS, |tenant| tenant.run_ns as f64 / 1e9),
         (TENANT_DEBT, |tenant| tenant.debt_ns as f64 / 1e9),
@@ -98,12 +102,40 @@ fn label(class: TaskClass) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use zernel_model::aggregation::exposition::TextFormat;
+    use zernel_model::snapshot::{Scope, Snapshot};
+
     use super::*;
+    use crate::metrics::text_with_scheduler;
 
     fn text(scheduler: Option<&SchedulerStatistics>) -> String {
         let mut out = Exposition::default();
         expose(&mut out, scheduler);
+        expose_tenants(&mut out, scheduler);
         out.finish()
+    }
+
+    /// Their cgroups name pods and jobs.
+    #[test]
+    fn only_readers_of_everything_see_tenants() {
+        let scheduler = SchedulerStatistics {
+            tenants: vec![TenantStatistics {
+                cgroup: "/training".to_owned(),
+                run_ns: 1,
+                debt_ns: 0,
+            }],
+            ..SchedulerStatistics::default()
+        };
+        let snapshot = Snapshot::default();
+        for (scope, is_seen) in [
+            (Scope::All, true),
+            (Scope::Machine, false),
+            (Scope::User(1), false),
+        ] {
+            let format = TextFormat::Prometheus;
+            let text = text_with_scheduler(&snapshot, Some(&scheduler), scope, format);
+            assert_eq!(text.contains("/training"), is_seen, "{scope:?}");
+        }
     }
 
     #[test]
