@@ -181,6 +181,7 @@ static void advance(struct task_struct *p, const struct task *task, __u64 used_n
 	const struct clock *clock = clock_of(task);
 	bool is_shared = clock == &shared_clock;
 	__u64 weight = weight_of(task);
+	__u64 taken_ns;
 	__s64 beyond;
 
 	if (!task->rank && is_shared && is_privileged(p, task))
@@ -190,8 +191,10 @@ static void advance(struct task_struct *p, const struct task *task, __u64 used_n
 	if (beyond <= 0 || advances_clock(task))
 		return;
 	set_vtime(p, clock->now);
+	/* What a loader took before, while nobody waited, is not owed. */
+	taken_ns = real_time(beyond, weight);
 	if (is_shared && others_wait)
-		owe(task->node, real_time(beyond, weight));
+		owe(task->node, taken_ns < used_ns ? taken_ns : used_ns);
 }
 
 /* Charges the running task for the time since it was last charged. */
