@@ -134,10 +134,22 @@ const FEW_WINDOWS: u32 = 8;
 impl LaunchesPerStep {
     /// Adds a window of this length and the steps that lay whole in it.
     pub(super) fn add_window(&mut self, steps: &[WindowStep], length: Duration) {
+        self.add_steps(steps, |step| {
+            let room = length.saturating_sub(Duration::from_nanos(step.duration_ns));
+            1.0 / room.max(length.mul_f64(MIN_ROOM)).as_secs_f64()
+        });
+    }
+
+    /// Adds successive steps that were all counted, as if they were those of a window of this length. No step is
+    /// under-represented, so all have the same weight.
+    pub(super) fn add_counted(&mut self, steps: &[WindowStep], length: Duration) {
+        self.add_steps(steps, |_| 1.0 / length.as_secs_f64());
+    }
+
+    fn add_steps(&mut self, steps: &[WindowStep], weight: impl Fn(&WindowStep) -> f64) {
         let (mut launches, mut weights) = (0.0, 0.0);
         for step in steps {
-            let room = length.saturating_sub(Duration::from_nanos(step.duration_ns));
-            let weight = 1.0 / room.max(length.mul_f64(MIN_ROOM)).as_secs_f64();
+            let weight = weight(step);
             launches += weight * f64::from(step.launches);
             weights += weight;
             self.by_step.add(weight * f64::from(step.launches), weight);

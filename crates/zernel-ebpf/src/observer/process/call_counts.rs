@@ -106,6 +106,8 @@ struct Progress {
     had_window: bool,
     /// Seconds in which permanent probes were attached.
     attached_seconds: f64,
+    /// When launches were last counted anew, because they were not sampled any more.
+    sampled_until_ns: u64,
     is_paused: bool,
     is_in_window: bool,
 }
@@ -321,7 +323,7 @@ impl CallCounts {
         self.advance(now_ns, steps);
         self.progress.series_from_ns = now_ns;
         if SYMBOLS[symbol].kind == CallKind::Launch && !self.has_sampled_launches() {
-            self.add_windows_before_sampling(steps);
+            self.add_steps_before_sampling(steps);
         }
         self.begin(
             symbol,
@@ -348,24 +350,18 @@ impl CallCounts {
         }
     }
 
-    /// The time before launches are sampled is like two windows, each up to the end of a step: all launches were counted
-    /// in it. So launches per step have an interval at once, even if sampling begins in an evaluation.
-    fn add_windows_before_sampling(&mut self, steps: &StepDetector) {
+    /// The steps before launches are sampled are like those of two windows: their launches were counted. So launches per step
+    /// have an interval at once, even if sampling begins in an evaluation. Steps too long for a window are left out, as
+    /// windows leave them out.
+    fn add_steps_before_sampling(&mut self, steps: &StepDetector) {
         let Some(length) = window_length_for_steps(steps) else {
             return;
         };
-        let length_ns = length.as_nanos() as u64;
-        let mut to_ns = u64::MAX;
-        for _ in 0..2 {
-            let fits = |step: &&Step| step.end_ns <= to_ns && step.duration_ns() <= length_ns;
-            let Some(last) = steps.recent().iter().rfind(fits) else {
-                return;
-            };
-            let from_ns = last.end_ns.saturating_sub(length_ns);
-            let whole_steps = counted_steps(steps, from_ns, last.end_ns);
-            self.launches_per_step.add_window(&whole_steps, length);
-            to_ns = from_ns;
-        }
+        let mut counted = counted_steps(steps, self.progress.sampled_until_ns, u64::MAX);
+        counted.retain(|step| Duration::from_nanos(step.duration_ns) <= length);
+        let (first, second) = counted.split_at(counted.len() / 2);
+        self.launches_per_step.add_counted(first, length);
+        self.launches_per_step.add_counted(second, length);
     }
 
     /// Counts a function exactly again.
@@ -376,6 +372,7 @@ impl CallCounts {
         steps: &StepDetector,
     ) {
         self.advance(now_ns, steps);
+        self.progress.sampled_until_ns = now_ns;
         for subject in Subject::of(symbol) {
             let goes_on = self
                 .sampled_now()
