@@ -316,6 +316,8 @@ static inline void zernel_apply_announcement(const struct zernel_tracker_config 
 		zernel_begin_backward(config, task);
 		break;
 	case ZERNEL_OPTIMIZER_BEGIN:
+		/* A step without a closure may follow one with a closure. */
+		task->tracker.flags &= ~ZERNEL_REPEATS_CLOSURE;
 		task->tracker.last_marker_ns = task->tracker.now_ns;
 		zernel_announce(config, task, ZERNEL_UPDATING,
 				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_UPDATES);

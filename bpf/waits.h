@@ -115,8 +115,10 @@ static inline void zernel_end_wait(const struct zernel_tracker_config *config,
 			zernel_add_saturating(tracker->activity_until_ns, waited_ns);
 		tracker->flags |= ZERNEL_MAY_UPDATE;
 		tracker->undecided_since_ns = tracker->now_ns;
-		/* An optimizer that repeats its closure goes on. */
-		if (tracker->flags & ZERNEL_REPEATS_CLOSURE)
+		/* An optimizer that repeats its closure goes on after the pass. Waits inside of the
+		 * pass, as for a lock, see no launches. */
+		if (tracker->flags & ZERNEL_REPEATS_CLOSURE &&
+		    event == ZERNEL_UNBLOCK_AFTER_LAUNCHES)
 			zernel_turn_to(config, tracker, ZERNEL_UPDATING, tracker->now_ns);
 	} else if (waited_ns >= config->short_wait_max_ns) {
 		zernel_end_long_wait(config, tracker, event);

@@ -267,6 +267,8 @@ impl PhaseTracker {
             ThreadEvent::BackwardBegin => self.begin_backward(closed),
             ThreadEvent::OptimizerBegin => {
                 self.announces_updates = true;
+                // A step without a closure may follow one with a closure.
+                self.repeats_closure = false;
                 self.last_marker_ns = self.now_ns;
                 self.announce(Activity::Updating, closed);
             }

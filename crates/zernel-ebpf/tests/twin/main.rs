@@ -282,7 +282,7 @@ fn every_mutant_is_noticed() {
         let survived = classify_alike(&mutant, 32).is_ok()
             && detect_alike(&mutant, 16).is_ok()
             && publish_alike(&mutant, 8).is_ok()
-            && track_alike(&mutant, 128).is_ok();
+            && track_alike(&mutant, 1024).is_ok();
         assert!(
             !survived,
             "nobody noticed that {header} says {to:?} instead of {from:?}"

@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 94] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 96] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -388,8 +388,18 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 94] = [
     ),
     (
         "waits.h",
-        "if (tracker->flags & ZERNEL_REPEATS_CLOSURE)",
+        "if (tracker->flags & ZERNEL_REPEATS_CLOSURE &&\n\t\t    event == ZERNEL_UNBLOCK_AFTER_LAUNCHES)",
         "if (0)",
+    ),
+    (
+        "waits.h",
+        "ZERNEL_REPEATS_CLOSURE &&\n\t\t    event == ZERNEL_UNBLOCK_AFTER_LAUNCHES)",
+        "ZERNEL_REPEATS_CLOSURE)",
+    ),
+    (
+        "phase_tracker.h",
+        "task->tracker.flags &= ~ZERNEL_REPEATS_CLOSURE;",
+        "",
     ),
     (
         "phase_tracker.h",

@@ -24,6 +24,7 @@ pub(crate) struct ThreadKind {
     uses_gpu: bool,
     announces: bool,
     announces_data: bool,
+    repeats_closure: bool,
 }
 
 impl ThreadKind {
@@ -33,6 +34,7 @@ impl ThreadKind {
             uses_gpu: !index.is_multiple_of(3),
             announces: index.is_multiple_of(2),
             announces_data: !index.is_multiple_of(4),
+            repeats_closure: index.is_multiple_of(8),
         }
     }
 }
@@ -40,6 +42,7 @@ impl ThreadKind {
 pub(crate) fn any_event(rng: &mut Rng, kind: ThreadKind) -> ThreadEvent {
     let event = match kind.announces && rng.bool() {
         true if kind.announces_data => event_of_loop(rng),
+        true if kind.repeats_closure => event_of_closure(rng),
         true => event_of_loop_without_loader(rng),
         false => event_of_any_thread(rng),
     };
@@ -89,6 +92,23 @@ fn event_of_loop_without_loader(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::UpdateEnd,
     ])
     .unwrap()
+}
+
+/// An event of an optimizer that runs a closure several times per step.
+fn event_of_closure(rng: &mut Rng) -> ThreadEvent {
+    let of_step = [ThreadEvent::OptimizerBegin, ThreadEvent::UpdateEnd];
+    let of_run = [
+        ThreadEvent::ZeroGradients,
+        ThreadEvent::BackwardBegin,
+        ThreadEvent::Block(BlockReason::Futex),
+        ThreadEvent::UnblockAfterLaunches,
+        ThreadEvent::GpuSyncEnter,
+        ThreadEvent::GpuSyncLeave,
+    ];
+    match rng.u8(0..8) {
+        0 => rng.choice(of_step).unwrap(),
+        _ => rng.choice(of_run).unwrap(),
+    }
 }
 
 fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {

@@ -235,6 +235,61 @@ fn an_optimizer_that_repeats_its_closure_works_between_its_runs() {
     );
 }
 
+/// A skipped step, as after gradients that are not finite, looks like a closure. The next step shows that it was none: the
+/// forward pass after a later backward pass is not the optimizer's.
+#[test]
+fn a_skipped_step_does_not_turn_later_passes_into_updates() {
+    let pass = |begin| {
+        [
+            (begin, BackwardBegin),
+            (begin, Block(BlockReason::Futex)),
+            (begin + 5, UnblockAfterLaunches),
+        ]
+    };
+    let mut events = vec![(0, OptimizerBegin), (2, ForwardBegin)];
+    events.extend(pass(10));
+    events.extend([(16, ZeroGradients), (17, ForwardBegin)]); // the step is skipped
+    events.extend(pass(20));
+    events.extend([(26, OptimizerBegin), (28, ForwardBegin)]);
+    events.extend(pass(30));
+    events.extend([(36, Launch), (38, CopyToDevice)]); // the next micro-batch
+    events.extend(pass(40));
+    events.push((46, OptimizerBegin));
+    let intervals = track(&events, 47);
+    let after = intervals.iter().filter(|(_, from, _)| *from >= 28);
+    let after: Vec<_> = after.copied().collect();
+    assert_eq!(after, [(GpuCompute, 28, 45), (OptimizerStep, 45, 47)]);
+}
+
+/// A wait for a lock in the backward pass of a closure is not its end.
+#[test]
+fn a_wait_for_a_lock_does_not_end_the_backward_pass_of_a_closure() {
+    let mut events = vec![(0, OptimizerBegin)];
+    for begin in [0, 20] {
+        events.extend([
+            (begin, ZeroGradients),
+            (begin + 5, BackwardBegin),
+            (begin + 5, Block(BlockReason::Futex)),
+            (begin + 8, UnblockAfterLaunches),
+        ]);
+    }
+    events.extend([
+        (40, ZeroGradients),
+        (45, BackwardBegin),
+        (46, Block(BlockReason::Futex)),
+        (46, Unblock),
+        (48, Block(BlockReason::Futex)),
+    ]);
+    events.extend([(48, Unblock), (50, ZeroGradients)]);
+    let intervals = track(&events, 51);
+    let last: Vec<_> = intervals
+        .iter()
+        .filter(|(_, from, _)| *from >= 40)
+        .copied()
+        .collect();
+    assert_eq!(last[0], (GpuCompute, 40, 48), "{intervals:?}");
+}
+
 /// With the ends of announced work, what follows an optimizer step is not the optimizer's.
 #[test]
 fn work_after_the_end_of_an_update_is_gpu_compute() {

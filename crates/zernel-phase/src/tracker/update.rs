@@ -1,7 +1,7 @@
 //! The optimizer step: where it begins and ends.
 
 use super::activity::Activity;
-use super::{PhaseInterval, PhaseTracker};
+use super::{PhaseInterval, PhaseTracker, ThreadEvent};
 use crate::task_state::WorkloadPhase;
 
 impl PhaseTracker {
@@ -40,11 +40,12 @@ impl PhaseTracker {
         }
     }
 
-    /// The wait for a backward pass that another thread runs is over. An optimizer that repeats its closure goes on.
-    pub(super) fn end_backward_wait(&mut self, waited_ns: u64) {
+    /// A wait in a backward pass that another thread runs is over. An optimizer that repeats its closure goes on after the
+    /// pass. Waits inside of the pass, as for a lock, see no launches.
+    pub(super) fn end_backward_wait(&mut self, waited_ns: u64, event: ThreadEvent) {
         self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
         self.update_since_ns = Some(self.now_ns);
-        if self.repeats_closure {
+        if self.repeats_closure && event == ThreadEvent::UnblockAfterLaunches {
             self.set_activity(Activity::Updating, self.now_ns);
         }
     }

@@ -77,7 +77,7 @@ impl PhaseTracker {
         if self.is_in_call() {
             self.call_shown_ns += waited_ns;
         } else if self.activity == Activity::Backward {
-            self.end_backward_wait(waited_ns);
+            self.end_backward_wait(waited_ns, event);
         } else if waited_ns >= self.config.short_wait_max_ns {
             self.end_long_wait(wait, event);
         } else if wait.activity.survives_short_waits() {

@@ -179,6 +179,7 @@ static __noinline bool is_observed(struct zernel_thread *thread, struct zernel_p
 	thread->dataload.since_ns = 0;
 	thread->dist_sync.since_ns = 0;
 	thread->dist_sync.armed_ns = 0;
+	thread->torch.records = 0;
 	return false;
 }
 

@@ -9,7 +9,8 @@
 
 struct torch_thread {
 	__u64 records; /* enum torch_record, the innermost in the lowest bits */
-	__u64 sees_ends; /* the end of a record was seen */
+	__u32 sees_ends; /* the end of a record was seen */
+	__u32 updates; /* an optimizer step was seen */
 };
 
 #endif

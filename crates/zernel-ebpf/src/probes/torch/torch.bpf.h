@@ -124,22 +124,25 @@ static __always_inline __u32 begin_record(struct torch_thread *torch, __u32 even
 	__u64 around = innermost_record(torch);
 
 	torch->records = torch->records << TORCH_RECORD_BITS | record_of(event);
+	if (event == ZERNEL_OPTIMIZER_BEGIN)
+		torch->updates = 1;
 	if (event == ZERNEL_ZERO_GRADIENTS && torch->sees_ends && around != TORCH_RECORDS_UPDATE)
 		return ZERNEL_OPTIMIZER_BEGIN;
 	return event;
 }
 
-/* The record that began last ends. A closure that cleared gradients goes on with its forward
- * pass. */
+/* The record that began last ends. A closure that cleared gradients goes on with its forward pass. A
+ * thread without optimizer steps may get batches for another thread. Ends of records before the first
+ * end that is seen were missed. */
 static __always_inline __u32 end_record(struct torch_thread *torch)
 {
 	__u64 ended = innermost_record(torch);
 
-	torch->records >>= TORCH_RECORD_BITS;
+	torch->records = torch->sees_ends ? torch->records >> TORCH_RECORD_BITS : 0;
 	torch->sees_ends = 1;
 	switch (ended) {
 	case TORCH_RECORDS_DATA:
-		return ZERNEL_FORWARD_BEGIN;
+		return torch->updates ? ZERNEL_FORWARD_BEGIN : ZERNEL_NONE;
 	case TORCH_RECORDS_UPDATE:
 		return ZERNEL_UPDATE_END;
 	case TORCH_RECORDS_ZERO_GRADIENTS:
