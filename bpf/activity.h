@@ -31,6 +31,11 @@ static inline __u8 zernel_activity_expired(__u8 activity)
 	return activity == ZERNEL_RECEIVING ? ZERNEL_COMPUTING : ZERNEL_IDLE;
 }
 
+static inline int zernel_is_part_of_step(__u8 activity)
+{
+	return activity != ZERNEL_OTHER_WORK && activity != ZERNEL_COMPILING;
+}
+
 /* Whether a short wait leaves an activity as it was. */
 static inline int zernel_survives_short_waits(__u8 activity)
 {
@@ -50,6 +55,7 @@ static inline __u64 zernel_activity_limit(const struct zernel_tracker_config *co
 	case ZERNEL_OTHER_WORK:
 		return config->launching_max_ns;
 	case ZERNEL_BACKWARD:
+	case ZERNEL_COMPILING:
 		return config->sync_max_ns;
 	case ZERNEL_UPDATING:
 		return config->optimizer_max_ns;
@@ -66,6 +72,12 @@ static inline __u64 zernel_add_saturating(__u64 a, __u64 b)
 static inline int zernel_in_call(const struct zernel_tracker *tracker)
 {
 	return tracker->flags & (ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
+}
+
+/* Whether the optimizer works, and its end will be seen. A wait for the GPU does not end that. */
+static inline int zernel_is_updating(const struct zernel_tracker *tracker)
+{
+	return tracker->flags & ZERNEL_IN_UPDATE && tracker->activity == ZERNEL_UPDATING;
 }
 
 /* Turns to an activity at `from_ns`. */

@@ -55,7 +55,7 @@ static __always_inline __u64 zernel_argument(const __u64 *registers, __u64 stack
 
 /* The entry of a function without a return probe. Its arguments may decide what it means. */
 struct zernel_entry {
-	__u64 arguments[2];
+	__u64 arguments[3];
 	__u32 event; /* enum zernel_event, or ZERNEL_NONE */
 	__u16 mark; /* enum zernel_mark */
 	__u16 is_other; /* the call means nothing */

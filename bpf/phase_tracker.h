@@ -22,7 +22,7 @@ static inline void zernel_count(__u32 *fault)
  * and run backward passes without data. */
 static inline int zernel_does_other_work(const struct zernel_tracker *tracker)
 {
-	return tracker->activity == ZERNEL_OTHER_WORK &&
+	return !zernel_is_part_of_step(tracker->activity) &&
 	       tracker->now_ns < tracker->activity_until_ns;
 }
 
@@ -128,8 +128,7 @@ static inline void zernel_leave_sync(const struct zernel_tracker_config *config,
 	if (tracker->flags & ZERNEL_IN_COLLECTIVE)
 		return;
 	tracker->flags &= ~(ZERNEL_COLLECTIVE_QUEUED | ZERNEL_LAUNCHED_SINCE_SYNC);
-	/* An optimizer works between two runs of its closure. */
-	if (tracker->flags & ZERNEL_REPEATS_CLOSURE && tracker->activity == ZERNEL_UPDATING) {
+	if (zernel_is_updating(tracker)) {
 		zernel_turn_to(config, tracker, ZERNEL_UPDATING, tracker->now_ns);
 		return;
 	}
@@ -179,6 +178,13 @@ static inline void zernel_launch(const struct zernel_tracker_config *config,
 		zernel_compute(config, tracker);
 }
 
+/* A batch follows an undecided wait, or a fork: the thread got data since then. */
+static inline void zernel_credit_loading(struct zernel_task_state *task)
+{
+	if (task->tracker.flags & ZERNEL_UNDECIDED)
+		zernel_transition(task, ZERNEL_DATA_LOADING, task->tracker.undecided_since_ns);
+}
+
 static inline void zernel_copy(const struct zernel_tracker_config *config,
 			       struct zernel_task_state *task)
 {
@@ -193,13 +199,13 @@ static inline void zernel_copy(const struct zernel_tracker_config *config,
 	/* An optimizer may copy too. The next batch is announced. */
 	if (tracker->activity == ZERNEL_UPDATING && (tracker->flags & announces) == announces)
 		return;
+	if (zernel_is_updating(tracker))
+		return;
 	if (zernel_does_other_work(tracker))
 		return;
-	if (tracker->flags & ZERNEL_UNDECIDED) {
-		if (tracker->flags & ZERNEL_ANNOUNCES_UPDATES)
-			tracker->flags |= ZERNEL_AWAITS_DATA_AFTER_UPDATE;
-		zernel_transition(task, ZERNEL_DATA_LOADING, tracker->undecided_since_ns);
-	}
+	if (tracker->flags & ZERNEL_UNDECIDED && tracker->flags & ZERNEL_ANNOUNCES_UPDATES)
+		tracker->flags |= ZERNEL_AWAITS_DATA_AFTER_UPDATE;
+	zernel_credit_loading(task);
 	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
 }
 
@@ -273,23 +279,38 @@ static inline void zernel_begin_backward(const struct zernel_tracker_config *con
 }
 
 /* Gradients are cleared at the end of an optimizer step, or before a forward pass: then it takes
- * little time, and nothing shows its end. Between two backward passes without an announced step, an
- * optimizer clears them in its closure. */
+ * little time, and nothing shows its end. Inside of a step it is a closure that clears them. */
 static inline void zernel_zero_gradients(const struct zernel_tracker_config *config,
 					 struct zernel_task_state *task)
 {
-	const __u16 closure = ZERNEL_ANNOUNCES_UPDATES | ZERNEL_MAY_UPDATE;
 	struct zernel_tracker *tracker = &task->tracker;
-	int updates;
+	int updates = tracker->activity == ZERNEL_UPDATING && !(tracker->flags & ZERNEL_IN_UPDATE);
 
-	if ((tracker->flags & closure) == closure) {
-		tracker->flags |= ZERNEL_REPEATS_CLOSURE;
-		zernel_credit_update(task);
-	}
-	updates = tracker->activity == ZERNEL_UPDATING &&
-		  !(tracker->flags & ZERNEL_REPEATS_CLOSURE);
 	zernel_announce(config, task, updates ? ZERNEL_UPDATING : ZERNEL_COMPUTING,
 			ZERNEL_TRAINING_THREAD);
+}
+
+/* The thread has forked a process. If a batch follows, it started its loaders, and copying its memory
+ * took most of the time since it last called or woke up. */
+static inline void zernel_fork(struct zernel_task_state *task)
+{
+	struct zernel_tracker *tracker = &task->tracker;
+	__u64 start_ns = zernel_word_start_ns(task->phase_word);
+
+	if (zernel_in_call(tracker) || tracker->flags & ZERNEL_UNDECIDED)
+		return;
+	tracker->flags &= ~ZERNEL_MAY_UPDATE;
+	tracker->flags |= ZERNEL_UNDECIDED;
+	tracker->undecided_since_ns =
+		tracker->active_since_ns > start_ns ? tracker->active_since_ns : start_ns;
+}
+
+/* The thread has compiled. It may have waited in between, and goes on with what it compiled for. */
+static inline void zernel_end_compile(const struct zernel_tracker_config *config,
+				      struct zernel_tracker *tracker)
+{
+	if (tracker->activity == ZERNEL_COMPILING || tracker->activity == ZERNEL_IDLE)
+		zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
 }
 
 static inline void zernel_stop_observing(const struct zernel_tracker_config *config,
@@ -306,6 +327,8 @@ static inline void zernel_apply_announcement(const struct zernel_tracker_config 
 {
 	switch (event) {
 	case ZERNEL_DATA_BEGIN:
+		task->tracker.flags &= ~ZERNEL_IN_UPDATE;
+		zernel_credit_loading(task);
 		zernel_announce(config, task, ZERNEL_LOADING,
 				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_DATA);
 		break;
@@ -316,8 +339,9 @@ static inline void zernel_apply_announcement(const struct zernel_tracker_config 
 		zernel_begin_backward(config, task);
 		break;
 	case ZERNEL_OPTIMIZER_BEGIN:
-		/* A step without a closure may follow one with a closure. */
-		task->tracker.flags &= ~ZERNEL_REPEATS_CLOSURE;
+		task->tracker.flags &= ~ZERNEL_IN_UPDATE;
+		if (task->tracker.sees_update_ends)
+			task->tracker.flags |= ZERNEL_IN_UPDATE;
 		task->tracker.last_marker_ns = task->tracker.now_ns;
 		zernel_announce(config, task, ZERNEL_UPDATING,
 				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_UPDATES);
@@ -326,12 +350,20 @@ static inline void zernel_apply_announcement(const struct zernel_tracker_config 
 		zernel_zero_gradients(config, task);
 		break;
 	case ZERNEL_UPDATE_END:
+		task->tracker.sees_update_ends = 1;
+		task->tracker.flags &= ~ZERNEL_IN_UPDATE;
 		/* What follows the backward pass of a closure was the optimizer's. */
 		zernel_credit_update(task);
 		zernel_announce(config, task, ZERNEL_AFTER_UPDATE, ZERNEL_TRAINING_THREAD);
 		break;
 	case ZERNEL_OTHER_WORK_BEGIN:
 		zernel_announce(config, task, ZERNEL_OTHER_WORK, 0);
+		break;
+	case ZERNEL_COMPILE_BEGIN:
+		zernel_announce(config, task, ZERNEL_COMPILING, 0);
+		break;
+	case ZERNEL_COMPILE_END:
+		zernel_end_compile(config, &task->tracker);
 		break;
 	default:
 		zernel_block(config, &task->tracker, event);
@@ -364,6 +396,9 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 		break;
 	case ZERNEL_OPTIMIZER_MARKER:
 		zernel_pass_marker(config, task);
+		break;
+	case ZERNEL_FORK:
+		zernel_fork(task);
 		break;
 	case ZERNEL_NOT_OBSERVED:
 		zernel_stop_observing(config, tracker);
@@ -421,6 +456,7 @@ static inline void zernel_track_begin(struct zernel_task_state *task, __u64 now_
 	tracker->now_ns = now_ns;
 	tracker->deadline_ns = ZERNEL_NEVER;
 	tracker->activity_until_ns = ZERNEL_NEVER;
+	tracker->active_since_ns = now_ns;
 	zernel_transition(task, ZERNEL_UNKNOWN, now_ns);
 }
 
@@ -438,6 +474,8 @@ static inline void zernel_track(const struct zernel_tracker_config *config,
 	zernel_end_queue(&task->tracker);
 	zernel_apply(config, task, event);
 	zernel_settle(config, task);
+	if (event != ZERNEL_PREEMPT && event != ZERNEL_RESUME)
+		task->tracker.active_since_ns = task->tracker.now_ns;
 }
 
 #endif

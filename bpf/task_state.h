@@ -38,12 +38,13 @@ enum zernel_q16 {
 enum zernel_activity {
 	ZERNEL_IDLE,
 	ZERNEL_LOADING,
-	ZERNEL_RECEIVING, /* without a GPU: its block for data is over */
+	ZERNEL_RECEIVING, /* without a GPU: its block for data is over, its end is not seen */
 	ZERNEL_COMPUTING, /* launched, copied or synced last */
 	ZERNEL_BACKWARD, /* in a backward pass, which may run on another thread */
 	ZERNEL_UPDATING, /* in an optimizer step */
-	ZERNEL_OTHER_WORK, /* compiles or writes a checkpoint */
+	ZERNEL_OTHER_WORK, /* writes a checkpoint */
 	ZERNEL_AFTER_UPDATE, /* its optimizer step is over; it may wait for its next batch */
+	ZERNEL_COMPILING,
 };
 
 enum zernel_tracker_flags {
@@ -62,7 +63,7 @@ enum zernel_tracker_flags {
 	ZERNEL_USES_GPU = 1 << 12, /* has launched, copied or synced */
 	ZERNEL_IS_QUEUED = 1 << 13, /* runnable and not running: deadlines stand still */
 	ZERNEL_AWAITS_DATA_AFTER_UPDATE = 1 << 14, /* its last wait was for data */
-	ZERNEL_REPEATS_CLOSURE = 1 << 15, /* its optimizer runs a closure several times per step */
+	ZERNEL_IN_UPDATE = 1 << 15, /* in an optimizer step whose end will be seen */
 };
 
 /* What phase_tracker.h remembers of a thread. */
@@ -75,9 +76,10 @@ struct zernel_tracker {
 	__u64 call_shown_ns; /* when the call it is in was last shown */
 	__u64 wait_since_ns; /* when it blocked */
 	__u64 wait_activity_until_ns; /* activity_until_ns before it blocked */
-	__u64 undecided_since_ns; /* start of the undecided wait, or end of the backward pass */
+	__u64 undecided_since_ns; /* start of what a copy or batch shows to be loading, or end of the backward pass */
 	__u64 last_marker_ns; /* last optimizer marker or announced step */
 	__u64 queued_since_ns; /* when it was preempted */
+	__u64 active_since_ns; /* its last event, other than losing its CPU or getting it back */
 	__u32 lost_leaves; /* calls ended by other evidence than their leave */
 	__u32 lost_enters; /* leaves of calls never seen to begin */
 	__u32 late; /* events stamped before one already applied */
@@ -85,7 +87,8 @@ struct zernel_tracker {
 	__u16 flags; /* enum zernel_tracker_flags */
 	__u8 activity; /* enum zernel_activity */
 	__u8 wait_activity; /* the activity before it blocked */
-	__u8 reserved[4];
+	__u8 sees_update_ends; /* the ends of its optimizer steps are seen */
+	__u8 reserved[3];
 };
 
 struct zernel_task_state {

@@ -31,6 +31,9 @@ enum zernel_event {
 	ZERNEL_OTHER_WORK_BEGIN,
 	ZERNEL_UPDATE_END, /* of an optimizer step, or of clearing gradients */
 	ZERNEL_BLOCK_REQUEST, /* waits for work from the training thread, which is another one */
+	ZERNEL_COMPILE_BEGIN,
+	ZERNEL_COMPILE_END,
+	ZERNEL_FORK, /* of a process that may load data for it */
 };
 
 struct zernel_tracker_config {

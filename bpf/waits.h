@@ -15,9 +15,9 @@ static inline __u8 zernel_activity_in_block(const struct zernel_tracker *tracker
 
 	if (activity == ZERNEL_RECEIVING)
 		return ZERNEL_LOADING;
-	if (activity == ZERNEL_OTHER_WORK && !(tracker->flags & ZERNEL_TRAINING_THREAD))
+	if (!zernel_is_part_of_step(activity) && !(tracker->flags & ZERNEL_TRAINING_THREAD))
 		return ZERNEL_IDLE;
-	if (tracker->flags & ZERNEL_ANNOUNCES_DATA || activity == ZERNEL_OTHER_WORK)
+	if (tracker->flags & ZERNEL_ANNOUNCES_DATA || !zernel_is_part_of_step(activity))
 		return activity;
 	switch (event) {
 	case ZERNEL_BLOCK_REQUEST:
@@ -32,7 +32,8 @@ static inline __u8 zernel_activity_in_block(const struct zernel_tracker *tracker
 		if (activity == ZERNEL_UPDATING && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES))
 			return ZERNEL_COMPUTING;
 		if ((activity == ZERNEL_UPDATING || activity == ZERNEL_AFTER_UPDATE) &&
-		    tracker->flags & ZERNEL_AWAITS_DATA_AFTER_UPDATE)
+		    tracker->flags & ZERNEL_AWAITS_DATA_AFTER_UPDATE &&
+		    !zernel_is_updating(tracker))
 			return ZERNEL_LOADING;
 		return activity;
 	default:
@@ -43,7 +44,7 @@ static inline __u8 zernel_activity_in_block(const struct zernel_tracker *tracker
 /* Whether a wait on a futex in this activity is either for data or for another thread. */
 static inline int zernel_is_undecided(const struct zernel_tracker *tracker)
 {
-	if (tracker->flags & ZERNEL_ANNOUNCES_DATA)
+	if (tracker->flags & ZERNEL_ANNOUNCES_DATA || zernel_is_updating(tracker))
 		return 0;
 	return tracker->activity == ZERNEL_COMPUTING || tracker->activity == ZERNEL_UPDATING ||
 	       tracker->activity == ZERNEL_AFTER_UPDATE;
@@ -75,7 +76,8 @@ static inline void zernel_end_long_wait(const struct zernel_tracker_config *conf
 {
 	if (tracker->activity == ZERNEL_LOADING) {
 		int uses_batch = tracker->flags & ZERNEL_TRAINING_THREAD &&
-				 !(tracker->flags & ZERNEL_USES_GPU);
+				 !(tracker->flags & ZERNEL_USES_GPU) &&
+				 !tracker->sees_update_ends;
 
 		zernel_turn_to(config, tracker, uses_batch ? ZERNEL_RECEIVING : ZERNEL_LOADING,
 			       tracker->now_ns);
@@ -113,11 +115,12 @@ static inline void zernel_end_wait(const struct zernel_tracker_config *config,
 	} else if (tracker->activity == ZERNEL_BACKWARD) {
 		tracker->activity_until_ns =
 			zernel_add_saturating(tracker->activity_until_ns, waited_ns);
+		tracker->flags &= ~ZERNEL_UNDECIDED;
 		tracker->flags |= ZERNEL_MAY_UPDATE;
 		tracker->undecided_since_ns = tracker->now_ns;
-		/* An optimizer that repeats its closure goes on after the pass. Waits inside of the
-		 * pass, as for a lock, see no launches. */
-		if (tracker->flags & ZERNEL_REPEATS_CLOSURE &&
+		/* After the pass of a closure the optimizer goes on. Waits inside of the pass, as for
+		 * a lock, see no launches. */
+		if (tracker->flags & ZERNEL_IN_UPDATE &&
 		    event == ZERNEL_UNBLOCK_AFTER_LAUNCHES)
 			zernel_turn_to(config, tracker, ZERNEL_UPDATING, tracker->now_ns);
 	} else if (waited_ns >= config->short_wait_max_ns) {

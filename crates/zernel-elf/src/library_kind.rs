@@ -17,17 +17,20 @@ pub enum LibraryKind {
     TorchCuda,
     /// `PyTorch`'s binding to Python, `libtorch_python`.
     TorchPython,
+    /// `PyTorch`'s core, `libc10`.
+    C10,
 }
 
 impl LibraryKind {
     /// All kinds.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Cuda,
         Self::CudaRuntime,
         Self::Nccl,
         Self::TorchCpu,
         Self::TorchCuda,
         Self::TorchPython,
+        Self::C10,
     ];
 
     /// Returns the file name without its version: `libcuda`.
@@ -40,6 +43,7 @@ impl LibraryKind {
             Self::TorchCpu => "libtorch_cpu",
             Self::TorchCuda => "libtorch_cuda",
             Self::TorchPython => "libtorch_python",
+            Self::C10 => "libc10",
         }
     }
 
@@ -104,6 +108,7 @@ mod tests {
             ("libtorch_cpu.so", LibraryKind::TorchCpu),
             ("libtorch_cuda.so", LibraryKind::TorchCuda),
             ("libtorch_python.so", LibraryKind::TorchPython),
+            ("libc10.so", LibraryKind::C10),
         ] {
             assert_eq!(kind(name), Some(expected), "{name}");
         }
@@ -123,6 +128,7 @@ mod tests {
             "libnccl-tuner.so.2",
             "libnccl-.so.2",
             "libtorch.so",
+            "libc10_cuda.so",
             "[heap]",
             ".so",
         ] {

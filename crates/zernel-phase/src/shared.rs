@@ -67,6 +67,7 @@ crate::mirrors! {
             undecided_since_ns: u64,
             last_marker_ns: u64,
             queued_since_ns: u64,
+            active_since_ns: u64,
             lost_leaves: u32,
             lost_enters: u32,
             late: u32,
@@ -74,7 +75,8 @@ crate::mirrors! {
             flags: u16,
             activity: u8,
             wait_activity: u8,
-            reserved: [u8; 4],
+            sees_update_ends: u8,
+            reserved: [u8; 3],
         }
 
         /// `struct zernel_task_state`.
@@ -353,6 +355,9 @@ number_events! {
     ThreadEvent::OtherWorkBegin => "ZERNEL_OTHER_WORK_BEGIN" = 21,
     ThreadEvent::UpdateEnd => "ZERNEL_UPDATE_END" = 22,
     ThreadEvent::Block(BlockReason::Request) => "ZERNEL_BLOCK_REQUEST" = 23,
+    ThreadEvent::CompileBegin => "ZERNEL_COMPILE_BEGIN" = 24,
+    ThreadEvent::CompileEnd => "ZERNEL_COMPILE_END" = 25,
+    ThreadEvent::Fork => "ZERNEL_FORK" = 26,
 }
 
 impl From<&ZernelTaskState> for RawPhaseSample {

@@ -10,14 +10,16 @@
 //! | is in a collective, or in a sync when only a collective was enqueued since the last sync | `NcclCollective` |
 //! | is in any other GPU sync | `GpuCompute` |
 //! | announced that it gets a batch; until it copies, launches, syncs or announces something else | `DataLoading` |
-//! | announced an optimizer step; until that ends, it syncs or announces anything but that it clears gradients | `OptimizerStep` |
+//! | forked a process and announces a batch next: since it last called or woke up before the fork | `DataLoading` |
+//! | announced an optimizer step; until that ends. If ends are not seen: until it syncs or announces anything but that it clears gradients | `OptimizerStep` |
 //! | launched between the end of the backward pass and the announced optimizer step, as for clipping | `OptimizerStep` |
 //! | was in an optimizer step and begins a backward pass: since the last marker of the step, or since its announcement | `GpuCompute` |
 //! | passes a marker after a backward pass, in a step with a closure | `OptimizerStep` |
-//! | cleared gradients between two backward passes without an announced step: between later backward passes, until it clears gradients again | `OptimizerStep` |
+//! | is back from the backward pass of a closure, in an optimizer step whose end is seen; until it clears gradients again | `OptimizerStep` |
 //! | is in a backward pass, on this thread or on another one that this thread waits for | `GpuCompute` |
 //! | launched, copied or synced last | `GpuCompute` |
-//! | announced that it compiles or writes a checkpoint; until it announces a batch, a forward pass or an optimizer step | `Unknown` |
+//! | announced that it writes a checkpoint; until it announces a batch, a forward pass or an optimizer step | `Unknown` |
+//! | announced that it compiles; until that ends, or it announces a batch, a forward pass or an optimizer step | `Unknown` |
 //! | had none of these events for too long, or is not observed | `Unknown` |
 //!
 //! A thread that announces nothing loads data only where something shows it:
@@ -92,7 +94,10 @@ pub struct PhaseTracker {
     wait: Option<Wait>,
     /// When the thread was preempted. Deadlines stand still until it runs again.
     queued_since_ns: Option<u64>,
-    /// Start of the last undecided wait. A copy that follows shows that it was for data.
+    /// Time of the last event other than losing its CPU or getting it back.
+    active_since_ns: u64,
+    /// Start of the last undecided wait, or of the work around a fork. A copy or a batch that follows shows that it was for
+    /// data.
     undecided_since_ns: Option<u64>,
     /// End of the backward pass. If an optimizer step follows, it began then.
     update_since_ns: Option<u64>,
@@ -104,8 +109,10 @@ pub struct PhaseTracker {
     announces_updates: bool,
     /// Whether its last wait that a copy followed was for data. It announces its optimizer steps.
     awaits_data_after_update: bool,
-    /// Whether its optimizer runs a closure several times per step.
-    repeats_closure: bool,
+    /// Whether the ends of its optimizer steps are seen.
+    sees_update_ends: bool,
+    /// Whether it is in an optimizer step whose end will be seen.
+    in_update: bool,
     /// Whether the thread has launched, copied or synced.
     uses_gpu: bool,
     /// Whether the thread copies, syncs or passes markers. It is then a training thread, not one
@@ -136,13 +143,15 @@ impl PhaseTracker {
             call_shown_ns: 0,
             wait: None,
             queued_since_ns: None,
+            active_since_ns: now_ns,
             undecided_since_ns: None,
             update_since_ns: None,
             last_marker_ns: 0,
             announces_data: false,
             announces_updates: false,
             awaits_data_after_update: false,
-            repeats_closure: false,
+            sees_update_ends: false,
+            in_update: false,
             uses_gpu: false,
             is_training_thread: false,
             launched_since_sync: false,
@@ -171,6 +180,9 @@ impl PhaseTracker {
         self.end_queue();
         self.apply(event, closed);
         self.update_phase(closed);
+        if !matches!(event, ThreadEvent::Preempt | ThreadEvent::Resume) {
+            self.active_since_ns = self.now_ns;
+        }
     }
 
     /// Returns the phase at `now_ns` if no further event arrives before.
@@ -260,6 +272,8 @@ impl PhaseTracker {
             ThreadEvent::OptimizerMarker => self.pass_marker(closed),
             ThreadEvent::DataBegin => {
                 self.announces_data = true;
+                self.in_update = false;
+                self.credit_loading(closed);
                 self.announce(Activity::Loading, closed);
             }
             ThreadEvent::ForwardBegin => self.announce(Activity::Computing, closed),
@@ -267,14 +281,16 @@ impl PhaseTracker {
             ThreadEvent::BackwardBegin => self.begin_backward(closed),
             ThreadEvent::OptimizerBegin => {
                 self.announces_updates = true;
-                // A step without a closure may follow one with a closure.
-                self.repeats_closure = false;
+                self.in_update = self.sees_update_ends;
                 self.last_marker_ns = self.now_ns;
                 self.announce(Activity::Updating, closed);
             }
             ThreadEvent::ZeroGradients => self.zero_gradients(closed),
             ThreadEvent::UpdateEnd => self.end_update(closed),
             ThreadEvent::OtherWorkBegin => self.announce(Activity::OtherWork, closed),
+            ThreadEvent::CompileBegin => self.announce(Activity::Compiling, closed),
+            ThreadEvent::CompileEnd => self.end_compile(),
+            ThreadEvent::Fork => self.fork(),
             ThreadEvent::NotObserved => self.stop_observing(),
             ThreadEvent::Block(reason) => self.block(reason),
             ThreadEvent::Preempt => self.queued_since_ns = Some(self.now_ns),
@@ -301,7 +317,7 @@ impl PhaseTracker {
         }
         self.collective_queued = false;
         self.launched_since_sync = false;
-        if self.updates_after_closure() {
+        if self.is_updating() {
             self.set_activity(Activity::Updating, self.now_ns);
             return;
         }
@@ -369,16 +385,33 @@ impl PhaseTracker {
         self.end_sync_without_leave();
         self.is_training_thread = true;
         // An optimizer may copy too. The next batch is announced.
-        let is_of_optimizer =
+        let may_be_of_optimizer =
             self.activity == Activity::Updating && self.announces_data && self.announces_updates;
+        let is_of_optimizer = may_be_of_optimizer || self.is_updating();
         if is_of_optimizer || self.works_outside_steps() {
             return;
         }
+        self.awaits_data_after_update |=
+            self.undecided_since_ns.is_some() && self.announces_updates;
+        self.credit_loading(closed);
+        self.set_activity(Activity::Computing, self.now_ns);
+    }
+
+    /// A batch follows an undecided wait, or a fork: the thread got data since then.
+    fn credit_loading(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         if let Some(since_ns) = self.undecided_since_ns.take() {
-            self.awaits_data_after_update |= self.announces_updates;
             self.close(since_ns, WorkloadPhase::DataLoading, closed);
         }
-        self.set_activity(Activity::Computing, self.now_ns);
+    }
+
+    /// The thread has forked a process. If a batch follows, it started its loaders, and copying its memory took most of
+    /// the time since it last called or woke up.
+    fn fork(&mut self) {
+        if self.is_in_call() || self.undecided_since_ns.is_some() {
+            return;
+        }
+        self.update_since_ns = None;
+        self.undecided_since_ns = Some(self.active_since_ns.max(self.start_ns));
     }
 
     /// The thread announces what it does from now on.
@@ -392,9 +425,16 @@ impl PhaseTracker {
         // A thread that launches may serve the backward passes of others, begin another one inside, or compile it.
         self.is_training_thread |= match activity {
             Activity::Backward => !self.uses_gpu,
-            _ => activity != Activity::OtherWork,
+            _ => activity.is_part_of_step(),
         };
         self.set_activity(activity, self.now_ns);
+    }
+
+    /// The thread has compiled. It may have waited in between, and goes on with what it compiled for.
+    fn end_compile(&mut self) {
+        if matches!(self.activity, Activity::Compiling | Activity::Idle) {
+            self.set_activity(Activity::Computing, self.now_ns);
+        }
     }
 
     fn stop_observing(&mut self) {
@@ -462,7 +502,7 @@ impl PhaseTracker {
     /// Whether the thread still does work that is no part of a step, such as compiling or saving. It may launch, copy and sync meanwhile, and run backward
     /// passes without data.
     fn works_outside_steps(&self) -> bool {
-        self.activity == Activity::OtherWork && self.now_ns < self.activity_until_ns
+        !self.activity.is_part_of_step() && self.now_ns < self.activity_until_ns
     }
 
     fn is_in_call(&self) -> bool {

@@ -15,7 +15,7 @@ use crate::timeline::Timeline;
 use crate::trace::{EXIT_EVENT, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile};
 
 /// All events of a tracker.
-const EVENTS: [ThreadEvent; 24] = [
+const EVENTS: [ThreadEvent; 27] = [
     ThreadEvent::GpuSyncEnter,
     ThreadEvent::GpuSyncLeave,
     ThreadEvent::CollectiveEnter,
@@ -40,6 +40,9 @@ const EVENTS: [ThreadEvent; 24] = [
     ThreadEvent::Resume,
     ThreadEvent::OtherWorkBegin,
     ThreadEvent::UpdateEnd,
+    ThreadEvent::CompileBegin,
+    ThreadEvent::CompileEnd,
+    ThreadEvent::Fork,
 ];
 
 /// Where phases come from.

@@ -80,6 +80,13 @@ static __always_inline void end_waits(struct zernel_thread *thread, struct zerne
 		end_peer_wait(thread);
 }
 
+/* Whether an event is no evidence of a training loop. Any program may compile or save. */
+static __always_inline bool is_outside_steps(__u32 event)
+{
+	return event == ZERNEL_OTHER_WORK_BEGIN || event == ZERNEL_COMPILE_BEGIN ||
+	       event == ZERNEL_COMPILE_END;
+}
+
 /* Notes that the current thread announces what it does. */
 static __always_inline void note_announcement(struct zernel_thread *thread,
 					      struct zernel_process *process, __u32 event,
@@ -222,6 +229,8 @@ static __always_inline int mark(struct pt_regs *ctx)
 	entry.arguments[0] = PT_REGS_PARM1(ctx);
 	barrier_var(entry.arguments[0]);
 	entry.arguments[1] = PT_REGS_PARM2(ctx);
+	barrier_var(entry.arguments[1]);
+	entry.arguments[2] = PT_REGS_PARM3(ctx);
 	entry.event = symbol->enter_event;
 	entry.mark = symbol->mark;
 	thread = zernel_current_thread(now_ns);
@@ -237,8 +246,7 @@ static __always_inline int mark(struct pt_regs *ctx)
 	if (entry.is_other)
 		return 0;
 	end_waits(thread, process, entry.event, now_ns);
-	/* Any program may compile or save. */
-	if (entry.event != ZERNEL_OTHER_WORK_BEGIN)
+	if (!is_outside_steps(entry.event))
 		probe_mark(symbol, thread, process, now_ns);
 	zernel_mark_step(symbol, entry.mark, process, thread->process, now_ns);
 	if (entry.event != ZERNEL_NONE)

@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 96] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 109] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -96,8 +96,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 96] = [
     ),
     (
         "phase_tracker.h",
-        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tif (tracker->flags & ZERNEL_UNDECIDED)",
-        "\tif (tracker->flags & ZERNEL_UNDECIDED)",
+        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tif (tracker->flags & ZERNEL_UNDECIDED &&",
+        "\tif (tracker->flags & ZERNEL_UNDECIDED &&",
     ),
     (
         "phase_tracker.h",
@@ -127,18 +127,18 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 96] = [
     ),
     (
         "waits.h",
-        "activity == ZERNEL_OTHER_WORK && !(tracker->flags & ZERNEL_TRAINING_THREAD)",
+        "!zernel_is_part_of_step(activity) && !(tracker->flags & ZERNEL_TRAINING_THREAD)",
         "0",
     ),
     (
         "waits.h",
-        "ZERNEL_ANNOUNCES_DATA || activity == ZERNEL_OTHER_WORK)",
+        "ZERNEL_ANNOUNCES_DATA || !zernel_is_part_of_step(activity))",
         "ZERNEL_ANNOUNCES_DATA)",
     ),
     (
         "activity.h",
-        "case ZERNEL_BACKWARD:\n\t\treturn config->sync_max_ns;",
-        "case ZERNEL_BACKWARD:\n\t\treturn config->loading_max_ns;",
+        "case ZERNEL_COMPILING:\n\t\treturn config->sync_max_ns;",
+        "case ZERNEL_COMPILING:\n\t\treturn config->loading_max_ns;",
     ),
     (
         "phase_tracker.h",
@@ -238,8 +238,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 96] = [
     ),
     (
         "phase_tracker.h",
-        "zernel_transition(task, ZERNEL_DATA_LOADING, tracker->undecided_since_ns)",
-        "zernel_transition(task, ZERNEL_DATA_LOADING, tracker->now_ns)",
+        "zernel_transition(task, ZERNEL_DATA_LOADING, task->tracker.undecided_since_ns)",
+        "zernel_transition(task, ZERNEL_DATA_LOADING, task->tracker.now_ns)",
     ),
     (
         "phase_tracker.h",
@@ -260,8 +260,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 96] = [
     ),
     (
         "waits.h",
-        "if (tracker->flags & ZERNEL_ANNOUNCES_DATA ||",
-        "if (",
+        "if (tracker->flags & ZERNEL_ANNOUNCES_DATA || !",
+        "if (!",
     ),
     (
         "phase_tracker.h",
@@ -382,34 +382,91 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 96] = [
         "",
     ),
     (
-        "phase_tracker.h",
-        "(tracker->flags & closure) == closure",
-        "0",
-    ),
-    (
         "waits.h",
-        "if (tracker->flags & ZERNEL_REPEATS_CLOSURE &&\n\t\t    event == ZERNEL_UNBLOCK_AFTER_LAUNCHES)",
+        "if (tracker->flags & ZERNEL_IN_UPDATE &&\n\t\t    event == ZERNEL_UNBLOCK_AFTER_LAUNCHES)",
         "if (0)",
     ),
     (
         "waits.h",
-        "ZERNEL_REPEATS_CLOSURE &&\n\t\t    event == ZERNEL_UNBLOCK_AFTER_LAUNCHES)",
-        "ZERNEL_REPEATS_CLOSURE)",
+        "ZERNEL_IN_UPDATE &&\n\t\t    event == ZERNEL_UNBLOCK_AFTER_LAUNCHES)",
+        "ZERNEL_IN_UPDATE)",
     ),
     (
         "phase_tracker.h",
-        "task->tracker.flags &= ~ZERNEL_REPEATS_CLOSURE;",
+        "if (task->tracker.sees_update_ends)\n\t\t\ttask",
+        "task",
+    ),
+    (
+        "phase_tracker.h",
+        "\tif (zernel_is_updating(tracker)) {",
+        "\tif (0) {",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->activity == ZERNEL_UPDATING && !(tracker->flags & ZERNEL_IN_UPDATE)",
+        "tracker->activity == ZERNEL_UPDATING",
+    ),
+    (
+        "phase_tracker.h",
+        "\tif (zernel_is_updating(tracker))\n\t\treturn;\n",
         "",
     ),
     (
         "phase_tracker.h",
-        "tracker->flags & ZERNEL_REPEATS_CLOSURE && tracker->activity == ZERNEL_UPDATING",
-        "0",
+        "task->tracker.sees_update_ends = 1;\n\t\ttask->tracker.flags &= ~ZERNEL_IN_UPDATE;",
+        "task->tracker.sees_update_ends = 1;",
     ),
     (
         "phase_tracker.h",
-        "tracker->activity == ZERNEL_UPDATING &&\n\t\t  !(tracker->flags & ZERNEL_REPEATS_CLOSURE)",
-        "tracker->activity == ZERNEL_UPDATING",
+        "case ZERNEL_DATA_BEGIN:\n\t\ttask->tracker.flags &= ~ZERNEL_IN_UPDATE;\n",
+        "case ZERNEL_DATA_BEGIN:\n",
+    ),
+    ("waits.h", " &&\n\t\t    !zernel_is_updating(tracker))", ")"),
+    (
+        "waits.h",
+        "ZERNEL_ANNOUNCES_DATA || zernel_is_updating(tracker))",
+        "ZERNEL_ANNOUNCES_DATA)",
+    ),
+    (
+        "phase_tracker.h",
+        "if (zernel_in_call(tracker) || tracker->flags & ZERNEL_UNDECIDED)",
+        "if (tracker->flags & ZERNEL_UNDECIDED)",
+    ),
+    (
+        "phase_tracker.h",
+        "if (zernel_in_call(tracker) || tracker->flags & ZERNEL_UNDECIDED)",
+        "if (zernel_in_call(tracker))",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->active_since_ns > start_ns ? tracker->active_since_ns : start_ns",
+        "tracker->active_since_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "event != ZERNEL_PREEMPT && event != ZERNEL_RESUME",
+        "1",
+    ),
+    (
+        "phase_tracker.h",
+        "~ZERNEL_IN_UPDATE;\n\t\tzernel_credit_loading(task);\n",
+        "~ZERNEL_IN_UPDATE;\n",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->activity == ZERNEL_COMPILING || tracker->activity == ZERNEL_IDLE",
+        "1",
+    ),
+    (
+        "phase_tracker.h",
+        "tracker->activity == ZERNEL_COMPILING || tracker->activity == ZERNEL_IDLE",
+        "tracker->activity == ZERNEL_COMPILING",
+    ),
+    ("waits.h", " &&\n\t\t\t\t !tracker->sees_update_ends;", ";"),
+    (
+        "activity.h",
+        "activity != ZERNEL_OTHER_WORK && activity != ZERNEL_COMPILING",
+        "activity != ZERNEL_OTHER_WORK",
     ),
 ];
 

@@ -71,6 +71,9 @@ fn event_of_loop(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::OptimizerBegin,
         ThreadEvent::UpdateEnd,
         ThreadEvent::OtherWorkBegin,
+        ThreadEvent::CompileBegin,
+        ThreadEvent::CompileEnd,
+        ThreadEvent::Fork,
         ThreadEvent::GpuSyncEnter,
         ThreadEvent::GpuSyncLeave,
         ThreadEvent::Preempt,
@@ -90,6 +93,7 @@ fn event_of_loop_without_loader(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::OptimizerBegin,
         ThreadEvent::ZeroGradients,
         ThreadEvent::UpdateEnd,
+        ThreadEvent::Fork,
     ])
     .unwrap()
 }
@@ -135,6 +139,9 @@ fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::ForwardBegin,
         ThreadEvent::ZeroGradients,
         ThreadEvent::OtherWorkBegin,
+        ThreadEvent::CompileBegin,
+        ThreadEvent::CompileEnd,
+        ThreadEvent::Fork,
         ThreadEvent::NotObserved,
         ThreadEvent::Preempt,
         ThreadEvent::Resume,

@@ -8,7 +8,8 @@ use crate::task_state::WorkloadPhase;
 pub(super) enum Activity {
     Idle,
     Loading,
-    /// Without a GPU: its block for data is over. No event shows when the thread has its batch.
+    /// Without a GPU, and without ends of announced work: its block for data is over. No event shows when the thread has
+    /// its batch.
     Receiving,
     /// It launched, copied or synced last.
     Computing,
@@ -16,8 +17,9 @@ pub(super) enum Activity {
     Backward,
     /// In an optimizer step.
     Updating,
-    /// Work that is no part of a step: it compiles or writes a checkpoint.
+    /// Work that is no part of a step: it writes a checkpoint.
     OtherWork,
+    Compiling,
     /// Its optimizer step is over. It may wait for its next batch.
     AfterUpdate,
 }
@@ -25,7 +27,7 @@ pub(super) enum Activity {
 impl Activity {
     pub(super) fn phase(self) -> WorkloadPhase {
         match self {
-            Self::Idle | Self::OtherWork => WorkloadPhase::Unknown,
+            Self::Idle | Self::OtherWork | Self::Compiling => WorkloadPhase::Unknown,
             Self::Loading | Self::Receiving => WorkloadPhase::DataLoading,
             Self::Computing | Self::Backward | Self::AfterUpdate => WorkloadPhase::GpuCompute,
             Self::Updating => WorkloadPhase::OptimizerStep,
@@ -39,9 +41,13 @@ impl Activity {
             Self::Loading => config.loading_max_ns,
             Self::Receiving => config.short_wait_max_ns,
             Self::Computing | Self::OtherWork | Self::AfterUpdate => config.launching_max_ns,
-            Self::Backward => config.sync_max_ns,
+            Self::Backward | Self::Compiling => config.sync_max_ns,
             Self::Updating => config.optimizer_max_ns,
         }
+    }
+
+    pub(super) fn is_part_of_step(self) -> bool {
+        !matches!(self, Self::OtherWork | Self::Compiling)
     }
 
     /// Whether the activity continues after a short wait.

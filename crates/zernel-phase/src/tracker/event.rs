@@ -45,8 +45,14 @@ pub enum ThreadEvent {
     Resume,
     /// Ends an optimizer step, or the clearing of gradients.
     UpdateEnd,
-    /// Begins work that is no part of a step: it compiles or writes a checkpoint.
+    /// Begins work that is no part of a step: it writes a checkpoint. Nothing shows its end.
     OtherWorkBegin,
+    /// Begins to compile.
+    CompileBegin,
+    /// Has compiled and goes on.
+    CompileEnd,
+    /// Forked a process, which may load data for it.
+    Fork,
 }
 
 /// The reason why a thread is blocked.

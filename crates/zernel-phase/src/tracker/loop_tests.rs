@@ -211,16 +211,21 @@ fn an_optimizer_that_repeats_its_closure_works_between_its_runs() {
             (begin + 13, GpuSyncLeave),
         ]
     };
-    let mut events = vec![(0, OptimizerBegin)];
-    for begin in [0, 20, 40] {
+    let mut events = vec![(0, OptimizerBegin), (1, UpdateEnd), (2, OptimizerBegin)];
+    for begin in [2, 20, 40] {
         events.extend(run(begin));
     }
-    events.push((60, OptimizerBegin));
+    events.push((60, UpdateEnd));
     assert_eq!(
         track(&events, 61),
         [
-            (GpuCompute, 0, 13), // nothing shows a closure yet
-            (OptimizerStep, 13, 20),
+            (OptimizerStep, 0, 1),
+            (GpuCompute, 1, 2),
+            (GpuCompute, 2, 10),
+            (GpuCompute, 10, 11),
+            (OptimizerStep, 11, 14),
+            (GpuCompute, 14, 15),
+            (OptimizerStep, 15, 20),
             (GpuCompute, 20, 28),
             (GpuCompute, 28, 29),
             (OptimizerStep, 29, 32),
@@ -230,13 +235,14 @@ fn an_optimizer_that_repeats_its_closure_works_between_its_runs() {
             (GpuCompute, 48, 49),
             (OptimizerStep, 49, 52),
             (GpuCompute, 52, 53),
-            (OptimizerStep, 53, 61)
+            (OptimizerStep, 53, 60),
+            (GpuCompute, 60, 61)
         ]
     );
 }
 
-/// A skipped step, as after gradients that are not finite, looks like a closure. The next step shows that it was none: the
-/// forward pass after a later backward pass is not the optimizer's.
+/// A skipped step, as after gradients that are not finite, is no closure: the forward pass after a later backward pass is
+/// not the optimizer's.
 #[test]
 fn a_skipped_step_does_not_turn_later_passes_into_updates() {
     let pass = |begin| {
@@ -264,7 +270,7 @@ fn a_skipped_step_does_not_turn_later_passes_into_updates() {
 /// A wait for a lock in the backward pass of a closure is not its end.
 #[test]
 fn a_wait_for_a_lock_does_not_end_the_backward_pass_of_a_closure() {
-    let mut events = vec![(0, OptimizerBegin)];
+    let mut events = vec![(0, OptimizerBegin), (0, UpdateEnd), (0, OptimizerBegin)];
     for begin in [0, 20] {
         events.extend([
             (begin, ZeroGradients),
@@ -287,7 +293,7 @@ fn a_wait_for_a_lock_does_not_end_the_backward_pass_of_a_closure() {
         .filter(|(_, from, _)| *from >= 40)
         .copied()
         .collect();
-    assert_eq!(last[0], (GpuCompute, 40, 48), "{intervals:?}");
+    assert_eq!(last, [(GpuCompute, 40, 51)], "{intervals:?}");
 }
 
 /// With the ends of announced work, what follows an optimizer step is not the optimizer's.
@@ -361,6 +367,94 @@ fn a_step_that_repeats_its_closure_ends() {
             (OptimizerStep, 8, 12),
             (GpuCompute, 12, 14)
         ]
+    );
+}
+
+/// An optimizer that reads a number back from the GPU goes on, if its end is seen.
+#[test]
+fn a_sync_inside_a_step_whose_end_is_seen_does_not_end_it() {
+    let step = [
+        (0, OptimizerBegin),
+        (1, UpdateEnd),
+        (2, OptimizerBegin),
+        (4, GpuSyncEnter),
+        (6, GpuSyncLeave),
+        (7, CopyToDevice),
+        (8, Block(BlockReason::Futex)),
+        (10, Unblock),
+        (11, CopyToDevice), // waits inside of the step are not for data
+        (12, UpdateEnd),
+    ];
+    assert_eq!(
+        track(&step, 13),
+        [
+            (OptimizerStep, 0, 1),
+            (GpuCompute, 1, 2),
+            (OptimizerStep, 2, 4),
+            (GpuCompute, 4, 6),
+            (OptimizerStep, 6, 12),
+            (GpuCompute, 12, 13)
+        ]
+    );
+}
+
+/// Without a GPU, the end of a wait for a batch is seen once ends are.
+#[test]
+fn a_batch_without_a_gpu_is_received_until_its_end() {
+    let step = [
+        (0, OptimizerBegin),
+        (1, UpdateEnd),
+        (2, DataBegin),
+        (3, Block(BlockReason::Poll)),
+        (20, Unblock),
+        (40, ForwardBegin), // the end of the wait for a batch
+    ];
+    assert_eq!(
+        track(&step, 41),
+        [
+            (OptimizerStep, 0, 1),
+            (GpuCompute, 1, 2),
+            (DataLoading, 2, 40),
+            (GpuCompute, 40, 41)
+        ]
+    );
+}
+
+/// An epoch begins: the loop forks its loaders and asks for a batch. The thread is preempted meanwhile.
+#[test]
+fn forking_loaders_is_data_loading() {
+    let epoch = [
+        (0, DataBegin),
+        (2, Launch),
+        (5, Block(BlockReason::Futex)),
+        (5, Unblock),
+        (8, Preempt),
+        (9, Resume),
+        (20, Fork),
+        (22, Block(BlockReason::Futex)),
+        (22, Unblock),
+        (30, Fork),
+        (32, DataBegin),
+        (40, Launch),
+    ];
+    assert_eq!(
+        track(&epoch, 41),
+        [
+            (DataLoading, 0, 2),
+            (GpuCompute, 2, 5),
+            (DataLoading, 5, 40),
+            (GpuCompute, 40, 41)
+        ]
+    );
+}
+
+/// A process that no batch follows loads nothing.
+#[test]
+fn a_fork_before_a_launch_is_no_data_loading() {
+    let events = [(0, Launch), (5, Fork), (8, Launch), (9, DataBegin)];
+    assert_eq!(
+        track(&events, 10),
+        [(GpuCompute, 0, 9), (DataLoading, 9, 10)]
     );
 }
 

@@ -29,6 +29,10 @@ fn any_event() -> impl Strategy<Value = ThreadEvent> {
         Preempt,
         Resume,
         OtherWorkBegin,
+        UpdateEnd,
+        CompileBegin,
+        CompileEnd,
+        Fork,
     ])
 }
 

@@ -274,21 +274,23 @@ fn clearing_gradients_is_part_of_an_optimizer_step_that_it_follows() {
 fn compiling_and_saving_is_no_part_of_a_step() {
     let compiles = [
         (0, CopyToDevice),
-        (1, OtherWorkBegin),
+        (1, CompileBegin),
         (100, BackwardBegin),
         (101, Launch),
         (102, CopyToDevice),
         (200, Block(BlockReason::Futex)), // other processes compile
         (9_000, Unblock),
         (9_001, Launch),
-        (9_100, OptimizerBegin),
+        (29_100, CompileEnd),
+        (29_200, OptimizerBegin),
     ];
     assert_eq!(
-        track(&compiles, 9_101),
+        track(&compiles, 29_201),
         [
             (GpuCompute, 0, 1),
-            (Unknown, 1, 9_100),
-            (OptimizerStep, 9_100, 9_101)
+            (Unknown, 1, 29_100),
+            (GpuCompute, 29_100, 29_200),
+            (OptimizerStep, 29_200, 29_201)
         ]
     );
     let saves = [
@@ -312,7 +314,35 @@ fn compiling_and_saving_is_no_part_of_a_step() {
     );
 }
 
-/// Inference announces nothing after its compiler.
+/// The thread of the backward pass compiles it, and waits for other processes meanwhile.
+#[test]
+fn a_thread_that_compiled_computes() {
+    let events = [
+        (0, Launch),
+        (1, CompileBegin),
+        (2, Block(BlockReason::Futex)),
+        (500, Unblock),
+        (510, CompileEnd),
+        (511, CompileEnd), // of another counter
+    ];
+    assert_eq!(
+        track(&events, 512),
+        [
+            (GpuCompute, 0, 1),
+            (Unknown, 1, 510),
+            (GpuCompute, 510, 512)
+        ]
+    );
+}
+
+/// A missed end of a compilation is over with the next announcement.
+#[test]
+fn the_end_of_a_compilation_changes_no_later_phase() {
+    let events = [(0, CompileBegin), (5, DataBegin), (6, CompileEnd)];
+    assert_eq!(track(&events, 7), [(Unknown, 0, 5), (DataLoading, 5, 7)]);
+}
+
+/// Inference announces nothing after it has saved.
 #[test]
 fn other_work_without_announcement_is_over_after_its_limit() {
     let events = [

@@ -40,25 +40,21 @@ impl PhaseTracker {
         }
     }
 
-    /// A wait in a backward pass that another thread runs is over. An optimizer that repeats its closure goes on after the
-    /// pass. Waits inside of the pass, as for a lock, see no launches.
+    /// A wait in a backward pass that another thread runs is over. If the pass was part of a closure, the optimizer goes on
+    /// after it. Waits inside of the pass, as for a lock, see no launches.
     pub(super) fn end_backward_wait(&mut self, waited_ns: u64, event: ThreadEvent) {
         self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
+        self.undecided_since_ns = None;
         self.update_since_ns = Some(self.now_ns);
-        if self.repeats_closure && event == ThreadEvent::UnblockAfterLaunches {
+        if self.in_update && event == ThreadEvent::UnblockAfterLaunches {
             self.set_activity(Activity::Updating, self.now_ns);
         }
     }
 
     /// Gradients are cleared at the end of an optimizer step. Elsewhere it takes little time, and nothing shows its end.
-    /// Between two backward passes without an announced step, an optimizer clears them in its closure: it worked since the
-    /// first pass, and the next forward pass follows.
+    /// Inside of a step it is a closure that clears them, and its forward pass follows.
     pub(super) fn zero_gradients(&mut self, closed: &mut impl Extend<PhaseInterval>) {
-        if self.announces_updates && self.update_since_ns.is_some() {
-            self.repeats_closure = true;
-            self.credit_update(closed);
-        }
-        match self.activity == Activity::Updating && !self.repeats_closure {
+        match self.activity == Activity::Updating && !self.in_update {
             true => self.announce(Activity::Updating, closed),
             false => self.announce(Activity::Computing, closed),
         }
@@ -66,13 +62,15 @@ impl PhaseTracker {
 
     /// An optimizer step, or the clearing of gradients, is over.
     pub(super) fn end_update(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        self.sees_update_ends = true;
+        self.in_update = false;
         self.credit_update(closed);
         self.announce(Activity::AfterUpdate, closed);
     }
 
-    /// Whether the optimizer works between two runs of its closure. A wait for the GPU does not end that.
-    pub(super) fn updates_after_closure(&self) -> bool {
-        self.repeats_closure && self.activity == Activity::Updating
+    /// Whether the optimizer works, and its end will be seen. A wait for the GPU does not end that.
+    pub(super) fn is_updating(&self) -> bool {
+        self.in_update && self.activity == Activity::Updating
     }
 
     pub(super) fn launches_for_optimizer(&self) -> bool {

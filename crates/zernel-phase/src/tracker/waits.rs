@@ -37,8 +37,10 @@ impl PhaseTracker {
     fn activity_in_block(&self, reason: BlockReason) -> Activity {
         match (reason, self.activity) {
             (_, Activity::Receiving) => Activity::Loading,
-            (_, Activity::OtherWork) if !self.is_training_thread => Activity::Idle,
-            (_, activity) if self.announces_data || activity == Activity::OtherWork => activity,
+            (_, activity) if !activity.is_part_of_step() && !self.is_training_thread => {
+                Activity::Idle
+            }
+            (_, activity) if self.announces_data || !activity.is_part_of_step() => activity,
             (BlockReason::Request, _) => Activity::Idle,
             (BlockReason::Io | BlockReason::Poll, Activity::Idle) => Activity::Idle,
             (BlockReason::Io | BlockReason::Poll, _) => Activity::Loading,
@@ -51,7 +53,7 @@ impl PhaseTracker {
                 Activity::Computing
             }
             (BlockReason::Futex, Activity::Updating | Activity::AfterUpdate)
-                if self.awaits_data_after_update =>
+                if self.awaits_data_after_update && !self.is_updating() =>
             {
                 Activity::Loading
             }
@@ -65,7 +67,7 @@ impl PhaseTracker {
             self.activity,
             Activity::Computing | Activity::Updating | Activity::AfterUpdate
         );
-        may_load && !self.announces_data
+        may_load && !self.announces_data && !self.is_updating()
     }
 
     /// Ends a wait and moves the deadlines by its length.
@@ -99,7 +101,8 @@ impl PhaseTracker {
 
     fn end_long_wait(&mut self, wait: Wait, event: ThreadEvent) {
         if self.activity == Activity::Loading {
-            let next = match self.is_training_thread && !self.uses_gpu {
+            let misses_end = !self.uses_gpu && !self.sees_update_ends;
+            let next = match self.is_training_thread && misses_end {
                 true => Activity::Receiving,
                 false => Activity::Loading,
             };

@@ -512,6 +512,16 @@ static __always_inline void forget_thread(struct zernel_thread *thread)
 	abandon_work(thread, now_ns);
 }
 
+/* The current thread has forked a process. */
+static __always_inline void track_fork(struct task_struct *task)
+{
+	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
+	struct zernel_thread *thread = known_thread(task);
+
+	if (thread && state)
+		track_event(state, thread->process, bpf_ktime_get_ns(), ZERNEL_FORK);
+}
+
 SEC("tp_btf/sched_process_fork")
 int process_fork(__u64 *ctx)
 {
@@ -528,6 +538,7 @@ int process_fork(__u64 *ctx)
 		 * data. (The kernel sets vfork_done only after this.) */
 		if (child->mm == parent->mm)
 			return 0;
+		track_fork(parent);
 		handle = admit_loader(child, handle);
 	}
 	process = zernel_process(handle);

@@ -13,6 +13,9 @@ mirrors! {
             RECORD_FUNCTION = 3,
             CHECKPOINT = 4,
             RECORD_END = 5,
+            COUNTER = 6,
+            COUNTER_START = 7,
+            COUNTER_STOP = 8,
         }
     }
 }

@@ -4,12 +4,15 @@ mod layout;
 
 #[cfg(test)]
 pub(super) use layout::MIRRORS;
-use layout::{BACKWARD, BACKWARD_THREAD, CHECKPOINT, OPTIMIZER, RECORD_END, RECORD_FUNCTION};
+use layout::{
+    BACKWARD, BACKWARD_THREAD, CHECKPOINT, COUNTER, COUNTER_START, COUNTER_STOP, OPTIMIZER, RECORD_END,
+    RECORD_FUNCTION,
+};
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{BackwardBegin, OptimizerMarker, OtherWorkBegin};
 
 use super::{Probe, ProbedFunction};
-use zernel_elf::LibraryKind::{self, TorchCpu, TorchPython};
+use zernel_elf::LibraryKind::{self, C10, TorchCpu, TorchPython};
 
 const fn torch(role: u8, label: &'static str, names: &'static [&'static str]) -> ProbedFunction {
     ProbedFunction::new(TorchCpu, Probe::Torch, role, names).cpp_function(label)
@@ -25,6 +28,11 @@ const fn ends_record(library: LibraryKind, label: &'static str) -> ProbedFunctio
         &["_ZNO3c106IValue13toCustomClassIN5torch8autograd8profiler20PythonRecordFunctionEE"],
     )
     .cpp_function(label)
+}
+
+/// A method of a handle of a counter. `PyTorch`'s compiler times itself with such counters.
+const fn wait_counter(role: u8, label: &'static str, names: &'static [&'static str]) -> ProbedFunction {
+    ProbedFunction::new(C10, Probe::Torch, role, names).cpp_function(label)
 }
 
 pub(super) const SYMBOLS: &[ProbedFunction] = &[
@@ -56,6 +64,21 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     ends_record(
         TorchCpu,
         "c10::IValue::toCustomClass<PythonRecordFunction> of libtorch_cpu",
+    ),
+    wait_counter(
+        COUNTER,
+        "c10::monitor::WaitCounterHandle::WaitCounterHandle",
+        &["_ZN3c107monitor17WaitCounterHandleC1E"],
+    ),
+    wait_counter(
+        COUNTER_START,
+        "c10::monitor::WaitCounterHandle::start",
+        &["_ZN3c107monitor17WaitCounterHandle5startE"],
+    ),
+    wait_counter(
+        COUNTER_STOP,
+        "c10::monitor::WaitCounterHandle::stop",
+        &["_ZN3c107monitor17WaitCounterHandle4stopE"],
     ),
     // `torch.save` opens a file with `setup` and writes a tensor with each `writeRecord`.
     torch(

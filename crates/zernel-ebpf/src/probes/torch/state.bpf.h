@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* State of the torch probe: the functions that a thread has begun to record and not ended. */
+/* State of the torch probe: the functions that a thread has begun to record and not ended, and the
+ * compilation that it is in. */
 #ifndef TORCH_STATE_BPF_H
 #define TORCH_STATE_BPF_H
 
@@ -11,6 +12,9 @@ struct torch_thread {
 	__u64 records; /* enum torch_record, the innermost in the lowest bits */
 	__u32 sees_ends; /* the end of a record was seen */
 	__u32 updates; /* an optimizer step was seen */
+	__u64 compile_counter; /* the counter that times the compilation */
+	__u32 compile_depth; /* how often that counter runs now */
+	__u32 will_compile; /* a handle of such a counter was made */
 };
 
 #endif

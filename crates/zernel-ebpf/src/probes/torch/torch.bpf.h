@@ -24,6 +24,9 @@ enum torch_role {
 	TORCH_RECORD_FUNCTION, /* arguments: the place of the result, a std::string */
 	TORCH_CHECKPOINT,
 	TORCH_RECORD_END,
+	TORCH_COUNTER, /* arguments: the counter's handle, length and text of its name */
+	TORCH_COUNTER_START, /* arguments: the place of the result, the handle */
+	TORCH_COUNTER_STOP, /* argument: the handle */
 };
 ZERNEL_IN_BTF(enum, torch_role);
 
@@ -58,18 +61,6 @@ static __always_inline bool name_begins(const char *name, const char *literal, _
 	return true;
 }
 
-/* How the names of what PyTorch's compiler does end. */
-#define COMPILER_SUFFIX "(dynamo_timed)"
-
-static __always_inline bool is_of_compiler(const struct torch_string *name)
-{
-	char end[sizeof(COMPILER_SUFFIX) - 1] = {};
-	__u64 at = name->text + name->length - sizeof(end);
-
-	return !bpf_probe_read_user(end, sizeof(end), (void *)at) &&
-	       NAME_BEGINS(end, COMPILER_SUFFIX);
-}
-
 /* What the name of a recorded function announces. */
 static __noinline __u32 announced_by(__u64 string)
 {
@@ -95,7 +86,7 @@ static __noinline __u32 announced_by(__u64 string)
 	if (NAME_BEGINS(name, "DistributedDataParallel.") ||
 	    NAME_BEGINS(name, "FullyShardedDataParallel"))
 		return ZERNEL_FORWARD_BEGIN;
-	return is_of_compiler(&read) ? ZERNEL_OTHER_WORK_BEGIN : ZERNEL_NONE;
+	return ZERNEL_NONE;
 }
 
 static __always_inline __u64 record_of(__u32 event)
@@ -153,6 +144,51 @@ static __always_inline __u32 end_record(struct torch_thread *torch)
 	}
 }
 
+/* The counters that time all of a compilation, and trying out its kernels later. */
+#define COMPILE_COUNTER "pytorch.wait_counter.dynamo_compile"
+#define WHOLE_COMPILE_COUNTER "pytorch.wait_counter.entire_"
+
+static __noinline bool is_compile_counter(__u64 text, __u64 length)
+{
+	char name[sizeof(COMPILE_COUNTER) - 1] = {};
+
+	if (length < sizeof(name) || bpf_probe_read_user(name, sizeof(name), (void *)text))
+		return false;
+	return NAME_BEGINS(name, COMPILE_COUNTER) || NAME_BEGINS(name, WHOLE_COMPILE_COUNTER);
+}
+
+/* All handles of one counter begin with the same address. */
+static __always_inline __u64 counter_of(__u64 handle)
+{
+	__u64 counter = 0;
+
+	bpf_probe_read_user(&counter, sizeof(counter), (void *)handle);
+	return counter;
+}
+
+/* PyTorch makes a handle of a counter, then starts it. The first counter of a compilation stops
+ * last; it may be started again inside. */
+static __always_inline __u32 start_counter(struct torch_thread *torch, __u64 counter)
+{
+	if (torch->will_compile) {
+		torch->will_compile = 0;
+		torch->compile_counter = counter;
+		torch->compile_depth = 1;
+		return ZERNEL_COMPILE_BEGIN;
+	}
+	if (torch->compile_depth && counter == torch->compile_counter)
+		torch->compile_depth++;
+	return ZERNEL_NONE;
+}
+
+static __always_inline __u32 stop_counter(struct torch_thread *torch, __u64 counter)
+{
+	if (!torch->compile_depth || counter != torch->compile_counter)
+		return ZERNEL_NONE;
+	torch->compile_depth--;
+	return torch->compile_depth ? ZERNEL_NONE : ZERNEL_COMPILE_END;
+}
+
 #define torch_read torch_read
 static __always_inline void torch_read(const struct zernel_symbol *symbol,
 				       struct zernel_thread *thread, struct zernel_entry *entry)
@@ -174,6 +210,20 @@ static __always_inline void torch_read(const struct zernel_symbol *symbol,
 		break;
 	case TORCH_RECORD_END:
 		entry->event = end_record(&thread->torch);
+		entry->is_other = entry->event == ZERNEL_NONE;
+		break;
+	case TORCH_COUNTER:
+		if (!thread->torch.compile_depth &&
+		    is_compile_counter(entry->arguments[2], entry->arguments[1]))
+			thread->torch.will_compile = 1;
+		entry->is_other = 1;
+		break;
+	case TORCH_COUNTER_START:
+		entry->event = start_counter(&thread->torch, counter_of(entry->arguments[1]));
+		entry->is_other = entry->event == ZERNEL_NONE;
+		break;
+	case TORCH_COUNTER_STOP:
+		entry->event = stop_counter(&thread->torch, counter_of(entry->arguments[0]));
 		entry->is_other = entry->event == ZERNEL_NONE;
 		break;
 	}
