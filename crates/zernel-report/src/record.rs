@@ -12,6 +12,9 @@ use super::times::Times;
 /// Most samples kept. Beyond that, every second one is dropped.
 const MAX_SAMPLES: usize = 1024;
 
+/// Oldest time that the utilization of a GPU may be about: it is a mean over one second, and read once per second.
+const GPU_READING_AGE_NS: u64 = 2_000_000_000;
+
 /// State of a process at one time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Sample {
@@ -144,13 +147,26 @@ impl Record {
             let end = times_at(&samples, end_ns);
             latest.training = begin.zip(end).map(|(begin, end)| Training {
                 begin_seconds: begin.wall_seconds,
-                times: end.combine(&begin, |end, begin| (end - begin).max(0.0)),
+                times: Times {
+                    gpu_busy_seconds: gpu_busy_between(&samples, begin_ns, end_ns),
+                    ..end.combine(&begin, |end, begin| (end - begin).max(0.0))
+                },
             });
             latest.steps = Some(report);
         }
         latest.timeline = samples;
         latest
     }
+}
+
+/// How long the GPU was busy between two times. The first readings may be about the time before, so the rate after them
+/// counts for all of the time.
+fn gpu_busy_between(samples: &[Sample], begin_ns: u64, end_ns: u64) -> Option<f64> {
+    let span_ns = end_ns.saturating_sub(begin_ns);
+    let steady_ns = begin_ns + GPU_READING_AGE_NS.min(span_ns / 2);
+    let busy_at = |at_ns| times_at(samples, at_ns)?.gpu_busy_seconds;
+    let busy = (busy_at(end_ns)? - busy_at(steady_ns)?).max(0.0);
+    Some(busy * span_ns as f64 / (end_ns - steady_ns).max(1) as f64)
 }
 
 /// The times of a process at `at_ns`, interpolated between samples.
@@ -287,6 +303,21 @@ mod tests {
             }
         }
         assert_eq!(steps_and_begin(record).0, 30);
+    }
+
+    /// A GPU that was idle before the training is still shown as idle in its first seconds.
+    #[test]
+    fn readings_about_the_time_before_training_do_not_count() {
+        let busy = |seconds: u64, gpu_busy_seconds| {
+            let mut sample = sample(1_000_000_000 * seconds, seconds as f64, 0.0);
+            sample.times.gpu_busy_seconds = Some(gpu_busy_seconds);
+            sample
+        };
+        let samples = [busy(10, 0.0), busy(12, 0.5), busy(14, 2.3), busy(16, 4.1)];
+        let between = |begin, end| gpu_busy_between(&samples, begin, end).unwrap();
+        assert!((between(10_000_000_000, 16_000_000_000) - 5.4).abs() < 1e-9);
+        // Of a short training, only its second half counts.
+        assert!((between(12_000_000_000, 14_000_000_000) - 1.8).abs() < 1e-9);
     }
 
     #[test]
