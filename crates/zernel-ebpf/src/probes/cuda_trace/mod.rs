@@ -110,7 +110,8 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         Direction::DeviceToHost,
         &["cuMemcpyDtoHAsync_v2", "cuMemcpyDtoHAsync_v2_ptsz"],
     )
-    .duration(DurationKind::CopyWait),
+    .duration(DurationKind::CopyWait)
+    .events(GpuSyncEnter, GpuSyncLeave),
     copies(
         Direction::DeviceToDevice,
         &["cuMemcpyDtoD_v2", "cuMemcpyDtoD_v2_ptds"],
