@@ -305,12 +305,17 @@ static inline void zernel_fork(struct zernel_task_state *task)
 		tracker->active_since_ns > start_ns ? tracker->active_since_ns : start_ns;
 }
 
-/* The thread has compiled. It may have waited in between, and goes on with what it compiled for. */
+/* The thread has compiled. It may have waited in between, and goes on with what it compiled for. A
+ * thread that only compiles has nothing to go on with. */
 static inline void zernel_end_compile(const struct zernel_tracker_config *config,
 				      struct zernel_tracker *tracker)
 {
+	const __u16 computes = ZERNEL_TRAINING_THREAD | ZERNEL_USES_GPU;
+
 	if (tracker->activity == ZERNEL_COMPILING || tracker->activity == ZERNEL_IDLE)
-		zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
+		zernel_turn_to(config, tracker,
+			       tracker->flags & computes ? ZERNEL_COMPUTING : ZERNEL_IDLE,
+			       tracker->now_ns);
 }
 
 static inline void zernel_stop_observing(const struct zernel_tracker_config *config,

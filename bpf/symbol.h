@@ -15,6 +15,7 @@ enum zernel_symbol_flags {
 	ZERNEL_HAS_RESULT = 1 << 0, /* returns a status; 0 is success */
 	ZERNEL_SAMPLED = 1 << 1, /* counted only while a sampling window is open */
 	ZERNEL_LAUNCHES = 1 << 2, /* launches work on the GPU */
+	ZERNEL_IS_NO_EVIDENCE = 1 << 3, /* a call of it makes no process an observed one */
 	ZERNEL_BEGINS_LAUNCHES =
 		1 << 7, /* while launches are sampled, presumed to be followed by launches */
 };

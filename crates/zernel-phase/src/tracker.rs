@@ -430,11 +430,17 @@ impl PhaseTracker {
         self.set_activity(activity, self.now_ns);
     }
 
-    /// The thread has compiled. It may have waited in between, and goes on with what it compiled for.
+    /// The thread has compiled. It may have waited in between, and goes on with what it compiled for. A thread that only
+    /// compiles has nothing to go on with.
     fn end_compile(&mut self) {
-        if matches!(self.activity, Activity::Compiling | Activity::Idle) {
-            self.set_activity(Activity::Computing, self.now_ns);
+        if !matches!(self.activity, Activity::Compiling | Activity::Idle) {
+            return;
         }
+        let next = match self.is_training_thread || self.uses_gpu {
+            true => Activity::Computing,
+            false => Activity::Idle,
+        };
+        self.set_activity(next, self.now_ns);
     }
 
     fn stop_observing(&mut self) {

@@ -178,6 +178,7 @@ mirrors! {
             HAS_RESULT = 1 << 0,
             SAMPLED = 1 << 1,
             LAUNCHES = 1 << 2,
+            IS_NO_EVIDENCE = 1 << 3,
             BEGINS_LAUNCHES = 1 << 7,
         }
     }

@@ -361,6 +361,8 @@ pub struct ProbedFunction {
     /// Whether `names` are prefixes of the exported names: mangled names end in argument types, which differ between
     /// versions.
     pub by_prefix: bool,
+    /// Whether its calls make no process an observed one.
+    pub is_no_evidence: bool,
     label: Option<&'static str>,
     role: u8,
     enter: Option<ThreadEvent>,
@@ -390,6 +392,7 @@ impl ProbedFunction {
             sampling_group: None,
             entry_only: false,
             by_prefix: false,
+            is_no_evidence: false,
             label: None,
             role,
             enter: None,
@@ -455,6 +458,12 @@ impl ProbedFunction {
         self
     }
 
+    /// Makes it a function that programs without machine learning call too.
+    const fn no_evidence(mut self) -> Self {
+        self.is_no_evidence = true;
+        self
+    }
+
     /// Its name in reports.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -480,7 +489,8 @@ impl ProbedFunction {
             leave_event: event(self.leave),
             flags: layout::Symbol::HAS_RESULT
                 | flag(layout::Symbol::SAMPLED, sampled)
-                | flag(layout::Symbol::LAUNCHES, self.kind == CallKind::Launch),
+                | flag(layout::Symbol::LAUNCHES, self.kind == CallKind::Launch)
+                | flag(layout::Symbol::IS_NO_EVIDENCE, self.is_no_evidence),
             bytes: self.bytes,
             mark: self.mark.map_or(0, |mark| mark as u8),
             arguments: self.arguments,

@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 109] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 110] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -463,6 +463,11 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 109] = [
         "tracker->activity == ZERNEL_COMPILING",
     ),
     ("waits.h", " &&\n\t\t\t\t !tracker->sees_update_ends;", ";"),
+    (
+        "phase_tracker.h",
+        "tracker->flags & computes ? ZERNEL_COMPUTING : ZERNEL_IDLE",
+        "ZERNEL_COMPUTING",
+    ),
     (
         "activity.h",
         "activity != ZERNEL_OTHER_WORK && activity != ZERNEL_COMPILING",

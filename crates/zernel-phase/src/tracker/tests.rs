@@ -335,6 +335,13 @@ fn a_thread_that_compiled_computes() {
     );
 }
 
+/// A thread of a pool compiles for others.
+#[test]
+fn a_thread_that_only_compiles_has_no_phase() {
+    let events = [(0, CompileBegin), (5, CompileEnd)];
+    assert_eq!(track(&events, 7), [(Unknown, 0, 7)]);
+}
+
 /// A missed end of a compilation is over with the next announcement.
 #[test]
 fn the_end_of_a_compilation_changes_no_later_phase() {

@@ -30,9 +30,12 @@ const fn ends_record(library: LibraryKind, label: &'static str) -> ProbedFunctio
     .cpp_function(label)
 }
 
-/// A method of a handle of a counter. `PyTorch`'s compiler times itself with such counters.
+/// A method of a handle of a counter. `PyTorch`'s compiler times itself with such counters, also in processes that
+/// compile for others.
 const fn wait_counter(role: u8, label: &'static str, names: &'static [&'static str]) -> ProbedFunction {
-    ProbedFunction::new(C10, Probe::Torch, role, names).cpp_function(label)
+    ProbedFunction::new(C10, Probe::Torch, role, names)
+        .cpp_function(label)
+        .no_evidence()
 }
 
 pub(super) const SYMBOLS: &[ProbedFunction] = &[
