@@ -447,8 +447,7 @@ static inline void zernel_settle(const struct zernel_tracker_config *config,
 	if (phase == ZERNEL_UNKNOWN || tracker->flags & ZERNEL_IS_QUEUED)
 		tracker->deadline_ns = ZERNEL_NEVER;
 	else if (waiting)
-		tracker->deadline_ns =
-			zernel_add_saturating(tracker->wait_since_ns, config->blocked_max_ns);
+		tracker->deadline_ns = tracker->wait_until_ns;
 	if (phase != zernel_word_phase(task->phase_word))
 		zernel_transition(task, phase, tracker->now_ns);
 }

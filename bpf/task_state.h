@@ -75,6 +75,7 @@ struct zernel_tracker {
 	__u64 collective_since_ns; /* when the collective it is in was entered */
 	__u64 call_shown_ns; /* when the call it is in was last shown */
 	__u64 wait_since_ns; /* when it blocked */
+	__u64 wait_until_ns; /* when its phase is given up if it is still blocked */
 	__u64 wait_activity_until_ns; /* activity_until_ns before it blocked */
 	__u64 undecided_since_ns; /* start of what a copy or batch shows to be loading, or end of the backward pass */
 	__u64 last_marker_ns; /* last optimizer marker or announced step */

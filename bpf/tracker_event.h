@@ -34,6 +34,7 @@ enum zernel_event {
 	ZERNEL_COMPILE_BEGIN,
 	ZERNEL_COMPILE_END,
 	ZERNEL_FORK, /* of a process that may load data for it */
+	ZERNEL_BLOCK_SLEEP, /* for a time, or a request from outside of the process */
 };
 
 struct zernel_tracker_config {

@@ -50,6 +50,18 @@ static inline int zernel_is_undecided(const struct zernel_tracker *tracker)
 	       tracker->activity == ZERNEL_AFTER_UPDATE;
 }
 
+/* How long a blocked thread keeps its phase. A thread that sleeps does not compute. */
+static inline __u64 zernel_wait_limit(const struct zernel_tracker_config *config,
+				      const struct zernel_tracker *tracker, __u8 event)
+{
+	int computes = tracker->activity == ZERNEL_COMPUTING ||
+		       tracker->activity == ZERNEL_AFTER_UPDATE;
+
+	return event == ZERNEL_BLOCK_SLEEP && computes && !zernel_in_call(tracker) ?
+		       config->short_wait_max_ns :
+		       config->blocked_max_ns;
+}
+
 static inline void zernel_block(const struct zernel_tracker_config *config,
 				struct zernel_tracker *tracker, __u8 event)
 {
@@ -58,6 +70,8 @@ static inline void zernel_block(const struct zernel_tracker_config *config,
 	tracker->flags |= ZERNEL_WAITING;
 	tracker->flags &= ~ZERNEL_WAIT_UNDECIDED;
 	tracker->wait_since_ns = tracker->now_ns;
+	tracker->wait_until_ns = zernel_add_saturating(tracker->now_ns,
+						       zernel_wait_limit(config, tracker, event));
 	tracker->wait_activity = tracker->activity;
 	tracker->wait_activity_until_ns = tracker->activity_until_ns;
 	if (zernel_in_call(tracker))

@@ -63,6 +63,7 @@ crate::mirrors! {
             collective_since_ns: u64,
             call_shown_ns: u64,
             wait_since_ns: u64,
+            wait_until_ns: u64,
             wait_activity_until_ns: u64,
             undecided_since_ns: u64,
             last_marker_ns: u64,
@@ -358,6 +359,7 @@ number_events! {
     ThreadEvent::CompileBegin => "ZERNEL_COMPILE_BEGIN" = 24,
     ThreadEvent::CompileEnd => "ZERNEL_COMPILE_END" = 25,
     ThreadEvent::Fork => "ZERNEL_FORK" = 26,
+    ThreadEvent::Block(BlockReason::Sleep) => "ZERNEL_BLOCK_SLEEP" = 27,
 }
 
 impl From<&ZernelTaskState> for RawPhaseSample {

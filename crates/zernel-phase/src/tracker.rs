@@ -30,7 +30,7 @@
 //! | waited on a futex and copied next, while no other thread of its process launched, or after announced optimizer steps | `DataLoading` |
 //! | called a function that only optimizers call; launches right after it belong to it | `OptimizerStep` |
 //!
-//! A short wait, as for a lock or a page, does not end an activity. A thread that only launches,
+//! A short wait, as for a lock or a page, does not end an activity. A longer sleep, or wait for a request, ends computing. A thread that only launches,
 //! such as the thread of the backward pass, is `Unknown` while it waits. So is a thread that syncs or
 //! copies for another one, which announces its steps. It computes again when it
 //! wakes up after launches of other threads. Only a thread's own events count: if another thread
@@ -477,7 +477,7 @@ impl PhaseTracker {
         };
         self.deadline_ns = match self.wait {
             _ if phase == WorkloadPhase::Unknown || self.queued_since_ns.is_some() => u64::MAX,
-            Some(wait) => wait.since_ns.saturating_add(self.config.blocked_max_ns),
+            Some(wait) => wait.until_ns,
             None => shown_ns.saturating_add(max_ns),
         };
         if phase != self.phase {

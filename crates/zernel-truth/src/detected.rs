@@ -15,7 +15,7 @@ use crate::timeline::Timeline;
 use crate::trace::{EXIT_EVENT, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile};
 
 /// All events of a tracker.
-const EVENTS: [ThreadEvent; 27] = [
+const EVENTS: [ThreadEvent; 28] = [
     ThreadEvent::GpuSyncEnter,
     ThreadEvent::GpuSyncLeave,
     ThreadEvent::CollectiveEnter,
@@ -27,6 +27,7 @@ const EVENTS: [ThreadEvent; 27] = [
     ThreadEvent::Block(BlockReason::Poll),
     ThreadEvent::Block(BlockReason::Other),
     ThreadEvent::Block(BlockReason::Request),
+    ThreadEvent::Block(BlockReason::Sleep),
     ThreadEvent::Unblock,
     ThreadEvent::UnblockAfterLaunches,
     ThreadEvent::OptimizerMarker,

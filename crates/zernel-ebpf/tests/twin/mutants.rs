@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 110] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 114] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -156,9 +156,29 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 110] = [
         "tracker->call_shown_ns, config->sync_max_ns",
     ),
     (
-        "phase_tracker.h",
-        "tracker->wait_since_ns, config->blocked_max_ns",
-        "tracker->wait_since_ns, config->sync_max_ns",
+        "waits.h",
+        "config->short_wait_max_ns :\n\t\t       config->blocked_max_ns",
+        "config->short_wait_max_ns :\n\t\t       config->sync_max_ns",
+    ),
+    (
+        "waits.h",
+        "event == ZERNEL_BLOCK_SLEEP && computes &&",
+        "computes &&",
+    ),
+    (
+        "waits.h",
+        "event == ZERNEL_BLOCK_SLEEP && computes &&",
+        "event == ZERNEL_BLOCK_SLEEP &&",
+    ),
+    (
+        "waits.h",
+        "computes && !zernel_in_call(tracker) ?",
+        "computes ?",
+    ),
+    (
+        "waits.h",
+        "tracker->activity == ZERNEL_COMPUTING ||\n\t\t       tracker->activity == ZERNEL_AFTER_UPDATE;",
+        "tracker->activity == ZERNEL_COMPUTING;",
     ),
     (
         "phase_tracker.h",

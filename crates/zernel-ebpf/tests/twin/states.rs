@@ -122,6 +122,7 @@ fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {
         BlockReason::Poll,
         BlockReason::Other,
         BlockReason::Request,
+        BlockReason::Sleep,
     ];
     let reason = rng.choice(reasons).unwrap();
     rng.choice([

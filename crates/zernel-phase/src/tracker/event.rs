@@ -66,7 +66,9 @@ pub enum BlockReason {
     Poll,
     /// A futex, for work from the training thread, which is another thread of the process.
     Request,
-    /// Anything else, such as a sleep. It is no evidence for a phase.
+    /// A time, or a request from outside of the process.
+    Sleep,
+    /// Anything else, as in a call of a driver. It is no evidence for a phase.
     Other,
 }
 

@@ -398,6 +398,28 @@ fn a_sync_inside_a_step_whose_end_is_seen_does_not_end_it() {
     );
 }
 
+/// A server waits for its next request. A wait of less than a millisecond changes nothing.
+#[test]
+fn a_thread_that_sleeps_does_not_compute() {
+    let request = [
+        (0, Launch),
+        (2, Block(BlockReason::Sleep)),
+        (2, Unblock),
+        (4, GpuSyncEnter),
+        (5, GpuSyncLeave),
+        (6, Block(BlockReason::Sleep)),
+        (50, Unblock),
+        (51, Launch),
+    ];
+    assert_eq!(
+        track(&request, 52),
+        [(GpuCompute, 0, 7), (Unknown, 7, 51), (GpuCompute, 51, 52)]
+    );
+    // The driver may sleep in a call that waits for the GPU.
+    let sync = [(0, GpuSyncEnter), (1, Block(BlockReason::Sleep))];
+    assert_eq!(track(&sync, 50), [(GpuCompute, 0, 50)]);
+}
+
 /// Without a GPU, the end of a wait for a batch is seen once ends are.
 #[test]
 fn a_batch_without_a_gpu_is_received_until_its_end() {

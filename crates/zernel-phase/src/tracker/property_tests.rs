@@ -17,6 +17,7 @@ fn any_event() -> impl Strategy<Value = ThreadEvent> {
         Block(BlockReason::Poll),
         Block(BlockReason::Other),
         Block(BlockReason::Request),
+        Block(BlockReason::Sleep),
         Unblock,
         OptimizerMarker,
         UnblockAfterLaunches,

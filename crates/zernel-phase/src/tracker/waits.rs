@@ -8,6 +8,8 @@ use crate::task_state::WorkloadPhase;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wait {
     pub(super) since_ns: u64,
+    /// When the phase of the thread is given up, if it is still blocked then.
+    pub(super) until_ns: u64,
     activity: Activity,
     activity_until_ns: u64,
     /// Whether the wait is either for data or for another thread.
@@ -18,6 +20,7 @@ impl PhaseTracker {
     pub(super) fn block(&mut self, reason: BlockReason) {
         let mut wait = Wait {
             since_ns: self.now_ns,
+            until_ns: self.now_ns.saturating_add(self.wait_max_ns(reason)),
             activity: self.activity,
             activity_until_ns: self.activity_until_ns,
             is_undecided: false,
@@ -30,6 +33,15 @@ impl PhaseTracker {
             wait.is_undecided = reason == BlockReason::Futex && self.is_undecided();
         }
         self.wait = Some(wait);
+    }
+
+    /// Returns how long a blocked thread keeps its phase. A thread that sleeps does not compute.
+    fn wait_max_ns(&self, reason: BlockReason) -> u64 {
+        let computes = matches!(self.activity, Activity::Computing | Activity::AfterUpdate);
+        match reason == BlockReason::Sleep && computes && !self.is_in_call() {
+            true => self.config.short_wait_max_ns,
+            false => self.config.blocked_max_ns,
+        }
     }
 
     /// Returns the activity of a thread that blocks outside of calls. A thread that announces when it gets data loads at

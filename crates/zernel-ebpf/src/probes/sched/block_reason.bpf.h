@@ -178,8 +178,18 @@ static __always_inline bool helps_announcer(const struct zernel_process *process
 	return process->announcer && !(state->tracker.flags & announces);
 }
 
-/* The tracker's event. A trainer polls for data if it has loaders, and a loader polls for its next
- * work. What a loader reads from a pipe is data. */
+/* Whether the current task sleeps for a time. */
+static __always_inline bool sleeps(void)
+{
+	struct pt_regs *registers =
+		(struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
+
+	return registers->orig_rax == 35 /* nanosleep */ ||
+	       registers->orig_rax == 230 /* clock_nanosleep */;
+}
+
+/* The tracker's event. A trainer polls for data if it has loaders, else for requests, and a loader
+ * polls for its next work. What a loader reads from a pipe is data, and it may sleep while it loads. */
 static __always_inline __u8 event_of_block(const struct zernel_process *process,
 					   const struct zernel_task_state *state, __u8 reason)
 {
@@ -192,11 +202,12 @@ static __always_inline __u8 event_of_block(const struct zernel_process *process,
 							 ZERNEL_BLOCK_FUTEX;
 	case SCHED_BLOCKED_POLL:
 		return process->loaders || process->flags & ZERNEL_IS_LOADER ? ZERNEL_BLOCK_POLL :
-									       ZERNEL_BLOCK_OTHER;
+									       ZERNEL_BLOCK_SLEEP;
 	case SCHED_BLOCKED_IPC:
 		return process->flags & ZERNEL_IS_LOADER ? ZERNEL_BLOCK_IO : ZERNEL_BLOCK_POLL;
 	default:
-		return ZERNEL_BLOCK_OTHER;
+		return !(process->flags & ZERNEL_IS_LOADER) && sleeps() ? ZERNEL_BLOCK_SLEEP :
+									  ZERNEL_BLOCK_OTHER;
 	}
 }
 
