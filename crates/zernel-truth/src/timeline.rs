@@ -119,7 +119,9 @@ impl<T: Copy + PartialEq> Timeline<T> {
     /// Fills the time between `start_ns` and `end_ns` that the timeline does not cover.
     #[must_use]
     pub fn fill(&self, value: T, start_ns: u64, end_ns: u64) -> Self {
-        let mut changes = vec![(start_ns, value)];
+        let first_ns = self.changes.first().map_or(self.end_ns, |first| first.0);
+        let before = (start_ns < first_ns).then_some((start_ns, value));
+        let mut changes: Vec<_> = before.into_iter().collect();
         changes.extend(self.changes.iter().copied());
         changes.push((self.end_ns, value));
         changes.retain(|change| change.0 < end_ns.max(self.end_ns));
@@ -172,5 +174,7 @@ mod tests {
         assert_eq!(clipped, [(15, 20, 1), (20, 25, 2)]);
         let filled: Vec<_> = timeline.fill(0, 0, 40).spans().collect();
         assert_eq!(filled, [(0, 10, 0), (10, 20, 1), (20, 30, 2), (30, 40, 0)]);
+        let covered: Vec<_> = timeline.fill(0, 15, 25).spans().collect();
+        assert_eq!(covered, [(10, 20, 1), (20, 30, 2)]);
     }
 }
