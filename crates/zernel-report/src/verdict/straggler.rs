@@ -41,9 +41,13 @@ pub(super) fn one_rank_is_slow(job: &Job) -> Option<Verdict> {
     // A peer with loaders that hardly rest would soon wait for them instead.
     let busy =
         |rank: &RankTimes| rank.wall * rank.loader_busy.filter(|_| is_for_data).unwrap_or(0.0);
-    let waited = |parts: &Parts| (parts.seconds_in(Part::Communication) - least).max(0.0);
-    let gain = peer_mean(&|rank, parts| waited(parts).min(rank.wall - busy(rank)));
-    let hidden = peer_mean(&|rank, parts| busy(rank) - (parts.total() - waited(parts)));
+    // A peer that trained for longer began earlier, and waited for the other one to begin.
+    let before = |rank: &RankTimes| (rank.wall - ranks[slowest.index].wall).max(0.0);
+    let waited = |rank: &RankTimes, parts: &Parts| {
+        (parts.seconds_in(Part::Communication) - least - before(rank)).max(0.0)
+    };
+    let gain = peer_mean(&|rank, parts| waited(rank, parts).min(rank.wall - busy(rank)));
+    let hidden = peer_mean(&|rank, parts| busy(rank) - (parts.total() - waited(rank, parts)));
     let input = peer_mean(&|_, parts| input::RESOURCE.seconds(slice::from_ref(parts)));
     let delay = peer_mean(&|_, parts| parts.seconds_in(Part::CpuDelay));
     let peer_wall_seconds = peer_mean(&|rank, _| rank.wall);
@@ -108,6 +112,32 @@ mod tests {
     use super::*;
     use crate::verdict::judge;
     use crate::verdict::tests::{assert_json, bound_of, gpu_rank, starved_rank, waiting_rank};
+
+    /// The peer waited for the slow rank to begin, not in each step.
+    #[test]
+    fn a_rank_that_begins_later_is_no_straggler() {
+        let early = RankTimes {
+            wall: 100.0,
+            communication: 70.0,
+            peer_waits: 70.0,
+            cpu: 30.0,
+            ..RankTimes::default()
+        };
+        let late = RankTimes {
+            wall: 72.0,
+            communication: 42.0,
+            peer_waits: 42.0,
+            cpu: 30.1,
+            ..RankTimes::default()
+        };
+        assert_eq!(bound_of(&judge(&[early, late])), "communication");
+        let slow = RankTimes {
+            wall: 100.0,
+            cpu: 58.0,
+            ..late
+        };
+        assert_eq!(bound_of(&judge(&[early, slow])), "straggler");
+    }
 
     #[test]
     fn one_slow_rank_is_a_straggler_for_every_cause() {
