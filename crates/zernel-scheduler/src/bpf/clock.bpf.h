@@ -40,15 +40,18 @@ static __u64 clock_advance_in(const struct clock *clock, __u64 ns)
 	return (clock->per_ms ?: 1000000) * (ns / 1000000);
 }
 
+/* Measures the speed of a clock once per window. A CPU that took `now_ns` before another one began
+ * the window sees a negative time, and of several CPUs that end a window at once, one measures. */
 static void clock_measure(struct clock *clock, __u64 now_ns)
 {
-	__u64 elapsed_ns = now_ns - clock->window_start_ns;
+	__u64 before_ns = clock->window_start_ns;
+	__s64 elapsed_ns = now_ns - before_ns;
 
-	if (elapsed_ns < RATE_WINDOW_NS)
+	if (elapsed_ns < (__s64)RATE_WINDOW_NS ||
+	    !__sync_bool_compare_and_swap(&clock->window_start_ns, before_ns, now_ns))
 		return;
-	if (clock->window_start_ns)
-		clock->per_ms = (clock->now - clock->window_start) / (elapsed_ns / 1000000);
-	clock->window_start_ns = now_ns;
+	if (before_ns)
+		clock->per_ms = (clock->now - clock->window_start) / ((__u64)elapsed_ns / 1000000);
 	clock->window_start = clock->now;
 }
 
