@@ -46,6 +46,11 @@ fn main() -> ExitCode {
     let others = [
         trial(HERE, &[root()], starts_and_ends),
         trial("scenarios_pass", &[vm::newest()], scenarios::scenarios_pass),
+        trial(
+            "a_tenant_pays_for_its_faker",
+            &[vm::newest()],
+            scenarios::a_tenant_pays_for_its_faker,
+        ),
     ];
     zernel_testkit::main(others.into_iter().chain(there))
 }

@@ -118,7 +118,7 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 }
 
 /* The task that runs on a CPU, if it may go on: charged up to now. */
-static struct task *continuing(struct task_struct *prev, __u64 now_ns)
+static struct task *continuing(struct task_struct *prev, __s32 cpu, __u64 now_ns)
 {
 	struct task *task;
 
@@ -128,6 +128,7 @@ static struct task *continuing(struct task_struct *prev, __u64 now_ns)
 	if (!task)
 		return NULL;
 	charge(prev, task, now_ns);
+	end_pinned(prev, task, cpu);
 	return must_wait(prev, task->node, now_ns) ? NULL : task;
 }
 
@@ -192,7 +193,7 @@ static bool serve_ranks(struct task_struct *prev, struct task *task, __s32 cpu, 
 void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 {
 	__u64 now_ns = scx_bpf_now();
-	struct task *task = continuing(prev, now_ns);
+	struct task *task = continuing(prev, cpu, now_ns);
 	struct choice choice = {};
 	bool is_first;
 

@@ -93,6 +93,16 @@ static void place(struct task_struct *p, struct task *task, __u32 cpu, bool is_w
 	set_vtime(p, clock_bound(clock, p->scx.dsq_vtime, lag));
 }
 
+/* Returns a running task to the shared clock when it may migrate again. The kernel forbids migration
+ * while a probe runs, and a task that is kept on its CPU is not placed again. */
+static void end_pinned(struct task_struct *p, struct task *task, __u32 cpu)
+{
+	if (task->clock == SHARED_CLOCK || is_pinned(p))
+		return;
+	change_clock(p, task, SHARED_CLOCK);
+	cpu_at(cpu)->runs_pinned = false;
+}
+
 /* Finds the virtual time of the first task in a queue that may run on a CPU. */
 static bool first_vtime(__u64 queue, __u32 cpu, __u64 *vtime)
 {

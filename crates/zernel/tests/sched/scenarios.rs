@@ -56,6 +56,8 @@ for plan in /lab/plan-*.json; do
 done
 "#;
 const SEED: u64 = 1;
+/// What a tenant may get beyond its share by a thread that only pretends to train.
+const LARGEST_GAIN: f64 = 0.02;
 
 /// A scenario and the scheduler that it runs under.
 type PlannedRun = (Scenario, Scheduler);
@@ -186,6 +188,27 @@ pub(super) fn scenarios_pass() {
         let trained = trained.expect("all scenarios ran");
         assert!(printed(trained, label) > 10, "{label}: {trained}");
     }
+}
+
+/// A thread that only launches is critical all the time. Its tenant as a whole gets no more than its share: the tenant's
+/// spinners pay for what the thread takes.
+pub(super) fn a_tenant_pays_for_its_faker() {
+    let (scenario, _) = shipped("fakers");
+    let arguments = ["--privilege", "cgroup=/sys/fs/cgroup/first"];
+    let privileged = Scheduler::Zernel(arguments.map(str::to_owned).to_vec());
+    let result = run_alone(&(scenario, privileged));
+    let figures = result.figures.as_ref().expect("the machine ran");
+    let groups = || figures.groups.iter();
+    let tenant = groups().filter(|group| group.name.starts_with("first-"));
+    let got: u64 = tenant.map(|group| group.cpu_ns).sum();
+    let all: u64 = groups().map(|group| group.cpu_ns).sum();
+    // The weights of the three cgroups are 200, 100 and 100.
+    let gain = got as f64 / (all as f64 / 2.0) - 1.0;
+    assert!(gain <= LARGEST_GAIN, "gain {gain:.4}: {result}");
+    let faker = groups().find(|group| group.name == "first-faker");
+    let faker = faker.expect("the scenario has this group");
+    let cpus = faker.cpu_ns as f64 / figures.window_ns as f64;
+    assert!(cpus > 0.9, "critical threads go first: {cpus:.3} CPUs");
 }
 
 /// The sum of the numbers that the scheduler printed after a label when it ended.
