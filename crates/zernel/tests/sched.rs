@@ -51,6 +51,11 @@ fn main() -> ExitCode {
             &[vm::newest()],
             scenarios::a_tenant_pays_for_its_faker,
         ),
+        trial(
+            "a_tenant_pays_for_a_pinned_faker",
+            &[vm::newest()],
+            scenarios::a_tenant_pays_for_a_pinned_faker,
+        ),
     ];
     zernel_testkit::main(others.into_iter().chain(there))
 }

@@ -90,15 +90,16 @@ static bool must_pay(const struct cpu *cpu)
 	       others < (__s64)(1 + (__u64)beyond * settings.cpus / (__u64)largest_loss());
 }
 
-/* Whether the tasks that are pinned to a CPU have lost too much. They can get no more than their
- * CPU, nor more than they would get elsewhere. */
+/* Whether the ordinary tasks that are pinned to a CPU have lost too much. They can get no more than
+ * their CPU, nor more than they would get elsewhere. A pinned task that goes first loses nothing. */
 static bool pinned_lost_too_much(__u32 number, __u64 now_ns)
 {
 	struct cpu *cpu = cpu_at(number);
 	__s64 here = cpu->pinned_weight * settings.cpus;
 	__s64 everywhere = root_active;
+	bool runs_ordinary = cpu->runs_pinned && cpu->rank == ORDINARY;
 
-	if (!cpu->runs_pinned && !scx_bpf_dsq_nr_queued(CPU_QUEUE(number))) {
+	if (!runs_ordinary && !scx_bpf_dsq_nr_queued(CPU_QUEUE(number))) {
 		promise_kept(&cpu->clock, now_ns);
 		return false;
 	}

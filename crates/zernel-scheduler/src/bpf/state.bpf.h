@@ -41,6 +41,7 @@ struct task {
 	__u64 woken_ns; /* when it woke up; 0: it has run since */
 	__u64 runnable_ns; /* when it last woke up or stopped running */
 	__u64 blocked_ns; /* when it last blocked */
+	__u64 share_vtime; /* virtual time by the shared clock of a pinned task that goes first */
 	/* Hand-off: see handoff.bpf.h. */
 	__u32 donor; /* the thread that it inherits from */
 	__u32 handoff; /* number of the hand-off in its process */
@@ -174,9 +175,27 @@ static bool advances_clock(const struct task *task)
 	return task->rank == ORDINARY || (task->rank == FEED && !ordinary_waits_beside(task));
 }
 
+/* Notes what a pinned task that goes first takes beyond its share of all CPUs. The clock of its CPU
+ * only shows what it takes from the tasks that are pinned there. */
+static void owe_pinned(struct task *task, __u64 used_ns, __u64 weight)
+{
+	__u64 earliest = shared_clock.now - virtual_time(settings.slice_ns, weight);
+	__s64 beyond;
+
+	if (is_before(task->share_vtime, earliest))
+		task->share_vtime = earliest;
+	task->share_vtime += virtual_time(used_ns, weight);
+	beyond = task->share_vtime - shared_clock.now;
+	if (beyond <= 0)
+		return;
+	task->share_vtime = shared_clock.now;
+	if (others_wait)
+		owe(task->node, real_time(beyond, weight));
+}
+
 /* Advances the virtual time of a task that ran. The guarantee bounds what a task takes that goes
  * first, so it need not wait for it afterwards: its tenant owes it. */
-static void advance(struct task_struct *p, const struct task *task, __u64 used_ns)
+static void advance(struct task_struct *p, struct task *task, __u64 used_ns)
 {
 	const struct clock *clock = clock_of(task);
 	bool is_shared = clock == &shared_clock;
@@ -186,6 +205,8 @@ static void advance(struct task_struct *p, const struct task *task, __u64 used_n
 
 	if (!task->rank && is_shared && is_privileged(p, task))
 		used_ns += pay(task->node, clock, used_ns);
+	if (task->rank && !is_shared)
+		owe_pinned(task, used_ns, weight);
 	set_vtime(p, p->scx.dsq_vtime + virtual_time(used_ns, weight));
 	beyond = p->scx.dsq_vtime - clock->now;
 	if (beyond <= 0 || advances_clock(task))

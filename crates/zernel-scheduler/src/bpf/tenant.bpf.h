@@ -10,8 +10,8 @@
  * a whole stays within its share as long as these tasks can pay. A task that pays keeps at least
  * the guarantee.
  *
- * Tasks of the root cgroup are of no tenant. Tasks that may use one CPU only neither owe nor pay. A
- * tenant owes LAG_NS and one charge at most.
+ * Tasks of the root cgroup are of no tenant. Tasks that may use one CPU only do not pay. A tenant
+ * owes LAG_NS and one charge at most.
  */
 #ifndef ZERNEL_SCHED_TENANT_H
 #define ZERNEL_SCHED_TENANT_H

@@ -13,6 +13,7 @@ use zernel_lab::{
 };
 use zernel_softgpu::install::built_libraries;
 use zernel_testkit::vm;
+use zernel_workload::Affinity;
 
 use super::{ZERNEL, stripped};
 
@@ -56,6 +57,8 @@ for plan in /lab/plan-*.json; do
 done
 "#;
 const SEED: u64 = 1;
+/// The group of `fakers` with the privileged thread that only pretends to train.
+const FAKER: &str = "first-faker";
 /// What a tenant may get beyond its share by a thread that only pretends to train.
 const LARGEST_GAIN: f64 = 0.02;
 
@@ -194,6 +197,22 @@ pub(super) fn scenarios_pass() {
 /// spinners pay for what the thread takes.
 pub(super) fn a_tenant_pays_for_its_faker() {
     let (scenario, _) = shipped("fakers");
+    is_paid_for(scenario);
+}
+
+/// The same for a thread that may use one CPU only.
+pub(super) fn a_tenant_pays_for_a_pinned_faker() {
+    let (mut scenario, _) = shipped("fakers");
+    for group in &mut scenario.groups {
+        if group.name == FAKER {
+            group.affinity = Affinity::Exact([0].into());
+        }
+    }
+    is_paid_for(scenario);
+}
+
+/// Runs `fakers` with its first cgroup privileged. The faker has a CPU to itself, and its tenant no more than its share.
+fn is_paid_for(scenario: Scenario) {
     let arguments = ["--privilege", "cgroup=/sys/fs/cgroup/first"];
     let privileged = Scheduler::Zernel(arguments.map(str::to_owned).to_vec());
     let result = run_alone(&(scenario, privileged));
@@ -205,7 +224,7 @@ pub(super) fn a_tenant_pays_for_its_faker() {
     // The weights of the three cgroups are 200, 100 and 100.
     let gain = got as f64 / (all as f64 / 2.0) - 1.0;
     assert!(gain <= LARGEST_GAIN, "gain {gain:.4}: {result}");
-    let faker = groups().find(|group| group.name == "first-faker");
+    let faker = groups().find(|group| group.name == FAKER);
     let faker = faker.expect("the scenario has this group");
     let cpus = faker.cpu_ns as f64 / figures.window_ns as f64;
     assert!(cpus > 0.9, "critical threads go first: {cpus:.3} CPUs");
