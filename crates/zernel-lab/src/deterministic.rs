@@ -117,13 +117,65 @@ pub enum Ticks {
 }
 
 /// What a deterministic run leaves for comparing it with another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Determinism {
     /// Hash of the output, the console with its timestamps, and the kernel's counters (interrupts, context switches,
     /// CPU time) at the end. Two runs of the same files, command and seed must have the same digest.
     pub digest: Digest,
     /// The guest's time from boot to the end of the command.
     pub virtual_time: Duration,
+    /// The text with the kernel's counters that the guest printed at the end of the command.
+    pub counters: String,
+}
+
+/// The first line in which two runs differ.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The part of the run: its output, the console or the counters.
+    pub part: &'static str,
+    /// The number of the line, from 1.
+    pub line: usize,
+    /// The line in both runs; `None` in the run that has fewer lines.
+    pub lines: [Option<String>; 2],
+}
+
+impl Difference {
+    /// Compares one part of two runs; `None` if it is equal.
+    pub(crate) fn find(part: &'static str, one: &[u8], other: &[u8]) -> Option<Self> {
+        if one == other {
+            return None;
+        }
+        let [one, other] = [one, other].map(|text| text.split_inclusive(|byte| *byte == b'\n'));
+        let equal = one
+            .clone()
+            .zip(other.clone())
+            .take_while(|(one, other)| one == other)
+            .count();
+        let text =
+            |line: Option<&[u8]>| line.map(|line| String::from_utf8_lossy(line).into_owned());
+        Some(Self {
+            part,
+            line: equal + 1,
+            lines: [one, other].map(|mut lines| text(lines.nth(equal))),
+        })
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { part, line, lines } = self;
+        write!(
+            formatter,
+            "the {part} of the two runs differs in line {line}"
+        )?;
+        for (run, line) in ["first", "second"].into_iter().zip(lines) {
+            match line {
+                Some(line) => write!(formatter, "\n  {run}: {line:?}")?,
+                None => write!(formatter, "\n  {run}: no such line")?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A 64-bit hash (FNV-1a), shown as 16 hexadecimal digits.
@@ -194,6 +246,24 @@ mod tests {
             words,
             [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]
         );
+    }
+
+    #[test]
+    fn a_difference_names_the_first_line_that_is_not_equal() {
+        let find =
+            |one: &str, other: &str| Difference::find("console", one.as_bytes(), other.as_bytes());
+        assert_eq!(find("a\nb\n", "a\nb\n"), None);
+        let message = find("a\nb\nc\n", "a\nd\ne\n").unwrap().to_string();
+        let expected =
+            "the console of the two runs differs in line 2\n  first: \"b\\n\"\n  second: \"d\\n\"";
+        assert_eq!(message, expected);
+        let longer = find("a\n", "a\nb").unwrap();
+        assert_eq!(
+            (longer.line, longer.lines),
+            (2, [None, Some("b".to_owned())])
+        );
+        let cut = find("a", "a\n").unwrap();
+        assert_eq!(cut.line, 1);
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub use account::{Account, CpuTimeReading};
 pub use assertion::{Assertion, Finding, Verdict};
 pub use availability::{Unavailable, available};
 pub use compare::SchedulerComparison;
-pub use deterministic::{Determinism, Deterministic, Digest, Ticks};
+pub use deterministic::{Determinism, Deterministic, Difference, Digest, Ticks};
 pub use initramfs::{Initramfs, InitramfsError};
 pub use kernel::{
     AvailableKernel, Kernel, KernelCache, KernelError, KernelRequest, KernelVersion,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crate::deterministic::{Determinism, Deterministic};
+use crate::deterministic::{Determinism, Deterministic, Difference};
 use crate::guest::{self, GuestCommand, Ports};
 use crate::host::find_program;
 use crate::initramfs::Initramfs;
@@ -101,6 +101,26 @@ pub struct CommandOutcome {
     pub total_time: Duration,
     /// What to compare with another run of the same command, after a deterministic run.
     pub determinism: Option<Determinism>,
+}
+
+impl CommandOutcome {
+    /// Where this run and another deterministic run of the same command differ; `None` if their digests are equal.
+    #[must_use]
+    pub fn first_difference(&self, other: &Self) -> Option<Difference> {
+        let mut pairs = self.parts().into_iter().zip(other.parts());
+        pairs.find_map(|((part, one), (_, other))| Difference::find(part, one, other))
+    }
+
+    /// What a digest covers, by name.
+    fn parts(&self) -> [(&'static str, &[u8]); 4] {
+        let counters = self.determinism.as_ref().map(|it| it.counters.as_bytes());
+        [
+            ("stdout", &self.stdout),
+            ("stderr", &self.stderr),
+            ("console", self.console_log.as_bytes()),
+            ("counters", counters.unwrap_or_default()),
+        ]
+    }
 }
 
 /// A virtual machine to run one command in. Nothing starts before [`VmSpec::run`], which may be called

@@ -133,7 +133,7 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
         Ok(outcome) => {
             pass_on(&outcome.stdout, &outcome.stderr)?;
             if let Some(determinism) = outcome.determinism {
-                print_determinism(options.seed, determinism, outcome.boot_time);
+                print_determinism(options.seed, &determinism, outcome.boot_time);
             }
             Ok(ExitCode::from(exit_code(outcome.status)))
         }
@@ -175,7 +175,7 @@ fn machine(options: &RunOptions, kernel: Kernel) -> VmSpec {
 }
 
 /// Prints the line by which two deterministic runs are compared. It goes to stderr, because stdout is the command's.
-fn print_determinism(seed: u64, determinism: Determinism, boot_time: Duration) {
+fn print_determinism(seed: u64, determinism: &Determinism, boot_time: Duration) {
     eprintln!(
         "zernel: deterministic, seed {seed}: digest {}, {:.6} virtual seconds; booted in {:.1} s",
         determinism.digest,

@@ -223,6 +223,7 @@ impl RunFolder {
         Ok(Determinism {
             digest: Digest::of(texts),
             virtual_time: guest::virtual_time(&status).unwrap_or_default(),
+            counters: status,
         })
     }
 
