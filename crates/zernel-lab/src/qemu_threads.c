@@ -8,7 +8,8 @@
  * thread wakes it.
  *
  * The main thread also waits for files while it holds QEMU's lock, when the guest ends. The vCPU thread cannot
- * fall asleep without that lock, so the main thread must not wait for it then.
+ * fall asleep without that lock, so the main thread must not wait for it then. Nor does it wait after the guest has
+ * switched itself off: a vCPU then waits in a loop for the power to end, which is for the main thread to do.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -41,6 +42,15 @@ static _Atomic(pthread_mutex_t *) qemu_lock;
 
 /* How often the vCPU thread fell asleep. The main thread waits for a change. */
 static atomic_int sleeps;
+
+/* Whether the guest has switched itself off. */
+static atomic_int is_off;
+
+static void wake_main_thread(void)
+{
+	sleeps++;
+	syscall(SYS_futex, &sleeps, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
 
 __attribute__((constructor)) static void remember_main_thread(void)
 {
@@ -81,8 +91,7 @@ int pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
 		return wait(condition, mutex);
 	qemu_lock = mutex;
 	sleeps_on = condition;
-	sleeps++;
-	syscall(SYS_futex, &sleeps, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	wake_main_thread();
 	result = wait(condition, mutex);
 	sleeps_on = NULL;
 	return result;
@@ -120,7 +129,7 @@ int ppoll(struct pollfd *files, nfds_t count, const struct timespec *timeout, co
 	while (is_main_thread() && !holds_qemu_lock()) {
 		int seen = sleeps;
 
-		if (sleeps_on)
+		if (sleeps_on || is_off)
 			break;
 		syscall(SYS_futex, &sleeps, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
 	}
@@ -139,7 +148,8 @@ static int open_emulator(struct dl_phdr_info *object, size_t size, void *handle)
 	return 1;
 }
 
-/* Of QEMU: ends the turns of all vCPUs, and the time until the next timer of a clock. */
+/* Of QEMU: whether it is to end, ends the turns of all vCPUs, and the time until the next timer of a clock. */
+extern int qemu_shutdown_requested_get(void) __attribute__((weak));
 extern void qemu_cpu_kick(void *cpu) __attribute__((weak));
 extern int64_t qemu_clock_deadline_ns_all(int clock, int attributes) __attribute__((weak));
 #define VIRTUAL_CLOCK 1
@@ -163,10 +173,14 @@ void icount_process_data(void *cpu)
 		dl_iterate_phdr(open_emulator, &emulator);
 		if (emulator)
 			process_data = dlsym(emulator, "icount_process_data");
-		if (!process_data || !qemu_cpu_kick || !qemu_clock_deadline_ns_all)
+		if (!process_data || !qemu_cpu_kick || !qemu_clock_deadline_ns_all || !qemu_shutdown_requested_get)
 			abort();
 	}
 	process_data(cpu);
+	if (!is_off && qemu_shutdown_requested_get()) {
+		is_off = 1;
+		wake_main_thread();
+	}
 	if (!qemu_clock_deadline_ns_all(VIRTUAL_CLOCK, ALL_TIMERS))
 		qemu_cpu_kick(cpu);
 }

@@ -78,6 +78,7 @@ fn main() -> ExitCode {
             a_command_ends_at_the_limit_of_virtual_time,
         ),
         trial("a_panic_ends_the_run", a_panic_ends_the_run),
+        trial("a_shutdown_ends_the_run", a_shutdown_ends_the_run),
         trial("no_cpu_is_left_out", no_cpu_is_left_out),
     ])
 }
@@ -192,6 +193,8 @@ fn random_bytes(outcome: &CommandOutcome) -> Option<String> {
 fn three_boots_print_the_same_bytes() -> TestResult {
     let first = first_boot();
     assert!(text(first).contains("wake_latency"), "{}", text(first));
+    let last = first.console_log.lines().last().unwrap_or_default();
+    assert!(last.ends_with("reboot: Power down"), "{last}");
     let second = wake_latency(vm(1)?)?;
     let restless = RestlessHost::start();
     let third = wake_latency(vm(1)?)?;
@@ -246,6 +249,17 @@ fn a_panic_ends_the_run() -> TestResult {
             Ok(())
         }
         other => Err(format!("no panic: {other:?}").into()),
+    }
+}
+
+/// A vCPU waits in a loop then, and QEMU's main thread must end the machine.
+fn a_shutdown_ends_the_run() -> TestResult {
+    match shell(&vm(1)?, "echo so far; poweroff -f") {
+        Err(VmError::GuestStopped { remains }) => {
+            assert_eq!(remains.stdout, b"so far\n");
+            Ok(())
+        }
+        other => Err(format!("the guest is not off: {other:?}").into()),
     }
 }
 

@@ -19,6 +19,10 @@ use super::{Accelerator, CommandOutcome, CommandStatus, Remains, VmError, VmSpec
 /// How often the guest's progress is looked at.
 const POLL: Duration = Duration::from_millis(10);
 
+/// How long a guest may take to switch itself off after the command of a deterministic run. It prints to the console
+/// then, so the console is complete only after QEMU's exit.
+const POWER_OFF_PATIENCE: Duration = Duration::from_secs(60);
+
 /// How long an attempt may take until the command starts, and the command from then on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
@@ -69,27 +73,34 @@ impl Attempt {
         )
         .map_err(here)?;
         let mut boot_time = None;
+        let mut command_end = None;
         loop {
             // Checked before the files are read, because QEMU writes nothing after its exit.
             let exited = qemu.exited().map_err(here)?;
             let progress = Progress::read(&folder.text(guest::STATUS)?);
-            let total_time = start.elapsed();
+            let now = start.elapsed();
             if progress != Progress::Booting {
-                boot_time = boot_time.or(Some(total_time));
+                boot_time = boot_time.or(Some(now));
             }
             let ending = match (progress, exited) {
-                (Progress::Done(status), _) => Some(Ending::Finished(status)),
+                (Progress::Done(status), _) => {
+                    let end = *command_end.get_or_insert(now);
+                    let is_over = spec.deterministic.is_none()
+                        || exited.is_some()
+                        || now - end >= POWER_OFF_PATIENCE;
+                    is_over.then_some(Ending::Finished(status))
+                }
                 (Progress::VirtualLimitReached, _) => Some(Ending::VirtualLimitReached),
                 (_, Some(status)) => Some(Ending::QemuExited(status)),
                 _ if qemu::kvm_gave_up(&folder.text(qemu::LOG)?) => Some(Ending::KvmGaveUp),
                 _ if spec.interrupt.load(Ordering::Relaxed) => Some(Ending::Interrupted),
-                _ => overdue(total_time, boot_time, limits),
+                _ => overdue(now, boot_time, limits),
             };
             if let Some(ending) = ending {
                 return Ok(Self {
                     ending,
                     boot_time,
-                    total_time,
+                    total_time: command_end.unwrap_or(now),
                 });
             }
             thread::sleep(POLL);
