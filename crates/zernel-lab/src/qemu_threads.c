@@ -136,6 +136,23 @@ int ppoll(struct pollfd *files, nfds_t count, const struct timespec *timeout, co
 	return ready;
 }
 
+/* Of QEMU. */
+extern int qemu_shutdown_requested_get(void) __attribute__((weak));
+extern void qemu_cpu_kick(void *cpu) __attribute__((weak));
+extern void *qemu_get_cpu(int index) __attribute__((weak));
+extern _Bool cpu_thread_is_idle(void *cpu) __attribute__((weak));
+extern _Bool cpu_work_list_empty(void *cpu) __attribute__((weak));
+extern int64_t qemu_clock_deadline_ns_all(int clock, int attributes) __attribute__((weak));
+#define VIRTUAL_CLOCK 1
+#define ALL_TIMERS (-1)
+/* The result of a turn that ended early, or with its time. */
+#define TURN_ENDED 0x10000
+
+/* Functions of QEMU's emulator. Those of this file stand in for the first two. */
+static void (*process_data)(void *cpu);
+static int (*execute)(void *cpu);
+static void (*prepare_for_run)(void *cpu);
+
 /* Part of the name of QEMU's emulator, a module that QEMU loads itself. */
 #define EMULATOR "/accel-tcg-"
 
@@ -148,12 +165,25 @@ static int open_emulator(struct dl_phdr_info *object, size_t size, void *handle)
 	return 1;
 }
 
-/* Of QEMU: whether it is to end, ends the turns of all vCPUs, and the time until the next timer of a clock. */
-extern int qemu_shutdown_requested_get(void) __attribute__((weak));
-extern void qemu_cpu_kick(void *cpu) __attribute__((weak));
-extern int64_t qemu_clock_deadline_ns_all(int clock, int attributes) __attribute__((weak));
-#define VIRTUAL_CLOCK 1
-#define ALL_TIMERS (-1)
+static void find_functions(void)
+{
+	void *emulator = NULL;
+
+	dl_iterate_phdr(open_emulator, &emulator);
+	if (emulator) {
+		process_data = dlsym(emulator, "icount_process_data");
+		execute = dlsym(emulator, "tcg_cpus_exec");
+		prepare_for_run = dlsym(emulator, "icount_prepare_for_run");
+	}
+	if (!process_data || !execute || !prepare_for_run || !qemu_shutdown_requested_get || !qemu_cpu_kick ||
+	    !qemu_get_cpu || !cpu_thread_is_idle || !cpu_work_list_empty || !qemu_clock_deadline_ns_all)
+		abort();
+}
+
+static int is_timer_due(void)
+{
+	return !qemu_clock_deadline_ns_all(VIRTUAL_CLOCK, ALL_TIMERS);
+}
 
 /*
  * Called by the vCPU thread after the turn of each vCPU.
@@ -165,22 +195,48 @@ extern int64_t qemu_clock_deadline_ns_all(int clock, int attributes) __attribute
  */
 void icount_process_data(void *cpu)
 {
-	static void (*process_data)(void *);
-
-	if (!process_data) {
-		void *emulator = NULL;
-
-		dl_iterate_phdr(open_emulator, &emulator);
-		if (emulator)
-			process_data = dlsym(emulator, "icount_process_data");
-		if (!process_data || !qemu_cpu_kick || !qemu_clock_deadline_ns_all || !qemu_shutdown_requested_get)
-			abort();
-	}
+	if (!process_data)
+		find_functions();
 	process_data(cpu);
 	if (!is_off && qemu_shutdown_requested_get()) {
 		is_off = 1;
 		wake_main_thread();
 	}
-	if (!qemu_clock_deadline_ns_all(VIRTUAL_CLOCK, ALL_TIMERS))
+	if (is_timer_due())
 		qemu_cpu_kick(cpu);
+}
+
+/* Whether no other vCPU can execute anything. */
+static int is_alone(void *cpu)
+{
+	void *other;
+
+	for (int index = 0; (other = qemu_get_cpu(index)); index++)
+		if (other != cpu && !cpu_thread_is_idle(other))
+			return 0;
+	return 1;
+}
+
+/*
+ * Executes the turn of a vCPU.
+ *
+ * A vCPU that waits with `pause` ends its turn. If all others are idle, the next turn is its own again. It begins
+ * here, without QEMU's loop over all vCPUs: a kernel calibrates its timer so for 0.2 s of virtual time.
+ */
+int tcg_cpus_exec(void *cpu)
+{
+	int result;
+
+	if (!execute)
+		find_functions();
+	result = execute(cpu);
+	while (result == TURN_ENDED && !qemu_shutdown_requested_get() && cpu_work_list_empty(cpu) && is_alone(cpu)) {
+		/* Counts the instructions. A second call, by QEMU, counts none. */
+		process_data(cpu);
+		if (is_timer_due())
+			break;
+		prepare_for_run(cpu);
+		result = execute(cpu);
+	}
+	return result;
 }
