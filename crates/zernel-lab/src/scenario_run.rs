@@ -399,6 +399,13 @@ fn qemu_version() -> String {
 /// The program without debug information, which a guest would have to unpack at every boot. Kept beside
 /// the cached results; the program itself where there is no `strip`.
 fn stripped(program: &Path) -> PathBuf {
+    stripped_in(
+        &RunCache::from_environment().folder().join("guest"),
+        program,
+    )
+}
+
+fn stripped_in(cache: &Path, program: &Path) -> PathBuf {
     let Ok(metadata) = fs::metadata(program) else {
         return program.to_owned();
     };
@@ -408,17 +415,16 @@ fn stripped(program: &Path) -> PathBuf {
     identity.add(&metadata.len().to_le_bytes());
     identity.add(&metadata.mtime().to_le_bytes());
     identity.add(&metadata.mtime_nsec().to_le_bytes());
-    let folder = RunCache::from_environment()
-        .folder()
-        .join("guest")
-        .join(identity.to_string());
+    let folder = cache.join(identity.to_string());
     let target = folder.join("zernel");
     if target.is_file() {
         return target;
     }
-    let partial = folder.join(format!("partial-{}", std::process::id()));
     let strip = || -> std::io::Result<bool> {
         fs::create_dir_all(&folder)?;
+        // A comparison strips in several threads at once.
+        let scratch = tempfile::tempdir_in(&folder)?;
+        let partial = scratch.path().join("zernel");
         let status = Command::new("strip")
             .arg("-o")
             .arg(&partial)
@@ -443,6 +449,24 @@ fn tail(console: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_get_the_same_stripped_program() {
+        let cache = tempfile::tempdir().unwrap();
+        let program = std::env::current_exe().unwrap();
+        let paths: Vec<PathBuf> = std::thread::scope(|scope| {
+            let strip = || stripped_in(cache.path(), &program);
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(strip)).collect();
+            let paths = threads.into_iter().map(|thread| thread.join().unwrap());
+            paths.collect()
+        });
+        assert!(paths.iter().all(|path| *path == paths[0]), "{paths:?}");
+        assert!(paths[0].is_file(), "{paths:?}");
+        let folder = paths[0].parent().unwrap();
+        if folder.starts_with(cache.path()) {
+            assert_eq!(fs::read_dir(folder).unwrap().count(), 1);
+        }
+    }
 
     #[test]
     fn the_end_of_a_console_is_kept() {
