@@ -1,5 +1,5 @@
-//! A stand-in for `libtorch_cpu.so`: the functions by which `PyTorch` announces what a training loop does. They have the
-//! exported names and the arguments of the real ones, and do nothing.
+//! A stand-in for `libtorch_cpu.so` and `libc10.so`: the functions by which `PyTorch` announces what a training loop does.
+//! They have the exported names and the arguments of the real ones, and do nothing.
 
 /// Declares functions that start with `push`, as the real ones do, and return their first argument.
 macro_rules! announcements {
@@ -28,4 +28,10 @@ announcements! {
     gloo_allreduce = "_ZN4c10d16ProcessGroupGloo9allreduceERSt6vectorIN2at6TensorESaIS3_EERKNS_16AllreduceOptionsE",
     /// `c10d::Reducer::finalize_backward`.
     finalize_backward = "_ZN4c10d7Reducer17finalize_backwardEv",
+    /// `c10::monitor::WaitCounterHandle::WaitCounterHandle`, of libc10: the handle, length and text of a name.
+    counter_handle = "_ZN3c107monitor17WaitCounterHandleC1ESt17basic_string_viewIcSt11char_traitsIcEE",
+    /// `c10::monitor::WaitCounterHandle::start`: the place of the result, the handle.
+    counter_start = "_ZN3c107monitor17WaitCounterHandle5startEv",
+    /// `c10::monitor::WaitCounterHandle::stop`: the handle, what was started.
+    counter_stop = "_ZN3c107monitor17WaitCounterHandle4stopERKNS_11SmallVectorIlLj6EEE",
 }

@@ -20,6 +20,7 @@ mod series;
 mod shared;
 mod shares;
 mod tenants;
+mod torch;
 
 use std::process::ExitCode;
 
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         shared::ROLES,
         shares::ROLES,
         tenants::ROLES,
+        torch::ROLES,
     ]
     .concat();
     if let Some(code) = target::act(&roles) {
@@ -228,6 +230,8 @@ fn main() -> ExitCode {
         ("pins_outlive_a_restart", shared::restarted),
         ("no_bpffs_is_no_error", shared::without_bpffs),
         ("classes_are_published", classes::published),
+        ("a_compiling_thread_has_no_phase", torch::compilation),
+        ("forking_loaders_is_data_loading", torch::forked_loaders),
         ("classes_are_written_as_hints", classes::hints),
         ("unusable_hints_are_refused", classes::unusable_hints),
         ("decisions_are_counted", classes::decisions),
