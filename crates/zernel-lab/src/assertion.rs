@@ -182,7 +182,7 @@ pub fn judge(
         no_warning(kernel_warning),
         completed(figures),
     ];
-    findings.extend(figures.account.as_ref().map(accounted));
+    findings.extend(figures.account.as_ref().map(judge_accounting));
     let own = scenario.assertions.iter();
     findings.extend(own.filter_map(|assertion| judge_one(assertion, figures)));
     let ejected_for_idling = kernel_warning.is_some() && has_idle_cpu(figures);
@@ -318,7 +318,7 @@ fn completed(figures: &RunFigures) -> Finding {
 }
 
 /// Whether the figures can be believed: all CPU time is accounted for, and the emulator executed every CPU.
-fn accounted(account: &AccountFigures) -> Finding {
+fn judge_accounting(account: &AccountFigures) -> Finding {
     let (sum, cpus) = (account.sum(), account.cpus);
     let verdict = match account.adds_up && account.stuck.is_empty() {
         true => Verdict::Pass,

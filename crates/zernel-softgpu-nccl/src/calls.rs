@@ -53,7 +53,7 @@ impl Request {
         (send, receive): (u64, u64),
         pattern: impl FnOnce(&Communicator) -> Result<Pattern, NcclError>,
     ) -> Outcome {
-        self.issue(call, |communicator, data_type, part| {
+        self.issue_task(call, |communicator, data_type, part| {
             Ok(Task::Collective(Collective {
                 pattern: pattern(communicator)?,
                 data_type,
@@ -66,7 +66,7 @@ impl Request {
 
     /// Issues a send or a receive.
     fn message(&self, call: &mut Call, direction: Direction, buffer: u64, peer: i32) -> Outcome {
-        self.issue(call, |communicator, _, bytes| {
+        self.issue_task(call, |communicator, _, bytes| {
             Ok(Task::Message(Message {
                 direction,
                 peer: root(peer, communicator)?,
@@ -76,17 +76,17 @@ impl Request {
         })
     }
 
-    fn issue(
+    fn issue_task(
         &self,
         call: &mut Call,
         task: impl FnOnce(&Communicator, DataType, usize) -> Result<Task, NcclError>,
     ) -> Outcome {
         call.object = self.communicator;
         call.stream = self.stream;
-        remember(self.try_issue(call, task))
+        remember(self.try_issue_task(call, task))
     }
 
-    fn try_issue(
+    fn try_issue_task(
         &self,
         call: &mut Call,
         task: impl FnOnce(&Communicator, DataType, usize) -> Result<Task, NcclError>,
@@ -100,7 +100,7 @@ impl Request {
             task: task(&communicator, data_type, bytes)?,
             symbol: call.symbol(),
         };
-        group::issue(communicator, self.stream, issued)
+        group::launch_or_queue(communicator, self.stream, issued)
     }
 }
 

@@ -98,7 +98,7 @@ impl Communicator {
     }
 
     /// The next place in the order of operations.
-    pub(crate) fn issue(&self) -> u64 {
+    pub(crate) fn take_ticket(&self) -> u64 {
         let mut order = self.operation_order();
         order.issued += 1;
         order.issued - 1

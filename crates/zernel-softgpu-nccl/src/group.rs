@@ -59,7 +59,11 @@ pub(crate) fn end() -> Outcome {
 }
 
 /// Launches a task, at once or when the group ends.
-pub(crate) fn issue(communicator: Arc<Communicator>, stream: u64, issued: Issued) -> Outcome {
+pub(crate) fn launch_or_queue(
+    communicator: Arc<Communicator>,
+    stream: u64,
+    issued: Issued,
+) -> Outcome {
     if is_open() {
         GROUP.with_borrow_mut(|group| group.issued.push((communicator, stream, issued)));
         return Ok(());

@@ -77,7 +77,7 @@ impl Operation {
             let driver = driver()?;
             let captured = driver.is_capturing(stream)?;
             let operation = Arc::new(Self {
-                ticket: (!captured).then(|| communicator.issue()),
+                ticket: (!captured).then(|| communicator.take_ticket()),
                 communicator,
                 stream,
                 tasks,

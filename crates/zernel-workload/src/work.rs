@@ -37,7 +37,7 @@ pub use sequence::Phase;
 
 /// What a work type does and what it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct About {
+pub struct WorkTypeInfo {
     /// Name of the work type in a spec file.
     pub name: &'static str,
     /// What a worker does, and what counts as a unit of work.
@@ -49,7 +49,7 @@ pub struct About {
 /// A work type, as the rest of the crate uses it.
 pub(crate) trait Work {
     /// Name of the work type, what it does and what it exercises.
-    fn about(&self) -> About;
+    fn about(&self) -> WorkTypeInfo;
 
     /// Returns the field and the problem if its parameters are invalid.
     fn check(&self) -> Result<(), (&'static str, String)> {
@@ -250,7 +250,7 @@ impl WorkType {
 
     /// What the work type does and what it exercises.
     #[must_use]
-    pub fn describe(&self) -> About {
+    pub fn describe(&self) -> WorkTypeInfo {
         self.as_work().about()
     }
 
@@ -282,8 +282,8 @@ pub struct CustomWork {
 }
 
 impl Work for CustomWork {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "custom",
             does: "calls a function of the program that spawned it",
             exercises: "whatever that function does",

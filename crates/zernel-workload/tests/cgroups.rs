@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         trial(
             "thread_workers_can_be_placed_with_cgroup_threads",
             &cgroup2,
-            cgroup_threads,
+            place_thread_workers,
         ),
         trial("cgroup_churn_moves_only_the_worker", &cgroup2, cgroup_churn),
         trial(
@@ -209,7 +209,7 @@ fn oom_kill() {
     assert!(reports[0].unfinished_work_units > 0);
 }
 
-fn cgroup_threads() {
+fn place_thread_workers() {
     let cgroup = Cgroup::new(&cgroup2_root().unwrap());
     cgroup.write("cgroup.type", "threaded");
     let mut handle = WorkloadHandle::spawn(&spinner_config(CloneMode::Thread, 2)).unwrap();

@@ -45,7 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 
 /// A training process, as the table and `--json` show it.
 #[derive(Debug, Serialize)]
-struct Trainer {
+struct TrainerRow {
     pid: u32,
     comm: String,
     job: Option<String>,
@@ -64,7 +64,7 @@ struct Trainer {
     cost_share: f64,
 }
 
-impl Trainer {
+impl TrainerRow {
     fn new(process: &ProcessSnapshot) -> Self {
         let times = process.phases.phase_times.as_ref();
         let share = |phase| times.map(|times| times.phase_fraction(phase));
@@ -88,11 +88,11 @@ impl Trainer {
 }
 
 /// The running trainers by job and rank. Trainers without a job come last.
-fn trainers(snapshot: &Snapshot) -> Vec<Trainer> {
+fn trainers(snapshot: &Snapshot) -> Vec<TrainerRow> {
     let observed = snapshot.observed.iter();
-    let mut trainers: Vec<Trainer> = observed
+    let mut trainers: Vec<TrainerRow> = observed
         .filter(|process| process.is_trainer())
-        .map(Trainer::new)
+        .map(TrainerRow::new)
         .collect();
     trainers.sort_by_cached_key(|trainer| {
         let job = trainer.job.clone();
@@ -101,7 +101,7 @@ fn trainers(snapshot: &Snapshot) -> Vec<Trainer> {
     trainers
 }
 
-fn table(trainers: &[Trainer]) -> String {
+fn table(trainers: &[TrainerRow]) -> String {
     let mut rows = vec![HEADER.map(str::to_owned)];
     rows.extend(trainers.iter().map(cells));
     let widths: Vec<usize> = (0..HEADER.len())
@@ -119,7 +119,7 @@ const HEADER: [&str; 10] = [
 /// Left-aligned columns. The other columns have numbers and are right-aligned.
 const TEXT_COLUMNS: [&str; 3] = ["JOB", "PHASE", "NAME"];
 
-fn cells(trainer: &Trainer) -> [String; 10] {
+fn cells(trainer: &TrainerRow) -> [String; 10] {
     let unknown = || "-".to_owned();
     let unread = || if trainer.environment_read { "-" } else { "?" }.to_owned();
     let gpus: Vec<String> = trainer.gpus.iter().map(u32::to_string).collect();
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     /// Two running trainers, a loader and a trainer that exited.
-    fn example_trainers() -> Vec<Trainer> {
+    fn example_trainers() -> Vec<TrainerRow> {
         let snapshot = json!({"observed": [
             {
                 "pid": 12, "role": "trainer", "phase": "GpuCompute",

@@ -12,7 +12,7 @@ use serde::Serialize;
 use zernel_report::text::{printable, shortened};
 use zernel_workload::keys::{Choice, Key};
 use zernel_workload::spec::{Outcome, Progress, Spec};
-use zernel_workload::work::About;
+use zernel_workload::work::WorkTypeInfo;
 use zernel_workload::{ReportTable, WorkType};
 
 use crate::{help, interrupt};
@@ -145,7 +145,7 @@ fn show(progress: &Progress) {
 #[derive(Serialize)]
 struct ListedWork {
     #[serde(flatten)]
-    about: About,
+    about: WorkTypeInfo,
     workers: String,
     parameters: Vec<Key>,
 }

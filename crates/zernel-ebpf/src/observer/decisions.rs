@@ -15,7 +15,7 @@ use crate::probes::layout::{self, RawDecisions};
 pub(super) const SWITCH: &str = ".rodata.decisions";
 pub(super) const MAP: &str = "decisions";
 /// BPF maps that are not created if decisions are not counted.
-pub(super) const PARTS: [&str; 2] = [MAP, "decided_threads"];
+pub(super) const OPTIONAL_MAPS: [&str; 2] = [MAP, "decided_threads"];
 
 /// The threads of a process while they are in one class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]

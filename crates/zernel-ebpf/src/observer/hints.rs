@@ -16,7 +16,7 @@ pub(super) const MAP: &str = "scx_layered_task_hint_map";
 /// The program that clears the hints of all tasks.
 pub(super) const CLEAR: &str = "clear_hints";
 /// The BPF map and program that are not loaded if no hints are written.
-pub(super) const PARTS: [&str; 2] = [MAP, CLEAR];
+pub(super) const OPTIONAL_PARTS: [&str; 2] = [MAP, CLEAR];
 
 /// A pinned map of hints.
 #[derive(Debug)]

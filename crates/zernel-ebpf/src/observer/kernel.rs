@@ -499,11 +499,11 @@ fn choose_parts(
         EventTrace::enable(object)?;
     }
     if options.hints.is_none() {
-        optional::leave_out(object, &hints::PARTS)?;
+        optional::leave_out(object, &hints::OPTIONAL_PARTS)?;
     }
     match options.counts_decisions {
         true => optional::enable(object, decisions::SWITCH),
-        false => optional::leave_out(object, &decisions::PARTS)?,
+        false => optional::leave_out(object, &decisions::OPTIONAL_MAPS)?,
     }
     Ok(())
 }

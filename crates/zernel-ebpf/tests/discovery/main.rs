@@ -446,7 +446,7 @@ fn procfs_and_iterator_agree() {
 }
 
 /// Runs a program that does nothing.
-fn short_process() {
+fn run_short_process() {
     let status = Command::new("true").stdin(Stdio::null()).status().unwrap();
     assert!(status.success());
 }
@@ -454,7 +454,7 @@ fn short_process() {
 fn a_thousand_short_processes() {
     let libraries = Libraries::new();
     let mut discovery = Discovery::start().unwrap();
-    let storm = thread::spawn(|| (0..1000).for_each(|_| short_process()));
+    let storm = thread::spawn(|| (0..1000).for_each(|_| run_short_process()));
     while !storm.is_finished() {
         let _ = discovery.poll(Duration::from_millis(10)).unwrap();
     }
@@ -473,7 +473,7 @@ fn an_overflow_is_followed_by_a_scan() {
     let mut left = 20_000;
     while discovery.lost() == 0 {
         assert!(left > 0, "nothing was lost");
-        short_process();
+        run_short_process();
         left -= 1;
     }
     // Its event is lost: the ring buffer is full.

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 /// Most next steps that a verdict lists.
-pub(super) const MAX_STEPS: usize = 3;
+pub(super) const MAX_NEXT_STEPS: usize = 3;
 
 /// Something to try.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

@@ -3,7 +3,7 @@
 use std::slice;
 
 use super::job::{Job, TotalTime};
-use super::next_step::{MAX_STEPS, NextStep};
+use super::next_step::{MAX_NEXT_STEPS, NextStep};
 use super::{Description, RESOURCES, Verdict};
 use crate::times::{Part, Parts};
 
@@ -68,7 +68,7 @@ impl Resource {
             next_steps: Vec::new(),
         };
         time.next_steps = (self.next_steps)(&time, ranks);
-        time.next_steps.truncate(MAX_STEPS);
+        time.next_steps.truncate(MAX_NEXT_STEPS);
         (self.verdict)(time, ranks)
     }
 }

@@ -95,7 +95,7 @@ static __s64 recount(struct node *node, __s64 added)
 }
 
 /* Adds to the runnable weight of a cgroup, and of its ancestors as far as theirs changes. */
-static void add_active(__u32 index, __s64 added)
+static void add_runnable_weight(__u32 index, __s64 added)
 {
 	struct node *node;
 	int level;
@@ -198,7 +198,7 @@ static void set_node_weight(struct cgroup *cgroup, __u32 weight)
 	node->weight = weight;
 	difference = recount(node, 0);
 	if (difference)
-		add_active(node->parent, difference);
+		add_runnable_weight(node->parent, difference);
 }
 
 #endif

@@ -303,7 +303,7 @@ void CALLBACK(zernel_runnable, struct task_struct *p, __u64 enq_flags)
 	/* A change of affinity or priority takes a waiting task out and puts it back. It waits on. */
 	if (enq_flags & SCX_ENQ_WAKEUP || !task->runnable_ns)
 		task->runnable_ns = scx_bpf_now();
-	change_waiting(p, task, false);
+	set_waiting(p, task, false);
 	count_task(task, p->scx.weight);
 }
 

@@ -21,7 +21,7 @@ static bool is_waited_for(struct task_struct *p)
 	return process && process->waiting_threads > 0;
 }
 
-static void change_waiting(struct task_struct *p, struct task *task, bool waits)
+static void set_waiting(struct task_struct *p, struct task *task, bool waits)
 {
 	struct task *process;
 
@@ -43,7 +43,7 @@ static void note_block(struct task_struct *p, struct task *task, __u64 now_ns)
 		return;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
 	if (state && !(zernel_class_word_at(state, now_ns) & ZERNEL_CLASS_IN_SYNC))
-		change_waiting(p, task, true);
+		set_waiting(p, task, true);
 }
 
 #endif

@@ -158,7 +158,7 @@ static void count_task(struct task *task, __u32 weight)
 
 	task->counted = weight;
 	if (difference)
-		add_active(task->node, difference);
+		add_runnable_weight(task->node, difference);
 }
 
 /* Whether an ordinary task waits that has the clock of this one. */

@@ -168,14 +168,14 @@ fn read_file(path: &Path) -> Result<ProcessTruth, TruthError> {
     let mut process = ProcessTruth {
         pid: words[HEADER_PID] as u32,
         start_time: words[HEADER_START_TIME],
-        library: text(&words[HEADER_LIBRARY..HEADER_LIBRARY + 2]),
+        library: decode_text(&words[HEADER_LIBRARY..HEADER_LIBRARY + 2]),
         entered: BTreeMap::new(),
         returned: BTreeMap::new(),
         events: Vec::new(),
     };
     let symbols: Vec<String> = words[HEADER_BYTES / WORD..BLOCKS_OFFSET / WORD]
         .chunks_exact(SYMBOL_BYTES / WORD)
-        .map(text)
+        .map(decode_text)
         .collect();
     let mut rest = &words[BLOCKS_OFFSET / WORD..];
     while let Some(block) = next_block(&mut rest) {
@@ -194,7 +194,7 @@ fn words_of(bytes: &[u8]) -> Vec<u64> {
     words.iter().map(|word| u64::from_ne_bytes(*word)).collect()
 }
 
-fn text(words: &[u64]) -> String {
+fn decode_text(words: &[u64]) -> String {
     let bytes: Vec<u8> = words
         .iter()
         .flat_map(|word| word.to_ne_bytes())

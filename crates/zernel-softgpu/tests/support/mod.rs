@@ -18,8 +18,8 @@ use zernel_softgpu::config;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::eventually;
 
-const ROLE: &str = "SOFTGPU_TEST_ROLE";
-const DIRECTORY: &str = "SOFTGPU_TEST_DIRECTORY";
+const ROLE_VARIABLE: &str = "SOFTGPU_TEST_ROLE";
+const DIRECTORY_VARIABLE: &str = "SOFTGPU_TEST_DIRECTORY";
 
 /// The directory of one test: the installed libraries, the node's state, and the test's own files. Removed on
 /// drop.
@@ -73,8 +73,8 @@ impl Stage {
         let output = self.path.join(format!("output-{role}"));
         let child = Command::new(env::current_exe().unwrap())
             .args(["--exact", self.test, "--nocapture", "--test-threads=1"])
-            .env(ROLE, role)
-            .env(DIRECTORY, &self.path)
+            .env(ROLE_VARIABLE, role)
+            .env(DIRECTORY_VARIABLE, &self.path)
             .env(config::DIRECTORY, self.path.join("node"))
             .envs(self.environment.iter().cloned())
             .stdout(fs::File::create(&output).unwrap())
@@ -145,7 +145,7 @@ impl Drop for Actor {
 
 /// The role of this process; `None` in the test itself.
 pub(crate) fn role() -> Option<String> {
-    env::var(ROLE).ok()
+    env::var(ROLE_VARIABLE).ok()
 }
 
 /// Execs this test in another role, in the same process. Returns only if that fails.
@@ -153,13 +153,15 @@ pub(crate) fn become_role(role: &str) -> std::io::Error {
     let arguments = env::args_os().skip(1);
     Command::new(env::current_exe().unwrap())
         .args(arguments)
-        .env(ROLE, role)
+        .env(ROLE_VARIABLE, role)
         .exec()
 }
 
 /// The stage's directory, in a child.
 pub(crate) fn stage_path() -> PathBuf {
-    env::var_os(DIRECTORY).expect("only in a child").into()
+    env::var_os(DIRECTORY_VARIABLE)
+        .expect("only in a child")
+        .into()
 }
 
 /// Runs `body` in a fresh process with a stage of its own.

@@ -2,7 +2,7 @@
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::clock::us;
 use crate::keys::table;
 use crate::worker::{Failure, Step, Worker};
@@ -17,8 +17,8 @@ table! {
 }
 
 impl Work for AffinityChurn {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "affinity_churn",
             does: "pins itself to each CPU it may use in turn, computes there, and counts a unit",
             exercises: "sched_setaffinity, the migration of a running task, stopper threads",

@@ -1,6 +1,6 @@
 //! Bursts: an interactive task that computes a little and sleeps a little.
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us};
 use crate::keys::table;
 use crate::worker::{Failure, Worker};
@@ -17,8 +17,8 @@ table! {
 }
 
 impl Work for Bursty {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "bursty",
             does: "uses CPU time, sleeps, and counts a unit for each burst",
             exercises: "timer wake-ups, wake-up placement and preemption, lag of a task that sleeps",

@@ -1,6 +1,6 @@
 //! A task that sweeps through more memory than its cache holds.
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::keys::table;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{Failure, Step, Worker};
@@ -19,8 +19,8 @@ table! {
 }
 
 impl Work for CachePressure {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "cache_pressure",
             does: "writes to every cache line of its working set again and again, a unit for each 1024 lines",
             exercises: "the price of migrations and of sharing a cache: what cache-aware placement should avoid",

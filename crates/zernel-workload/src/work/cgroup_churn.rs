@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::gettid;
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::clock::us;
 use crate::keys::table;
 use crate::worker::{Failure, Step, Worker};
@@ -24,8 +24,8 @@ table! {
 }
 
 impl Work for CgroupChurn {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "cgroup_churn",
             does: "moves itself to each of the given cgroups in turn, computes there, and counts a unit",
             exercises: "cgroup attach, moving a task between group run queues and their weights",

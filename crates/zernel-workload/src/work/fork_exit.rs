@@ -1,6 +1,6 @@
 //! A task that makes short-lived children.
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::sys::process::fork_and_exit;
 use crate::worker::{Failure, Step, Worker};
 
@@ -8,8 +8,8 @@ use crate::worker::{Failure, Step, Worker};
 pub(crate) struct ForkExit;
 
 impl Work for ForkExit {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "fork_exit",
             does: "forks a child that exits at once, reaps it, and counts a unit",
             exercises: "task creation, placement of new tasks, wake_up_new_task, exit and reaping",

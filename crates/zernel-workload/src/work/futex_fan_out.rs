@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Acquire;
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us};
 use crate::keys::table;
 use crate::worker::{Failure, Worker};
@@ -19,8 +19,8 @@ table! {
 }
 
 impl Work for FutexFanOut {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "futex_fan_out",
             does: "the first worker wakes all others at once, each by its own futex; they compute; a unit for each round",
             exercises: "a burst of wake-ups from one CPU, idle CPU search, load balancing of fresh work",

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Acquire;
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::clock::us;
 use crate::keys::table;
 use crate::worker::{Failure, Worker};
@@ -17,8 +17,8 @@ table! {
 }
 
 impl Work for FutexPingPong {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "futex_ping_pong",
             does: "hands the turn to its partner through a futex and waits for it to come back, a unit for each turn",
             exercises: "one-to-one wake-ups without WF_SYNC, wake-up placement, sleep and wake cost",

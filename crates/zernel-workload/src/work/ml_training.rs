@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use super::{About, Work, files};
+use super::{Work, WorkTypeInfo, files};
 use crate::affinity::Random;
 use crate::clock::{self, us};
 use crate::keys::table;
@@ -115,8 +115,8 @@ struct Backward<'a> {
 const SLOTS_PER_RANK: usize = 5;
 
 impl Work for MlTraining {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "ml_training",
             does: "loaders read and decode batches; trainers copy, launch, wait for the GPU, all-reduce and optimize; \
                    a unit for each batch or step",

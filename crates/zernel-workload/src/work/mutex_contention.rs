@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::clock::us;
 use crate::keys::table;
 use crate::shared::{Slot, wake};
@@ -24,8 +24,8 @@ const LOCK_HELD: u32 = 1;
 const LOCK_CONTENDED: u32 = 2;
 
 impl Work for MutexContention {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "mutex_contention",
             does: "takes a lock that the whole group shares, computes, releases it, computes, a unit for each time",
             exercises: "blocking on a held lock, hand-over latency, what happens when the holder is preempted",

@@ -1,6 +1,6 @@
 //! A spinning task that changes its own weight.
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::worker::{Failure, Step, Worker};
 use rustix::process::{getpriority_process, setpriority_process};
 
@@ -12,8 +12,8 @@ const STAY_US: u64 = 500;
 const MAX_NICE: i32 = 19;
 
 impl Work for NiceSweep {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "nice_sweep",
             does: "spins while it steps through the nice values it may have, from its own up to 19 and (where allowed) back from -20, a unit for each",
             exercises: "reweighting of a running task, and the fair shares that follow from it",

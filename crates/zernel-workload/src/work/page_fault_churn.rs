@@ -1,6 +1,6 @@
 //! A task that touches memory it has just given back.
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::keys::table;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{Failure, Step, Worker};
@@ -17,8 +17,8 @@ table! {
 }
 
 impl Work for PageFaultChurn {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "page_fault_churn",
             does: "touches every page of a region, gives the region back, and counts a unit for each page",
             exercises: "page faults, mmap lock and allocator contention, system time that preempts badly",

@@ -1,6 +1,6 @@
 //! Two tasks that wake each other through a pair of pipes.
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::clock::us;
 use crate::keys::table;
 use crate::worker::{Failure, Step, Worker};
@@ -15,8 +15,8 @@ table! {
 }
 
 impl Work for PipePingPong {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "pipe_ping_pong",
             does: "passes a message to its partner through a pipe and waits for the answer, a unit for each",
             exercises: "synchronous wake-ups (WF_SYNC), wake-up placement beside the waker, idle CPU selection",

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{Advice, fadvise, fdatasync};
 
-use super::{About, Work, files};
+use super::{Work, WorkTypeInfo, files};
 use crate::affinity::Random;
 use crate::keys::table;
 use crate::worker::{Failure, Step, Worker};
@@ -26,8 +26,8 @@ table! {
 }
 
 impl Work for RandomRead {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "random_read",
             does: "reads a random 4 KiB block of its file that was dropped from the page cache, a unit for each",
             exercises: "short sleeps in the block layer, iowait, wake-ups from disk interrupts",

@@ -1,6 +1,6 @@
 //! A task that repeats a list of phases.
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us};
 use crate::keys::{choice, table};
 use crate::worker::{Failure, Worker};
@@ -27,8 +27,8 @@ table! {
 }
 
 impl Work for Sequence {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "sequence",
             does: "goes through the given phases (compute, sleep, yield) in a loop, a unit for each phase",
             exercises: "tasks that change their nature: what the scheduler has learned about them is soon wrong",

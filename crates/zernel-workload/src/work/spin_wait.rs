@@ -1,14 +1,14 @@
 //! Spinning: a task that never blocks.
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::worker::{Failure, Worker};
 
 /// See the module.
 pub(crate) struct SpinWait;
 
 impl Work for SpinWait {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "spin_wait",
             does: "spins for about a microsecond per unit and never blocks",
             exercises: "tick preemption, fair shares between runnable tasks, load balancing",

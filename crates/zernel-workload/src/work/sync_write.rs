@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{About, Work, files};
+use super::{Work, WorkTypeInfo, files};
 use crate::keys::table;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{Failure, Step, Worker};
@@ -24,8 +24,8 @@ table! {
 }
 
 impl Work for SyncWrite {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "sync_write",
             does: "writes a block and waits for the disk (fdatasync), a unit for each",
             exercises: "uninterruptible sleep, iowait, wake-ups from interrupts and kernel threads",

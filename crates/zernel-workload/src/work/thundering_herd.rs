@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Acquire;
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us};
 use crate::keys::table;
 use crate::worker::{Failure, Worker};
@@ -19,8 +19,8 @@ table! {
 }
 
 impl Work for ThunderingHerd {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "thundering_herd",
             does: "all workers but the first wait on one futex, and the first wakes them with one call; a unit for each stampede",
             exercises: "a wake queue of many tasks, run-queue lock contention, fairness among equals that wake together",

@@ -1,6 +1,6 @@
 //! A periodic task with a deadline per period, as cyclictest measures it.
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us};
 use crate::keys::table;
 use crate::worker::{Failure, Worker};
@@ -17,8 +17,8 @@ table! {
 }
 
 impl Work for TimerDeadline {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "timer_deadline",
             does: "wakes at fixed moments, computes, and counts a unit for each period; late wake-ups are its wake latency",
             exercises: "absolute timers, wake-up preemption, latency of a periodic task under load",

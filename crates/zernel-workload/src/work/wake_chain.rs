@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Acquire;
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::clock::us;
 use crate::keys::table;
 use crate::worker::{Failure, Worker};
@@ -17,8 +17,8 @@ table! {
 }
 
 impl Work for WakeChain {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "wake_chain",
             does: "waits for its predecessor in a ring, computes, wakes its successor, a unit for each time",
             exercises: "wakers that block at once, a critical path through many tasks, cache-affine placement",

@@ -1,14 +1,14 @@
 //! Yielding: a task that offers the CPU all the time.
 
-use super::{About, Work};
+use super::{Work, WorkTypeInfo};
 use crate::worker::{Failure, Worker};
 
 /// See the module.
 pub(crate) struct YieldHeavy;
 
 impl Work for YieldHeavy {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "yield_heavy",
             does: "calls sched_yield once per unit",
             exercises: "the yield path: pick_next_task without a wake-up, and what a yielding task is charged",

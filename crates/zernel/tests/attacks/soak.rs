@@ -85,7 +85,7 @@ impl Attackers {
     }
 
     /// Starts the next attack. After all others comes that with the file systems.
-    fn next(&self, stage: &Stage, own: &Path) -> Target {
+    fn start_next(&self, stage: &Stage, own: &Path) -> Target {
         let number = self.started % self.attacks;
         let (role, rounds) = match ATTACKS.get(number) {
             Some((_, role, rounds)) => (*role, *rounds),
@@ -119,7 +119,7 @@ impl Attackers {
             let _ = fs::remove_dir_all(files);
         }
         while self.running.len() < AT_ONCE {
-            let attacker = self.next(stage, &own);
+            let attacker = self.start_next(stage, &own);
             self.running.push((now + self.length, attacker));
             self.started += 1;
         }

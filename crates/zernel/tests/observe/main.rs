@@ -45,7 +45,10 @@ fn main() -> ExitCode {
             "a_killed_daemon_leaves_nothing_attached",
             a_killed_daemon_leaves_nothing_attached,
         ),
-        ("a_paused_daemon_says_so", a_paused_daemon_says_so),
+        (
+            "a_paused_daemon_reports_its_pause",
+            a_paused_daemon_reports_its_pause,
+        ),
         (
             "a_stalled_observer_delays_no_reader",
             a_stalled_observer_delays_no_reader,
@@ -316,7 +319,7 @@ fn a_stalled_observer_delays_no_reader() {
     daemon.wait_for_health("HTTP/1.1 200");
 }
 
-fn a_paused_daemon_says_so() {
+fn a_paused_daemon_reports_its_pause() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(ZERNEL, &stage);
     for (signal, status, problems) in [

@@ -55,7 +55,7 @@ fn rank(report: &Value) -> &Value {
 }
 
 /// Percentage of the training in a phase.
-fn percent(rank: &Value, phase: &str) -> f64 {
+fn phase_percent(rank: &Value, phase: &str) -> f64 {
     let training = &rank["training"];
     let wall = training["wall_seconds"].as_f64().expect("training");
     100.0 * training["phases"][phase].as_f64().expect(phase) / wall
@@ -78,12 +78,19 @@ fn phases_are_the_jobs_own(plan: Plan) {
         ("optimizer_step", Part::Update),
     ] {
         let truth = 100.0 * seconds(part) / seconds(Part::Step);
-        let seen = percent(rank(&report), phase);
+        let seen = phase_percent(rank(&report), phase);
         eprintln!("{phase}: {seen:.1} % of {truth:.1} %");
         assert!((seen - truth).abs() <= POINTS, "{phase}: {printed}");
     }
-    assert_eq!(percent(rank(&report), "nccl_collective"), 0.0, "{printed}");
-    assert!(percent(rank(&report), "unknown") < POINTS, "{printed}");
+    assert_eq!(
+        phase_percent(rank(&report), "nccl_collective"),
+        0.0,
+        "{printed}"
+    );
+    assert!(
+        phase_percent(rank(&report), "unknown") < POINTS,
+        "{printed}"
+    );
 }
 
 fn inference() {
@@ -100,9 +107,9 @@ fn inference() {
     let (report, printed) = report_on_job(&Job::new(plan).unwrap());
     let rank = rank(&report);
     for absent in ["optimizer_step", "nccl_collective", "data_loading"] {
-        assert!(percent(rank, absent) < 1.0, "{absent}: {printed}");
+        assert!(phase_percent(rank, absent) < 1.0, "{absent}: {printed}");
     }
-    assert!(percent(rank, "gpu_compute") > 90.0, "{printed}");
+    assert!(phase_percent(rank, "gpu_compute") > 90.0, "{printed}");
     let verdict = &report["verdict"];
     assert_eq!(verdict["bound"], "host", "{printed}");
     let evidence = verdict["evidence"].as_str().unwrap();
@@ -117,7 +124,7 @@ fn gloo() {
     let (report, printed) = report_on_job(&Job::new(plan).unwrap());
     assert_eq!(report["verdict"]["bound"], "communication", "{printed}");
     let rank = rank(&report);
-    assert!(percent(rank, "nccl_collective") > 50.0, "{printed}");
+    assert!(phase_percent(rank, "nccl_collective") > 50.0, "{printed}");
     let times = &rank["training"];
     let waits = times["peer_wait_seconds"].as_f64().unwrap();
     assert!(
@@ -183,7 +190,7 @@ fn attach_and_run_agree() {
                 .iter()
                 .map(|cause| waits[cause].as_f64().unwrap())
                 .sum();
-            let loading = percent(rank, "data_loading");
+            let loading = phase_percent(rank, "data_loading");
             let wall = times["wall_seconds"].as_f64().unwrap();
             eprintln!("waits {waited:.2} s of {wall:.2} s, loading {loading:.1} %");
             assert!((100.0 * waited / wall - loading).abs() < 15.0, "{printed}");

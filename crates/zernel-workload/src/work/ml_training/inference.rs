@@ -1,6 +1,6 @@
 //! An inference server: requests that arrive at fixed moments, each a few launches and a wait for the GPU.
 
-use super::super::{About, Work};
+use super::super::{Work, WorkTypeInfo};
 use super::{GPU_COMPUTE, Gpu, GpuBackend, GpuWait, MAX_TRACED_STEPS, MlTraining};
 use crate::clock::{self, us};
 use crate::keys::table;
@@ -30,8 +30,8 @@ table! {
 }
 
 impl Work for Inference {
-    fn about(&self) -> About {
-        About {
+    fn about(&self) -> WorkTypeInfo {
+        WorkTypeInfo {
             name: "inference",
             does: "serves requests that arrive at fixed moments: copies, launches, waits for the GPU, and counts a unit",
             exercises: "the latency of a request: the wake-up at its arrival, launches without a pause, the wake-up after the GPU",
