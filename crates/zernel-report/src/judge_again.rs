@@ -40,18 +40,18 @@ mod tests {
 
     use super::*;
     use crate::report::{Observation, Report};
-    use crate::times::Times;
+    use crate::times::ProcessTimes;
 
     #[test]
     fn a_written_report_gets_the_same_verdict() {
         let rank = ProcessReport {
             launches: 1000,
-            times: Times {
+            times: ProcessTimes {
                 wall_seconds: 10.0,
                 gpu_wait_seconds: 7.0,
                 calling_cpu_seconds: 10.0,
                 launches: 1000.0,
-                ..Times::default()
+                ..ProcessTimes::default()
             },
             ..ProcessReport::default()
         };

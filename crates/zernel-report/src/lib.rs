@@ -23,9 +23,9 @@ pub mod text;
 mod times;
 mod verdict;
 
-pub use html::html;
+pub use html::render_html;
 pub use judge_again::judge_again;
 pub use process::ProcessReport;
-pub use record::Record;
-pub use render::text as render_text;
-pub use report::{Ended, Observation, Report};
+pub use record::ProcessRecord;
+pub use render::render_text;
+pub use report::{CommandExit, Observation, Report};

@@ -7,7 +7,7 @@ use zernel_phase::task_state::WorkloadPhase;
 /// Seconds of the training thread in each phase.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
 #[serde(default)]
-pub(crate) struct Phases {
+pub(crate) struct PhaseSeconds {
     pub(crate) data_loading: f64,
     pub(crate) gpu_compute: f64,
     pub(crate) nccl_collective: f64,
@@ -18,7 +18,7 @@ pub(crate) struct Phases {
     pub(crate) more_than_wall: f64,
 }
 
-impl Phases {
+impl PhaseSeconds {
     pub(crate) fn new(process: &snapshot::ProcessSnapshot, wall: f64) -> Self {
         let times = process.phases.phase_times.as_ref();
         let seconds_in = |phase| times.map_or(0.0, |times| times.phase_ns(phase) as f64 / 1e9);
@@ -55,12 +55,12 @@ impl Phases {
 
     /// Counts the rest of the wall time as unknown.
     fn fill_unknown(&mut self, wall: f64) {
-        let difference = wall - self.total();
+        let difference = wall - self.total_seconds();
         self.unknown += difference.max(0.0);
         self.more_than_wall = (-difference).max(0.0);
     }
 
-    pub(crate) fn total(&self) -> f64 {
+    pub(crate) fn total_seconds(&self) -> f64 {
         self.by_name().iter().map(|(_, seconds)| seconds).sum()
     }
 
@@ -78,24 +78,24 @@ impl Phases {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::times::Times;
+    use crate::times::ProcessTimes;
 
     #[test]
     fn phases_add_up_to_the_wall_time() {
-        let mut phases = Phases {
+        let mut phases = PhaseSeconds {
             gpu_compute: 3.0,
             unknown: 0.5,
-            ..Phases::default()
+            ..PhaseSeconds::default()
         };
         phases.fill_unknown(5.0);
-        assert_eq!((phases.total(), phases.unknown), (5.0, 2.0));
+        assert_eq!((phases.total_seconds(), phases.unknown), (5.0, 2.0));
     }
 
     #[test]
     fn phases_of_several_threads_exceed_the_wall_time() {
-        let mut phases = Phases {
+        let mut phases = PhaseSeconds {
             gpu_compute: 7.0,
-            ..Phases::default()
+            ..PhaseSeconds::default()
         };
         phases.fill_unknown(5.0);
         assert_eq!((phases.unknown, phases.more_than_wall), (0.0, 2.0));
@@ -104,15 +104,15 @@ mod tests {
     #[test]
     fn combined_phases_add_up_to_the_wall_time() {
         let times = |wall_seconds, gpu_compute| {
-            let mut phases = Phases {
+            let mut phases = PhaseSeconds {
                 gpu_compute,
-                ..Phases::default()
+                ..PhaseSeconds::default()
             };
             phases.fill_unknown(wall_seconds);
-            Times {
+            ProcessTimes {
                 wall_seconds,
                 phases,
-                ..Times::default()
+                ..ProcessTimes::default()
             }
         };
         let part = times(9.0, 6.0).combine(&times(4.0, 2.0), |to, from| to - from);

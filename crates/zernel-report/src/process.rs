@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use zernel_model::snapshot::{self, CollectiveTotals, Role};
 use zernel_phase::steps::MarkClass;
 
-use super::record::Sample;
+use super::record::RecordSample;
 use super::steps::StepReport;
-use super::times::Times;
+use super::times::ProcessTimes;
 
 /// Shortest start-up that the report shows, in seconds.
 const MIN_START_UP: f64 = 0.1;
@@ -33,7 +33,7 @@ pub struct ProcessReport {
     pub(crate) before_first_call_seconds: Option<f64>,
     /// From its first probed call to its end.
     #[serde(flatten)]
-    pub(crate) times: Times,
+    pub(crate) times: ProcessTimes,
     /// From its first step after the warm-up to its last step.
     pub(crate) training: Option<Training>,
     pub(crate) steps: Option<StepReport>,
@@ -59,7 +59,7 @@ pub struct ProcessReport {
     pub(crate) cpus: CpuSet,
     /// Samples for the charts.
     #[serde(skip)]
-    pub(crate) timeline: Vec<Sample>,
+    pub(crate) timeline: Vec<RecordSample>,
 }
 
 /// The time from a process's first step after the warm-up to its last step.
@@ -69,7 +69,7 @@ pub(crate) struct Training {
     /// When training begins, after the first probed call.
     pub(crate) begin_seconds: f64,
     #[serde(flatten)]
-    pub(crate) times: Times,
+    pub(crate) times: ProcessTimes,
 }
 
 impl ProcessReport {
@@ -84,7 +84,7 @@ impl ProcessReport {
             complete: (process.complete || calls_cuda(process)).then_some(process.complete),
             still_running: process.ended_seconds_ago.is_none(),
             before_first_call_seconds: None,
-            times: Times::new(process),
+            times: ProcessTimes::new(process),
             training: None,
             steps: None,
             collectives: process.probes.nccl.collectives.clone(),
@@ -132,7 +132,7 @@ impl ProcessReport {
     }
 
     /// The times that the verdict uses: those of the training, or of the whole process if it has no steps.
-    pub(crate) fn training_times(&self) -> &Times {
+    pub(crate) fn training_times(&self) -> &ProcessTimes {
         self.training
             .as_ref()
             .map_or(&self.times, |training| &training.times)
@@ -143,7 +143,7 @@ impl ProcessReport {
         let times = &self.times;
         let worked = self.launches > 0 || !self.collectives.is_empty();
         let waited = times.data_waits.total() + times.peer_wait_seconds > 0.0;
-        let stepped = self.steps.is_some() || times.phases.total() > times.phases.unknown;
+        let stepped = self.steps.is_some() || times.phases.total_seconds() > times.phases.unknown;
         !self.is_loader && (worked || waited || stepped)
     }
 

@@ -7,28 +7,28 @@ use zernel_model::snapshot;
 
 use super::process::{ProcessReport, Training};
 use super::steps::StepLog;
-use super::times::Times;
+use super::times::ProcessTimes;
 
 /// Most samples kept. Beyond that, every second one is dropped.
-const MAX_SAMPLES: usize = 1024;
+const MAX_KEPT_SAMPLES: usize = 1024;
 
 /// Oldest time that the utilization of a GPU may be about: it is a mean over one second, and read once per second.
 const GPU_READING_AGE_NS: u64 = 2_000_000_000;
 
 /// State of a process at one time.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Sample {
+pub(crate) struct RecordSample {
     /// CLOCK_MONOTONIC, in nanoseconds.
     pub(crate) at_ns: u64,
     /// Its times so far.
-    pub(crate) times: Times,
+    pub(crate) times: ProcessTimes,
     /// GPU memory in use.
     pub(crate) memory_bytes: u64,
 }
 
 /// A process over time.
 #[derive(Debug, Clone, Default)]
-pub struct Record {
+pub struct ProcessRecord {
     /// Time of the program's first probed call. An exec changes it.
     first_seen_ns: u64,
     /// From its start to that call, if known.
@@ -36,7 +36,7 @@ pub struct Record {
     latest: ProcessReport,
     /// Totals from before it was attached to. They do not count.
     baseline: Option<ProcessReport>,
-    samples: Vec<Sample>,
+    samples: Vec<RecordSample>,
     steps: StepLog,
     /// Time in which its GPUs were busy. `None`: NVML reports no utilization.
     gpu_busy_seconds: Option<f64>,
@@ -46,7 +46,7 @@ pub struct Record {
     throttled_seconds: Option<(f64, f64)>,
 }
 
-impl Record {
+impl ProcessRecord {
     /// A process that is observed from its start on. `asleep_ns` is the time that the machine was suspended since boot:
     /// start times include it, probe timestamps do not.
     pub fn for_new_process(process: &snapshot::ProcessSnapshot, asleep_ns: u64) -> Self {
@@ -70,13 +70,13 @@ impl Record {
     }
 
     /// Notes for how long the CPU limit of its cgroup has made threads wait since the cgroup was created.
-    pub fn set_throttled(&mut self, seconds: f64) {
+    pub fn set_throttled_seconds(&mut self, seconds: f64) {
         let (_, begin) = self.throttled_seconds.unwrap_or((seconds, seconds));
         self.throttled_seconds = Some((seconds, begin));
     }
 
     /// Adds the current state of the process.
-    pub fn observe(&mut self, process: &snapshot::ProcessSnapshot, now_ns: u64) {
+    pub fn add_sample(&mut self, process: &snapshot::ProcessSnapshot, now_ns: u64) {
         match process.first_seen_ns.cmp(&self.first_seen_ns) {
             Ordering::Equal => {}
             // The snapshot still has the program from before an exec.
@@ -97,9 +97,9 @@ impl Record {
         self.latest = report;
         let throttled = self.throttled_seconds;
         self.latest.times.throttled_seconds = throttled.map_or(0.0, |(now, begin)| now - begin);
-        self.steps.observe(&process.steps);
+        self.steps.add_new_steps(&process.steps);
         let ended_ns_ago = (1e9 * process.ended_seconds_ago.unwrap_or(0.0)) as u64;
-        let mut sample = Sample {
+        let mut sample = RecordSample {
             at_ns: now_ns.saturating_sub(ended_ns_ago),
             times: self.latest.times,
             memory_bytes: process
@@ -121,7 +121,7 @@ impl Record {
         if last.is_none_or(|last| last.at_ns < sample.at_ns) {
             self.samples.push(sample);
         }
-        if self.samples.len() > MAX_SAMPLES {
+        if self.samples.len() > MAX_KEPT_SAMPLES {
             let mut is_odd = false;
             self.samples.retain(|_| {
                 is_odd = !is_odd;
@@ -131,7 +131,7 @@ impl Record {
     }
 
     /// The report on the process.
-    pub fn finish(self) -> ProcessReport {
+    pub fn into_report(self) -> ProcessReport {
         let Self {
             mut latest,
             samples,
@@ -142,12 +142,12 @@ impl Record {
         } = self;
         latest.cpus = cpus;
         latest.before_first_call_seconds = before_first_call_seconds;
-        if let Some((report, begin_ns, end_ns)) = steps.report() {
+        if let Some((report, begin_ns, end_ns)) = steps.into_report() {
             let begin = times_at(&samples, begin_ns);
             let end = times_at(&samples, end_ns);
             latest.training = begin.zip(end).map(|(begin, end)| Training {
                 begin_seconds: begin.wall_seconds,
-                times: Times {
+                times: ProcessTimes {
                     gpu_busy_seconds: gpu_busy_between(&samples, begin_ns, end_ns),
                     ..end.combine(&begin, |end, begin| (end - begin).max(0.0))
                 },
@@ -161,7 +161,7 @@ impl Record {
 
 /// How long the GPU was busy between two times. The first readings may be about the time before, so the rate after them
 /// counts for all of the time.
-fn gpu_busy_between(samples: &[Sample], begin_ns: u64, end_ns: u64) -> Option<f64> {
+fn gpu_busy_between(samples: &[RecordSample], begin_ns: u64, end_ns: u64) -> Option<f64> {
     let span_ns = end_ns.saturating_sub(begin_ns);
     let steady_ns = begin_ns + GPU_READING_AGE_NS.min(span_ns / 2);
     let busy_at = |at_ns| times_at(samples, at_ns)?.gpu_busy_seconds;
@@ -170,18 +170,18 @@ fn gpu_busy_between(samples: &[Sample], begin_ns: u64, end_ns: u64) -> Option<f6
 }
 
 /// The times of a process at `at_ns`, interpolated between samples.
-fn times_at(samples: &[Sample], at_ns: u64) -> Option<Times> {
+fn times_at(samples: &[RecordSample], at_ns: u64) -> Option<ProcessTimes> {
     let after = samples.partition_point(|sample| sample.at_ns < at_ns);
     let Some(next) = samples.get(after) else {
         return samples.last().map(|sample| sample.times);
     };
     // All times were 0 when observing began, before the first sample.
     let wall_ns = (1e9 * next.times.wall_seconds) as u64;
-    let begin = Sample {
+    let begin = RecordSample {
         at_ns: next.at_ns.saturating_sub(wall_ns),
-        times: Times {
+        times: ProcessTimes {
             gpu_busy_seconds: Some(0.0),
-            ..Times::default()
+            ..ProcessTimes::default()
         },
         memory_bytes: 0,
     };
@@ -200,13 +200,13 @@ mod tests {
 
     use super::*;
 
-    fn sample(at_ns: u64, wall_seconds: f64, cpu_seconds: f64) -> Sample {
-        let times = Times {
+    fn sample(at_ns: u64, wall_seconds: f64, cpu_seconds: f64) -> RecordSample {
+        let times = ProcessTimes {
             wall_seconds,
             cpu_seconds,
-            ..Times::default()
+            ..ProcessTimes::default()
         };
-        Sample {
+        RecordSample {
             at_ns,
             times,
             memory_bytes: 0,
@@ -214,7 +214,11 @@ mod tests {
     }
 
     /// A process with `steps` steps of one second. The snapshot has the last 64.
-    fn program(first_seen_ns: u64, steps: u64, observed_seconds: f64) -> snapshot::ProcessSnapshot {
+    fn process_with_steps(
+        first_seen_ns: u64,
+        steps: u64,
+        observed_seconds: f64,
+    ) -> snapshot::ProcessSnapshot {
         let step = |number| Step {
             begin_ns: first_seen_ns + 1_000_000_000 * number,
             end_ns: first_seen_ns + 1_000_000_000 * (number + 1),
@@ -235,8 +239,8 @@ mod tests {
         }
     }
 
-    fn steps_and_begin(record: Record) -> (u64, f64) {
-        let report = record.finish();
+    fn step_count_and_begin(record: ProcessRecord) -> (u64, f64) {
+        let report = record.into_report();
         let steps = report.steps.expect("steps");
         let training = report.training.expect("a training loop");
         (steps.count, training.begin_seconds)
@@ -244,17 +248,17 @@ mod tests {
 
     #[test]
     fn a_process_that_exits_just_before_the_last_sample_keeps_its_steps() {
-        let mut record = Record::default();
+        let mut record = ProcessRecord::default();
         for seconds in 1..=99 {
-            record.observe(
-                &program(1, seconds, seconds as f64),
+            record.add_sample(
+                &process_with_steps(1, seconds, seconds as f64),
                 1_000_000_000 * seconds,
             );
         }
         // This sample was taken while the process exited, so the process ended a little earlier.
-        record.observe(&program(1, 100, 100.01), 100_010_000_000);
-        record.observe(&program(1, 100, 100.0), 100_200_000_000);
-        let (steps, begin_seconds) = steps_and_begin(record);
+        record.add_sample(&process_with_steps(1, 100, 100.01), 100_010_000_000);
+        record.add_sample(&process_with_steps(1, 100, 100.0), 100_200_000_000);
+        let (steps, begin_seconds) = step_count_and_begin(record);
         assert_eq!(steps, 100);
         assert!(begin_seconds < 0.01, "{begin_seconds}");
     }
@@ -263,46 +267,49 @@ mod tests {
     fn start_up_time_is_known_for_new_processes_only() {
         let process = snapshot::ProcessSnapshot {
             start_ns: 107_000_000_000,
-            ..program(12_500_000_000, 10, 10.0)
+            ..process_with_steps(12_500_000_000, 10, 10.0)
         };
-        let before = |mut record: Record, process: &snapshot::ProcessSnapshot| {
-            record.observe(process, 30_000_000_000);
-            record.finish().before_first_call_seconds
+        let before = |mut record: ProcessRecord, process: &snapshot::ProcessSnapshot| {
+            record.add_sample(process, 30_000_000_000);
+            record.into_report().before_first_call_seconds
         };
-        let started = Record::for_new_process(&process, 100_000_000_000);
+        let started = ProcessRecord::for_new_process(&process, 100_000_000_000);
         assert_eq!(before(started.clone(), &process), Some(5.5));
         assert_eq!(
-            before(Record::for_running_process(&process), &process),
+            before(ProcessRecord::for_running_process(&process), &process),
             None
         );
         // After an exec, the first call is not the first of the process.
-        let later = program(20_000_000_000, 5, 5.0);
+        let later = process_with_steps(20_000_000_000, 5, 5.0);
         assert_eq!(before(started, &later), None);
     }
 
     #[test]
     fn throttling_counts_from_the_begin_of_the_record() {
-        let mut record = Record::default();
+        let mut record = ProcessRecord::default();
         for (seconds, throttled) in [(1, 50.0), (2, 50.5), (3, 52.0)] {
-            record.set_throttled(throttled);
-            let process = program(1, seconds, seconds as f64);
-            record.observe(&process, 1_000_000_000 * seconds);
+            record.set_throttled_seconds(throttled);
+            let process = process_with_steps(1, seconds, seconds as f64);
+            record.add_sample(&process, 1_000_000_000 * seconds);
         }
-        assert_eq!(record.finish().times.throttled_seconds, 2.0);
+        assert_eq!(record.into_report().times.throttled_seconds, 2.0);
     }
 
     #[test]
     fn an_exec_begins_a_new_record() {
-        let mut record = Record::default();
-        record.observe(&program(1, 40, 40.0), 40_000_000_000);
+        let mut record = ProcessRecord::default();
+        record.add_sample(&process_with_steps(1, 40, 40.0), 40_000_000_000);
         // Snapshots have both programs for a while, in any order.
         for order in [[0, 1], [1, 0]] {
             for which in order {
-                let programs = [program(1, 40, 40.0), program(50_000_000_000, 30, 30.0)];
-                record.observe(&programs[which], 90_000_000_000);
+                let programs = [
+                    process_with_steps(1, 40, 40.0),
+                    process_with_steps(50_000_000_000, 30, 30.0),
+                ];
+                record.add_sample(&programs[which], 90_000_000_000);
             }
         }
-        assert_eq!(steps_and_begin(record).0, 30);
+        assert_eq!(step_count_and_begin(record).0, 30);
     }
 
     /// A GPU that was idle before the training is still shown as idle in its first seconds.

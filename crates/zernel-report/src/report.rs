@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::process::ProcessReport;
 use super::times::RankTimes;
-use super::verdict::{self, Inconclusive, Slowest, Verdict};
+use super::verdict::{self, Inconclusive, SlowestRank, Verdict};
 
 /// Name of the software GPU.
 const SOFTWARE_GPU_NAME: &str = "Zernel Software GPU";
@@ -31,7 +31,7 @@ pub struct Observation {
 
 /// How the command exited, and the CPU time that it and its children used.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Ended {
+pub struct CommandExit {
     /// Exit code, if it exited by itself.
     pub code: Option<i32>,
     /// The signal that killed it.
@@ -42,7 +42,7 @@ pub struct Ended {
     pub system_seconds: f64,
 }
 
-impl Ended {
+impl CommandExit {
     /// The exit code that a shell would report.
     #[must_use]
     pub fn exit_code(self) -> u8 {
@@ -59,7 +59,7 @@ pub struct Report {
     pub(crate) began_unix_seconds: u64,
     pub(crate) wall_seconds: f64,
     /// `None`: `zernel attach` observed it, and it may still run.
-    pub(crate) ended: Option<Ended>,
+    pub(crate) ended: Option<CommandExit>,
     /// For a job that was attached to: seconds until the first call of a rank was observed.
     pub(crate) observing_began_seconds: Option<f64>,
     /// Why nothing was observed.
@@ -71,7 +71,7 @@ pub struct Report {
     /// Number of other observed processes: they called CUDA or NCCL, but did not train.
     pub(crate) others: usize,
     pub(crate) verdict: Verdict,
-    pub(crate) slowest: Option<Slowest>,
+    pub(crate) slowest: Option<SlowestRank>,
     pub(crate) observing: Option<ObservationReport>,
     /// What makes the numbers incomplete, one sentence each.
     pub(crate) problems: Vec<String>,
@@ -98,7 +98,7 @@ impl Report {
     pub fn new(
         command: Vec<String>,
         wall: Duration,
-        ended: Option<Ended>,
+        ended: Option<CommandExit>,
         outcome: Result<Observation, String>,
     ) -> Self {
         let (observation, not_observed) = match outcome {
@@ -141,7 +141,7 @@ impl Report {
             loaders,
             others: all - loaders - ranks.len(),
             verdict,
-            slowest: verdict::slowest(&times),
+            slowest: verdict::find_slowest_rank(&times),
             ranks,
             observing,
             problems,

@@ -5,11 +5,11 @@ use zernel_model::snapshot::StepSnapshot;
 use zernel_phase::steps::{Mark, Step, StepSummary, TimeSpan};
 
 /// Most steps kept. Beyond that, every second one is dropped.
-const MAX_STEPS: usize = 1 << 18;
+const MAX_KEPT_STEPS: usize = 1 << 18;
 /// Fewest steps that count as training.
-const MIN_STEPS: usize = 3;
+const MIN_TRAINING_STEPS: usize = 3;
 /// Most pauses and stalls listed.
-const MAX_LISTED: usize = 5;
+const MAX_LISTED_INTERRUPTIONS: usize = 5;
 
 /// The steps of a process so far.
 #[derive(Debug, Clone, Default)]
@@ -77,7 +77,7 @@ impl StepLog {
     }
 
     /// Adds the steps that are new in a snapshot.
-    pub(crate) fn observe(&mut self, steps: &StepSnapshot) {
+    pub(crate) fn add_new_steps(&mut self, steps: &StepSnapshot) {
         if steps.restarts != self.restarts || steps.count < self.count {
             *self = Self {
                 restarts: steps.restarts,
@@ -91,7 +91,7 @@ impl StepLog {
         self.count = steps.count;
         self.has_gaps = steps.gaps > 0;
         self.boundary = steps.boundary.or(self.boundary);
-        if self.steps.len() > MAX_STEPS {
+        if self.steps.len() > MAX_KEPT_STEPS {
             self.is_thinned = true;
             let mut is_odd = false;
             self.steps.retain(|_| {
@@ -102,7 +102,7 @@ impl StepLog {
     }
 
     /// The report, and the begin and the end of the steps. `None` if there are too few steps.
-    pub(crate) fn report(mut self) -> Option<(StepReport, u64, u64)> {
+    pub(crate) fn into_report(mut self) -> Option<(StepReport, u64, u64)> {
         let boundary = self.boundary?;
         let summary = match self.is_attached {
             true => {
@@ -112,7 +112,7 @@ impl StepLog {
             }
             false => StepSummary::from_whole_run(&self.steps, boundary)?,
         };
-        if summary.steps < MIN_STEPS {
+        if summary.steps < MIN_TRAINING_STEPS {
             return None;
         }
         let first_ns = self.steps.first()?.begin_ns;
@@ -123,15 +123,17 @@ impl StepLog {
             at_least: self.has_gaps,
             thinned: self.is_thinned,
             separated_by: Some(boundary),
-            median_seconds: seconds(summary.median_ns),
-            p99_seconds: seconds(summary.p99_ns),
-            longest_seconds: seconds(summary.longest_ns),
+            median_seconds: ns_to_seconds(summary.median_ns),
+            p99_seconds: ns_to_seconds(summary.p99_ns),
+            longest_seconds: ns_to_seconds(summary.longest_ns),
             warm_up: summary.warm_up,
-            warm_up_seconds: seconds(summary.warm_up_ns),
-            pause_seconds: seconds(summary.pauses.iter().map(|pause| pause.duration_ns).sum()),
-            pauses: longest(&summary.pauses, first_ns),
+            warm_up_seconds: ns_to_seconds(summary.warm_up_ns),
+            pause_seconds: ns_to_seconds(
+                summary.pauses.iter().map(|pause| pause.duration_ns).sum(),
+            ),
+            pauses: longest_interruptions(&summary.pauses, first_ns),
             stalled: summary.stalls.len(),
-            stalls: longest(&summary.stalls, first_ns),
+            stalls: longest_interruptions(&summary.stalls, first_ns),
             series: self.steps,
         };
         Some((report, begin_ns, end_ns))
@@ -139,19 +141,19 @@ impl StepLog {
 }
 
 /// The longest interruptions, in order of time.
-fn longest(stretches: &[TimeSpan], first_ns: u64) -> Vec<Interruption> {
+fn longest_interruptions(stretches: &[TimeSpan], first_ns: u64) -> Vec<Interruption> {
     let mut stretches = stretches.to_vec();
     stretches.sort_by_key(|stretch| std::cmp::Reverse(stretch.duration_ns));
-    stretches.truncate(MAX_LISTED);
+    stretches.truncate(MAX_LISTED_INTERRUPTIONS);
     stretches.sort_by_key(|stretch| stretch.begin_ns);
     let listed = stretches.into_iter().map(|stretch| Interruption {
-        at_seconds: seconds(stretch.begin_ns.saturating_sub(first_ns)),
-        seconds: seconds(stretch.duration_ns),
+        at_seconds: ns_to_seconds(stretch.begin_ns.saturating_sub(first_ns)),
+        seconds: ns_to_seconds(stretch.duration_ns),
     });
     listed.collect()
 }
 
-fn seconds(ns: u64) -> f64 {
+fn ns_to_seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
@@ -159,7 +161,7 @@ fn seconds(ns: u64) -> f64 {
 mod tests {
     use super::*;
 
-    fn snapshot(count: u64, restarts: u32, recent: std::ops::Range<u64>) -> StepSnapshot {
+    fn step_snapshot(count: u64, restarts: u32, recent: std::ops::Range<u64>) -> StepSnapshot {
         let step = |number| Step {
             begin_ns: 1000 * number,
             end_ns: 1000 * (number + 1),
@@ -179,28 +181,28 @@ mod tests {
     #[test]
     fn every_step_is_added_once() {
         let mut log = StepLog::default();
-        log.observe(&snapshot(3, 0, 0..2));
-        log.observe(&snapshot(3, 0, 0..2));
-        log.observe(&snapshot(6, 0, 1..5));
-        assert_eq!(log.steps, snapshot(0, 0, 0..5).recent);
+        log.add_new_steps(&step_snapshot(3, 0, 0..2));
+        log.add_new_steps(&step_snapshot(3, 0, 0..2));
+        log.add_new_steps(&step_snapshot(6, 0, 1..5));
+        assert_eq!(log.steps, step_snapshot(0, 0, 0..5).recent);
         // More steps were made since the last snapshot than a snapshot has.
-        log.observe(&snapshot(20, 0, 15..19));
+        log.add_new_steps(&step_snapshot(20, 0, 15..19));
         assert_eq!((log.steps.len(), log.count), (9, 20));
-        let (report, begin_ns, end_ns) = log.clone().report().expect("steps");
+        let (report, begin_ns, end_ns) = log.clone().into_report().expect("steps");
         assert_eq!((begin_ns, end_ns), (0, 19_000));
         assert_eq!((report.count, report.median_seconds), (20, 1e-6));
         // After a restart of the detection, the steps before do not count.
-        log.observe(&snapshot(4, 1, 30..33));
-        assert_eq!(log.steps, snapshot(0, 0, 30..33).recent);
+        log.add_new_steps(&step_snapshot(4, 1, 30..33));
+        assert_eq!(log.steps, step_snapshot(0, 0, 30..33).recent);
     }
 
     #[test]
     fn an_attached_process_has_no_warm_up() {
-        let mut steps = snapshot(13, 1, 9..21);
+        let mut steps = step_snapshot(13, 1, 9..21);
         steps.recent[0].begin_ns = 0;
         let summary = |mut log: StepLog| {
-            log.observe(&steps);
-            let (report, begin_ns, _) = log.report().expect("steps");
+            log.add_new_steps(&steps);
+            let (report, begin_ns, _) = log.into_report().expect("steps");
             (report.warm_up, report.stalled, begin_ns)
         };
         assert_eq!(summary(StepLog::default()), (1, 0, 10_000));
@@ -208,18 +210,22 @@ mod tests {
         let nothing_yet = StepLog::for_running_process(&StepSnapshot::default());
         assert_eq!(summary(nothing_yet), (0, 0, 10_000));
         // The first step of a process that was observed before is a stall.
-        let one_before = StepLog::for_running_process(&snapshot(1, 1, 0..0));
+        let one_before = StepLog::for_running_process(&step_snapshot(1, 1, 0..0));
         assert_eq!(summary(one_before), (0, 1, 0));
     }
 
     #[test]
     fn many_steps_are_thinned() {
         let mut log = StepLog::default();
-        for round in 1..=2 * MAX_STEPS as u64 / 200 {
-            log.observe(&snapshot(round * 200, 0, (round - 1) * 200..round * 200));
+        for round in 1..=2 * MAX_KEPT_STEPS as u64 / 200 {
+            log.add_new_steps(&step_snapshot(
+                round * 200,
+                0,
+                (round - 1) * 200..round * 200,
+            ));
         }
-        assert!(log.steps.len() <= MAX_STEPS);
-        let (report, begin_ns, _) = log.report().expect("steps");
+        assert!(log.steps.len() <= MAX_KEPT_STEPS);
+        let (report, begin_ns, _) = log.into_report().expect("steps");
         assert_eq!((report.median_seconds, begin_ns), (1e-6, 0));
     }
 }

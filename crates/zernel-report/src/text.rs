@@ -1,22 +1,22 @@
 //! Formatting of sizes, times and lines in tables and reports.
 
 /// A size with its unit.
-pub fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+pub fn format_bytes(bytes: u64) -> String {
+    const BYTE_UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
     }
     let mut size = bytes as f64 / 1024.0;
     let mut unit = 0;
-    while size >= 1024.0 && unit + 1 < UNITS.len() {
+    while size >= 1024.0 && unit + 1 < BYTE_UNITS.len() {
         size /= 1024.0;
         unit += 1;
     }
-    format!("{size:.1} {}", UNITS[unit])
+    format!("{size:.1} {}", BYTE_UNITS[unit])
 }
 
 /// A time in milliseconds or seconds.
-pub fn time(seconds: f64) -> String {
+pub fn format_time(seconds: f64) -> String {
     match seconds < 1.0 {
         true => format!("{:.1} ms", 1e3 * seconds),
         false => format!("{seconds:.2} s"),
@@ -24,8 +24,12 @@ pub fn time(seconds: f64) -> String {
 }
 
 /// The text, cut to `width` characters. Control characters become `?`.
-pub fn shortened(text: &str, width: usize) -> String {
-    let text: String = text.trim_end().chars().map(visible).collect();
+pub fn shorten(text: &str, width: usize) -> String {
+    let text: String = text
+        .trim_end()
+        .chars()
+        .map(visible_or_question_mark)
+        .collect();
     if text.chars().count() <= width {
         return text;
     }
@@ -35,26 +39,32 @@ pub fn shortened(text: &str, width: usize) -> String {
 
 /// The text for a terminal: control characters except line breaks become `?`. They could move the cursor or change what
 /// the terminal shows.
-pub fn printable(text: &str) -> String {
-    let keep = |c: char| if c == '\n' { c } else { visible(c) };
+pub fn replace_control_characters(text: &str) -> String {
+    let keep = |c: char| {
+        if c == '\n' {
+            c
+        } else {
+            visible_or_question_mark(c)
+        }
+    };
     text.chars().map(keep).collect()
 }
 
-fn visible(c: char) -> char {
+fn visible_or_question_mark(c: char) -> char {
     if c.is_control() { '?' } else { c }
 }
 
-/// Joins the words of a phrase so that [`wrapped`] keeps it on one line.
-pub fn unbroken(phrase: &str) -> String {
-    phrase.replace(' ', NO_BREAK)
+/// Joins the words of a phrase so that [`wrap_lines`] keeps it on one line.
+pub fn keep_on_one_line(phrase: &str) -> String {
+    phrase.replace(' ', NO_BREAK_SPACE)
 }
 
-const NO_BREAK: &str = "\u{a0}";
+const NO_BREAK_SPACE: &str = "\u{a0}";
 
 /// Breaks a text into lines of at most `width` characters. A longer word gets a line of its own. Control characters
 /// become `?`.
-pub fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let text = printable(text);
+pub fn wrap_lines(text: &str, width: usize) -> Vec<String> {
+    let text = replace_control_characters(text);
     let mut lines = vec![String::new()];
     for word in text.split([' ', '\n']).filter(|word| !word.is_empty()) {
         let length = word.chars().count();
@@ -71,13 +81,17 @@ pub fn wrapped(text: &str, width: usize) -> Vec<String> {
         }
     }
     for line in &mut lines {
-        *line = line.replace(NO_BREAK, " ");
+        *line = line.replace(NO_BREAK_SPACE, " ");
     }
     lines
 }
 
 /// A number with its 95 % interval. `error`: 0 if it was counted, `None` if there is no interval.
-pub(crate) fn estimated(number: u64, error: Option<u64>, text: impl Fn(u64) -> String) -> String {
+pub(crate) fn format_estimate(
+    number: u64,
+    error: Option<u64>,
+    text: impl Fn(u64) -> String,
+) -> String {
     match error {
         Some(0) => text(number),
         Some(error) => format!("{} ± {}", text(number), text(error)),
@@ -92,45 +106,51 @@ mod tests {
 
     #[test]
     fn sizes_have_units() {
-        assert_eq!(bytes(0), "0 B");
-        assert_eq!(bytes(1536), "1.5 KiB");
-        assert_eq!(bytes(80 << 30), "80.0 GiB");
-        assert_eq!(bytes(u64::MAX), "16384.0 PiB");
+        assert_eq!(format_bytes(0), "0 B");
+        assert_eq!(format_bytes(1536), "1.5 KiB");
+        assert_eq!(format_bytes(80 << 30), "80.0 GiB");
+        assert_eq!(format_bytes(u64::MAX), "16384.0 PiB");
     }
 
     #[test]
     fn times_have_units() {
-        assert_eq!(time(0.0123), "12.3 ms");
-        assert_eq!(time(61.0), "61.00 s");
+        assert_eq!(format_time(0.0123), "12.3 ms");
+        assert_eq!(format_time(61.0), "61.00 s");
     }
 
     #[test]
     fn a_long_text_is_cut_and_control_characters_are_replaced() {
-        assert_eq!(shortened("python", 6), "python");
-        assert_eq!(shortened("python3", 6), "pytho…");
-        assert_eq!(shortened("\x1b[31m", 9), "?[31m");
+        assert_eq!(shorten("python", 6), "python");
+        assert_eq!(shorten("python3", 6), "pytho…");
+        assert_eq!(shorten("\x1b[31m", 9), "?[31m");
     }
 
     #[test]
     fn an_estimate_shows_its_interval() {
-        let text = |error| estimated(90, error, |number| number.to_string());
+        let text = |error| format_estimate(90, error, |number| number.to_string());
         assert_eq!(text(Some(0)), "90");
         assert_eq!(text(Some(5)), "90 ± 5");
         assert_eq!(text(None), "about 90");
-        assert_eq!(estimated(0, None, |number| number.to_string()), "unknown");
+        assert_eq!(
+            format_estimate(0, None, |number| number.to_string()),
+            "unknown"
+        );
     }
 
     #[test]
     fn no_text_controls_the_terminal() {
         let hostile = "a\x1b]0;title\x07\r\u{9b}2J\u{7f}\nb";
-        assert_eq!(printable(hostile), "a?]0;title???2J?\nb");
-        assert_eq!(wrapped(hostile, 40), ["a?]0;title???2J? b"]);
+        assert_eq!(replace_control_characters(hostile), "a?]0;title???2J?\nb");
+        assert_eq!(wrap_lines(hostile, 40), ["a?]0;title???2J? b"]);
     }
 
     #[test]
     fn lines_are_no_longer_than_the_width() {
-        assert_eq!(wrapped("a bc def", 4), ["a bc", "def"]);
-        assert_eq!(wrapped("abcdef g", 4), ["abcdef", "g"]);
-        assert_eq!(wrapped(&format!("a {}", unbroken("b c")), 4), ["a", "b c"]);
+        assert_eq!(wrap_lines("a bc def", 4), ["a bc", "def"]);
+        assert_eq!(wrap_lines("abcdef g", 4), ["abcdef", "g"]);
+        assert_eq!(
+            wrap_lines(&format!("a {}", keep_on_one_line("b c")), 4),
+            ["a", "b c"]
+        );
     }
 }

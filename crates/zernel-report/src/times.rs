@@ -1,30 +1,30 @@
 //! The times of a process: as recorded, the figures of a rank that the verdict uses, and their split into parts.
 //!
-//! A new figure needs a field in [`RankTimes`], and in [`Times`] if it is a time that is not recorded yet. A part of its
-//! own needs a variant of [`Part`] and its place in [`Parts::new`]. All of that is in this file.
+//! A new figure needs a field in [`RankTimes`], and in [`ProcessTimes`] if it is a time that is not recorded yet. A part of its
+//! own needs a variant of [`TimePart`] and its place in [`RankTimeParts::new`]. All of that is in this file.
 
 use rustix::thread::CpuSet;
 use serde::{Deserialize, Serialize};
 use zernel_model::snapshot::{self, DataWaits};
 
-use super::phases::Phases;
+use super::phases::PhaseSeconds;
 use super::process::ProcessReport;
 
 /// Shortest lifetime of a loader that counts, as a share of its rank's time.
-const MIN_LOADER_LIFETIME: f64 = 0.2;
+const MIN_LOADER_LIFETIME_SHARE: f64 = 0.2;
 /// Longest launch, in seconds, that does not wait for room in the GPU's queue.
-const LONGEST_LAUNCH: f64 = 50e-6;
+const MAX_UNBLOCKED_LAUNCH_SECONDS: f64 = 50e-6;
 /// Idle share up to which a GPU counts as never idle.
-const NEVER_IDLE: f64 = 0.1;
+const MAX_IDLE_SHARE_OF_BUSY_GPU: f64 = 0.1;
 
 /// Times of a process, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
 #[serde(default)]
-pub(crate) struct Times {
+pub(crate) struct ProcessTimes {
     pub(crate) wall_seconds: f64,
     /// The part of the wall time in which its calls were not observed.
     pub(crate) not_observed_seconds: f64,
-    pub(crate) phases: Phases,
+    pub(crate) phases: PhaseSeconds,
     pub(crate) data_waits: DataWaits,
     /// Waits for other ranks, in any library.
     pub(crate) peer_wait_seconds: f64,
@@ -53,7 +53,7 @@ pub(crate) struct Times {
     pub(crate) gpu_busy_seconds: Option<f64>,
 }
 
-impl Times {
+impl ProcessTimes {
     /// Time in collectives: the phase, or the waits for peers if those are longer. Several threads of a process may wait at
     /// once, but the process waits no longer than the wall time.
     pub(crate) fn communication_seconds(&self) -> f64 {
@@ -78,7 +78,7 @@ impl Times {
         Self {
             wall_seconds,
             not_observed_seconds: process.not_observed_seconds,
-            phases: Phases::new(process, wall_seconds),
+            phases: PhaseSeconds::new(process, wall_seconds),
             data_waits: process.probes.dataload.data_waits,
             peer_wait_seconds: process.probes.dist_sync.peer_wait_seconds,
             gpu_wait_seconds: process.probes.cuda_trace.gpu_wait_seconds,
@@ -220,7 +220,7 @@ impl RankTimes {
             throttled: times.throttled_seconds,
             gpu_busy: times.gpu_busy_seconds,
             only_infers: rank.only_infers(),
-            loader_busy: loader_busy(rank, processes),
+            loader_busy: busiest_loader_share(rank, processes),
             loaders,
             loaders_fill_cpus: loaders >= cpu_count(rank, ranks),
         }
@@ -228,10 +228,10 @@ impl RankTimes {
 }
 
 /// Busy share of the busiest loader of a rank. `None`: it has no loaders.
-fn loader_busy(rank: &ProcessReport, processes: &[ProcessReport]) -> Option<f64> {
+fn busiest_loader_share(rank: &ProcessReport, processes: &[ProcessReport]) -> Option<f64> {
     let own = processes.iter().filter(|process| {
-        let is_short =
-            process.times.wall_seconds < MIN_LOADER_LIFETIME * rank.training_times().wall_seconds;
+        let is_short = process.times.wall_seconds
+            < MIN_LOADER_LIFETIME_SHARE * rank.training_times().wall_seconds;
         process.loads_for == Some(rank.pid) && !is_short
     });
     let shares =
@@ -262,7 +262,7 @@ fn cpu_count(rank: &ProcessReport, ranks: &[ProcessReport]) -> f64 {
 /// A part of a rank's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Part {
+pub(crate) enum TimePart {
     /// Waiting for data while loaders ran on CPUs.
     Prepare,
     /// Waiting for data while loaders waited for disk or network.
@@ -281,7 +281,7 @@ pub(crate) enum Part {
     Host,
 }
 
-impl Part {
+impl TimePart {
     pub(crate) const ALL: [Self; 8] = [
         Self::Prepare,
         Self::Fetch,
@@ -296,11 +296,11 @@ impl Part {
 
 /// The parts of a rank's time. Time in none of them is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Parts {
-    seconds: [f64; Part::ALL.len()],
-    /// The loaders' share of [`Part::CpuDelay`].
+pub(crate) struct RankTimeParts {
+    seconds: [f64; TimePart::ALL.len()],
+    /// The loaders' share of [`TimePart::CpuDelay`].
     pub(crate) data_delay: f64,
-    /// Host work that counts as [`Part::Gpu`], because the rank waits for its GPU more than the GPU for it.
+    /// Host work that counts as [`TimePart::Gpu`], because the rank waits for its GPU more than the GPU for it.
     pub(crate) ahead_of_gpu: f64,
     /// Busy share of its GPUs. `None`: NVML reports no utilization.
     pub(crate) gpu_busy: Option<f64>,
@@ -324,10 +324,10 @@ pub(crate) struct Parts {
 }
 
 /// The time of a rank that no part has taken yet.
-struct Remaining(f64);
+struct RemainingSeconds(f64);
 
-impl Remaining {
-    fn take(&mut self, seconds: f64) -> f64 {
+impl RemainingSeconds {
+    fn take_at_most(&mut self, seconds: f64) -> f64 {
         // Unlike clamp(), this takes nothing if `seconds` is not a number.
         let taken = seconds.max(0.0).min(self.0);
         self.0 -= taken;
@@ -335,45 +335,46 @@ impl Remaining {
     }
 }
 
-impl Parts {
+impl RankTimeParts {
     /// Splits a rank's time. Waits come first, because a thread waits for one thing at a time. CPU delay and host work
     /// get what remains, up to what was measured.
     pub(crate) fn new(rank: &RankTimes) -> Self {
         // Of the time in which it was not observed, nothing is known.
-        let mut remaining = Remaining((rank.wall - rank.not_observed).max(0.0));
+        let mut remaining = RemainingSeconds((rank.wall - rank.not_observed).max(0.0));
         let mut parts = Self::default();
-        let prepare = remaining.take(rank.data_prepare);
-        let fetch = remaining.take(rank.data_fetch);
-        let data_delay = remaining.take(rank.data_sched);
+        let prepare = remaining.take_at_most(rank.data_prepare);
+        let fetch = remaining.take_at_most(rank.data_fetch);
+        let data_delay = remaining.take_at_most(rank.data_sched);
         let explained = rank.data_prepare + rank.data_fetch + rank.data_sched;
-        let other = remaining.take(rank.data_waits - explained);
-        let communication = remaining.take(rank.communication);
-        let blocked_launches = rank.launching - LONGEST_LAUNCH * rank.launches;
-        let gpu =
-            remaining.take((rank.gpu_waits - rank.peer_waits).max(0.0) + blocked_launches.max(0.0));
-        let delay = remaining.take(rank.run_delay);
+        let other = remaining.take_at_most(rank.data_waits - explained);
+        let communication = remaining.take_at_most(rank.communication);
+        let blocked_launches = rank.launching - MAX_UNBLOCKED_LAUNCH_SECONDS * rank.launches;
+        let gpu = remaining
+            .take_at_most((rank.gpu_waits - rank.peer_waits).max(0.0) + blocked_launches.max(0.0));
+        let delay = remaining.take_at_most(rank.run_delay);
         let uses_gpu = rank.launches > 0.0 || rank.gpu_waits > 0.0;
         // Without a GPU almost all time is in phase Unknown, although the CPU time is known.
         let unknown = if uses_gpu { rank.unknown } else { 0.0 };
         // A thread may spin while it waits. A wait above has taken that time already.
-        let host = remaining.take((remaining.0 - unknown).min(rank.cpu));
+        let host = remaining.take_at_most((remaining.0 - unknown).min(rank.cpu));
         // A rank that waits for its GPU longer than the GPU is idle is limited by the GPU: it works ahead of it. A
         // rank with a GPU that is never idle is bound by the GPU too, even if it waits elsewhere or not at all.
         let gpu_idle = rank.gpu_busy.map(|busy| (rank.wall - busy).max(0.0));
-        let is_ahead = gpu_idle.is_some_and(|idle| idle <= gpu.max(NEVER_IDLE * rank.wall));
+        let is_ahead =
+            gpu_idle.is_some_and(|idle| idle <= gpu.max(MAX_IDLE_SHARE_OF_BUSY_GPU * rank.wall));
         let ahead_of_gpu = if is_ahead { host } else { 0.0 };
         let (gpu, host) = (gpu + ahead_of_gpu, host - ahead_of_gpu);
         // The limit of a cgroup makes its threads wait in the run queue.
         let throttled = (data_delay + delay).min(rank.throttled.max(0.0));
         for (part, seconds) in [
-            (Part::Prepare, prepare),
-            (Part::Fetch, fetch),
-            (Part::OtherData, other),
-            (Part::CpuDelay, data_delay + delay - throttled),
-            (Part::Throttled, throttled),
-            (Part::Communication, communication),
-            (Part::Gpu, gpu),
-            (Part::Host, host),
+            (TimePart::Prepare, prepare),
+            (TimePart::Fetch, fetch),
+            (TimePart::OtherData, other),
+            (TimePart::CpuDelay, data_delay + delay - throttled),
+            (TimePart::Throttled, throttled),
+            (TimePart::Communication, communication),
+            (TimePart::Gpu, gpu),
+            (TimePart::Host, host),
         ] {
             parts.seconds[part as usize] = seconds;
         }
@@ -393,18 +394,18 @@ impl Parts {
     }
 
     /// Seconds in a part.
-    pub(crate) fn seconds_in(&self, part: Part) -> f64 {
+    pub(crate) fn seconds_in(&self, part: TimePart) -> f64 {
         self.seconds[part as usize]
     }
 
-    pub(crate) fn total(&self) -> f64 {
+    pub(crate) fn total_seconds(&self) -> f64 {
         self.seconds.iter().sum()
     }
 
-    /// Moves time from [`Part::Communication`] to another part.
-    pub(crate) fn reassign_communication(&mut self, part: Part, seconds: f64) {
-        let taken = seconds.clamp(0.0, self.seconds_in(Part::Communication));
-        self.seconds[Part::Communication as usize] -= taken;
+    /// Moves time from [`TimePart::Communication`] to another part.
+    pub(crate) fn reassign_communication(&mut self, part: TimePart, seconds: f64) {
+        let taken = seconds.clamp(0.0, self.seconds_in(TimePart::Communication));
+        self.seconds[TimePart::Communication as usize] -= taken;
         self.seconds[part as usize] += taken;
     }
 }
@@ -413,10 +414,10 @@ impl Parts {
 mod tests {
     use super::*;
 
-    fn lived(pid: u32, wall_seconds: f64) -> ProcessReport {
-        let times = Times {
+    fn loader_that_lived(pid: u32, wall_seconds: f64) -> ProcessReport {
+        let times = ProcessTimes {
             wall_seconds,
-            ..Times::default()
+            ..ProcessTimes::default()
         };
         ProcessReport {
             pid,
@@ -425,19 +426,19 @@ mod tests {
         }
     }
 
-    fn may_use(cpus: std::ops::Range<usize>) -> ProcessReport {
-        let mut rank = lived(1, 10.0);
+    fn rank_with_cpus(cpus: std::ops::Range<usize>) -> ProcessReport {
+        let mut rank = loader_that_lived(1, 10.0);
         cpus.for_each(|cpu| rank.cpus.set(cpu));
         rank
     }
 
     #[test]
     fn consecutive_loaders_count_as_one() {
-        let rank = lived(1, 10.0);
+        let rank = loader_that_lived(1, 10.0);
         let loader = |loads_for, wall_seconds| ProcessReport {
             is_loader: true,
             loads_for: Some(loads_for),
-            ..lived(7, wall_seconds)
+            ..loader_that_lived(7, wall_seconds)
         };
         let count = |walls: &[f64]| {
             let own = walls.iter().map(|wall| loader(1, *wall));
@@ -454,21 +455,24 @@ mod tests {
     #[test]
     fn ranks_share_cpus_evenly() {
         let of_first = |ranks: &[ProcessReport]| cpu_count(&ranks[0], ranks);
-        assert_eq!(of_first(&[may_use(0..8)]), 8.0);
-        assert_eq!(of_first(&[may_use(0..8), may_use(0..8)]), 4.0);
-        assert_eq!(of_first(&[may_use(0..4), may_use(4..8)]), 4.0);
-        assert_eq!(of_first(&[may_use(0..0), may_use(0..8)]), f64::INFINITY);
+        assert_eq!(of_first(&[rank_with_cpus(0..8)]), 8.0);
+        assert_eq!(of_first(&[rank_with_cpus(0..8), rank_with_cpus(0..8)]), 4.0);
+        assert_eq!(of_first(&[rank_with_cpus(0..4), rank_with_cpus(4..8)]), 4.0);
+        assert_eq!(
+            of_first(&[rank_with_cpus(0..0), rank_with_cpus(0..8)]),
+            f64::INFINITY
+        );
     }
 
     #[test]
     fn a_time_that_is_not_a_number_counts_as_none() {
-        let parts = Parts::new(&RankTimes {
+        let parts = RankTimeParts::new(&RankTimes {
             wall: 10.0,
             data_waits: f64::NAN,
             gpu_waits: 4.0,
             ..RankTimes::default()
         });
-        assert_eq!(parts.seconds_in(Part::Gpu), 4.0);
-        assert_eq!(parts.total(), 4.0);
+        assert_eq!(parts.seconds_in(TimePart::Gpu), 4.0);
+        assert_eq!(parts.total_seconds(), 4.0);
     }
 }

@@ -93,7 +93,7 @@ impl Socket {
         let (status, body) = parse(&response).map_err(|problem| invalid(problem.to_owned()))?;
         if status != 200 {
             let text = String::from_utf8_lossy(body);
-            let refused = format!("{status} {}", zernel_report::text::shortened(&text, 200));
+            let refused = format!("{status} {}", zernel_report::text::shorten(&text, 200));
             return Err(ClientError::Refused(refused));
         }
         let parse_error = |error: serde_json::Error| invalid(error.to_string());
@@ -124,7 +124,7 @@ impl SnapshotHeader {
     fn daemon(&self) -> String {
         match self.zernel_version.as_str() {
             "" => "older than zernel 0.2.0".to_owned(),
-            version => format!("zernel {}", zernel_report::text::shortened(version, 40)),
+            version => format!("zernel {}", zernel_report::text::shorten(version, 40)),
         }
     }
 }

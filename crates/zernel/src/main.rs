@@ -79,7 +79,10 @@ fn main() -> ExitCode {
 /// Prints an error to stderr. The text of an error may quote files and names of other users.
 fn print_error(error: &dyn std::error::Error) {
     let text = error.to_string();
-    eprintln!("zernel: {}", zernel_report::text::printable(&text));
+    eprintln!(
+        "zernel: {}",
+        zernel_report::text::replace_control_characters(&text)
+    );
 }
 
 /// Writes to stdout, in colour if the terminal and the environment allow it. A closed pipe is not an error.

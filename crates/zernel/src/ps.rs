@@ -11,7 +11,7 @@ use zernel_phase::task_state::WorkloadPhase;
 
 use crate::client::Socket;
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
-use zernel_report::text::shortened;
+use zernel_report::text::shorten;
 
 /// List the training processes of this machine
 ///
@@ -126,7 +126,7 @@ fn cells(trainer: &TrainerRow) -> [String; 10] {
     let job = trainer.job.as_deref();
     [
         trainer.pid.to_string(),
-        job.map_or_else(unread, |job| shortened(job, 20)),
+        job.map_or_else(unread, |job| shorten(job, 20)),
         trainer.rank.map_or_else(unread, |rank| rank.to_string()),
         if gpus.is_empty() {
             unknown()
@@ -141,7 +141,7 @@ fn cells(trainer: &TrainerRow) -> [String; 10] {
         trainer.data_share.map_or_else(unknown, percent),
         trainer.collective_share.map_or_else(unknown, percent),
         format!("{:.2}%", 100.0 * trainer.cost_share),
-        shortened(&trainer.comm, 15),
+        shorten(&trainer.comm, 15),
     ]
 }
 

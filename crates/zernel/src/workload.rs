@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use zernel_report::text::{printable, shortened};
+use zernel_report::text::{replace_control_characters, shorten};
 use zernel_workload::keys::{Choice, Key};
 use zernel_workload::spec::{Outcome, Progress, Spec};
 use zernel_workload::work::WorkTypeInfo;
@@ -123,7 +123,7 @@ fn report(outcome: &Outcome, as_json: bool) -> Result<Vec<u8>, Box<dyn Error>> {
         text += &format!("not applied: {problem}\n");
     }
     // Names of groups come from the file.
-    Ok(printable(&text).into_bytes())
+    Ok(replace_control_characters(&text).into_bytes())
 }
 
 /// Prints the progress over the line before.
@@ -131,7 +131,7 @@ fn show(progress: &Progress) {
     let rounds: Vec<_> = progress
         .rounds
         .iter()
-        .map(|(group, rounds)| format!("{} {rounds}", shortened(group, 40)))
+        .map(|(group, rounds)| format!("{} {rounds}", shorten(group, 40)))
         .collect();
     eprint!(
         "\r\x1b[K{:.1} of {:.1} s  {}",

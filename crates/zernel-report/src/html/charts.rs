@@ -4,17 +4,19 @@ use std::fmt::Write;
 
 use zernel_phase::steps::Step;
 
-use super::markup::{Coordinate, percent, seconds, share, tick_time, time};
+use super::markup::{
+    Coordinate, format_percent, format_seconds, format_tick_time, format_time, share_of_whole,
+};
 use super::plot::{AXIS_LEFT, AXIS_RIGHT, Drawing, TimeAxis, ValueAxis};
-use crate::phases::Phases;
+use crate::phases::PhaseSeconds;
 use crate::process::ProcessReport;
-use crate::record::Sample;
+use crate::record::RecordSample;
 use crate::render::rank_name;
 use crate::steps::{Interruption, StepReport};
-use crate::text::bytes;
+use crate::text::format_bytes;
 
-/// Names and letters of the phases, in the order of `Phases::by_name`. The style sheet has their colours.
-pub(crate) const PHASES: [(&str, char); 5] = [
+/// Names and letters of the phases, in the order of `PhaseSeconds::by_name`. The style sheet has their colours.
+pub(crate) const PHASE_NAMES_AND_LETTERS: [(&str, char); 5] = [
     ("data loading", 'D'),
     ("GPU compute", 'G'),
     ("NCCL collective", 'N'),
@@ -23,11 +25,11 @@ pub(crate) const PHASES: [(&str, char); 5] = [
 ];
 
 /// Longest step, in medians, that is drawn on a linear scale.
-const LOGARITHMIC: f64 = 20.0;
+const MAX_LINEAR_STEP_MEDIANS: f64 = 20.0;
 
 /// How detailed the charts of a rank are.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Detail {
+pub(crate) struct ChartDetail {
     /// Most columns of a timeline.
     pub(crate) max_columns: usize,
     /// Most tooltips of a timeline.
@@ -36,7 +38,7 @@ pub(crate) struct Detail {
     pub(crate) intervals: usize,
 }
 
-impl Detail {
+impl ChartDetail {
     /// The detail for a number of ranks on one page.
     pub(crate) fn for_rank_count(ranks: usize) -> Self {
         match ranks > 16 {
@@ -55,7 +57,7 @@ impl Detail {
 }
 
 /// A bar of phases for each rank.
-pub(crate) fn bars(id: &str, ranks: &[ProcessReport]) -> String {
+pub(crate) fn draw_phase_bars(id: &str, ranks: &[ProcessReport]) -> String {
     const ROW_HEIGHT: f64 = 38.0;
     const BAR_HEIGHT: f64 = 28.0;
     let summaries: Vec<String> = ranks.iter().map(phase_summary).collect();
@@ -64,53 +66,66 @@ pub(crate) fn bars(id: &str, ranks: &[ProcessReport]) -> String {
     for (row, rank) in ranks.iter().enumerate() {
         let y = ROW_HEIGHT * row as f64 + (ROW_HEIGHT - BAR_HEIGHT) / 2.0;
         let middle = y + BAR_HEIGHT / 2.0 + 4.5;
-        drawing.text((AXIS_LEFT - 10.0, middle), "end", "name", &rank_name(rank));
+        drawing.add_text((AXIS_LEFT - 10.0, middle), "end", "name", &rank_name(rank));
         let times = rank.training_times();
-        let total = times.phases.total();
+        let total = times.phases.total_seconds();
         let mut x = AXIS_LEFT;
         for (index, (_, spent)) in times.phases.by_name().into_iter().enumerate() {
-            let width = share(spent, total) * (AXIS_RIGHT - AXIS_LEFT);
-            let (phase, letter) = PHASES[index];
-            let part = percent(share(spent, total));
-            let tooltip = format!("{}: {phase} {}, {part}", rank_name(rank), seconds(spent));
+            let width = share_of_whole(spent, total) * (AXIS_RIGHT - AXIS_LEFT);
+            let (phase, letter) = PHASE_NAMES_AND_LETTERS[index];
+            let part = format_percent(share_of_whole(spent, total));
+            let tooltip = format!(
+                "{}: {phase} {}, {part}",
+                rank_name(rank),
+                format_seconds(spent)
+            );
             if width > 0.05 {
-                drawing.rect((x, y), (width, BAR_HEIGHT), &format!("p{index}"), &tooltip);
+                drawing.add_rectangle((x, y), (width, BAR_HEIGHT), &format!("p{index}"), &tooltip);
             }
             let labels = [
-                format!("{phase} {} · {part}", seconds(spent)),
+                format!("{phase} {} · {part}", format_seconds(spent)),
                 format!("{letter} {part}"),
                 letter.to_string(),
             ];
             let fits = |label: &&String| 6.6 * label.chars().count() as f64 + 8.0 < width;
             if let Some(label) = labels.iter().find(fits) {
-                drawing.text((x + width / 2.0, middle), "middle", "inside", label);
+                drawing.add_text((x + width / 2.0, middle), "middle", "inside", label);
             }
             x += width;
         }
-        drawing.text(
+        drawing.add_text(
             (AXIS_RIGHT + 10.0, middle),
             "start",
             "tick",
-            &seconds(times.wall_seconds),
+            &format_seconds(times.wall_seconds),
         );
     }
-    drawing.finish()
+    drawing.into_svg()
 }
 
 fn phase_summary(rank: &ProcessReport) -> String {
     let phases = &rank.training_times().phases;
-    format!("{}: {}", rank_name(rank), shares_in_words(&shares(phases)))
+    format!(
+        "{}: {}",
+        rank_name(rank),
+        describe_shares(&phase_shares(phases))
+    )
 }
 
-fn shares(phases: &Phases) -> [f64; 5] {
-    let total = phases.total();
-    phases.by_name().map(|(_, seconds)| share(seconds, total))
+fn phase_shares(phases: &PhaseSeconds) -> [f64; 5] {
+    let total = phases.total_seconds();
+    phases
+        .by_name()
+        .map(|(_, seconds)| share_of_whole(seconds, total))
 }
 
-fn shares_in_words(shares: &[f64; 5]) -> String {
-    let parts = PHASES.iter().zip(shares).filter(|(_, share)| **share > 0.0);
+fn describe_shares(shares: &[f64; 5]) -> String {
+    let parts = PHASE_NAMES_AND_LETTERS
+        .iter()
+        .zip(shares)
+        .filter(|(_, share)| **share > 0.0);
     let parts: Vec<String> = parts
-        .map(|((phase, _), share)| format!("{phase} {}", percent(*share)))
+        .map(|((phase, _), share)| format!("{phase} {}", format_percent(*share)))
         .collect();
     match parts.is_empty() {
         true => "no data".to_owned(),
@@ -119,39 +134,43 @@ fn shares_in_words(shares: &[f64; 5]) -> String {
 }
 
 /// The time axis of all ranks. `None` if there are no samples.
-pub(crate) fn time_axis(ranks: &[ProcessReport]) -> Option<TimeAxis> {
+pub(crate) fn common_time_axis(ranks: &[ProcessReport]) -> Option<TimeAxis> {
     let firsts = ranks.iter().filter_map(|rank| rank.timeline.first());
     let lasts = ranks.iter().filter_map(|rank| rank.timeline.last());
     Some(TimeAxis {
-        begin_ns: firsts.map(|first| start_of(first).at_ns).min()?,
+        begin_ns: firsts.map(|first| sample_before_first(first).at_ns).min()?,
         end_ns: lasts.map(|last| last.at_ns).max()?,
     })
 }
 
 /// The state when observing of a process began: all times were 0.
-fn start_of(first: &Sample) -> Sample {
+fn sample_before_first(first: &RecordSample) -> RecordSample {
     let wall_ns = (1e9 * first.times.wall_seconds.max(0.0)) as u64;
-    Sample {
+    RecordSample {
         at_ns: first.at_ns.saturating_sub(wall_ns),
-        times: crate::times::Times::default(),
+        times: crate::times::ProcessTimes::default(),
         memory_bytes: 0,
     }
 }
 
 /// Phases of a rank from one sample to a later one.
-struct Column {
+struct TimelineColumn {
     begin_ns: u64,
     end_ns: u64,
     shares: [f64; 5],
 }
 
 /// At most `most` columns, each from one sample to a later one.
-fn columns(timeline: &[Sample], axis: &TimeAxis, most: usize) -> Vec<Column> {
+fn timeline_columns(
+    timeline: &[RecordSample],
+    axis: &TimeAxis,
+    most: usize,
+) -> Vec<TimelineColumn> {
     let Some(first) = timeline.first() else {
         return Vec::new();
     };
     let least_ns = (axis.end_ns - axis.begin_ns).div_ceil(most.max(1) as u64);
-    let mut before = start_of(first);
+    let mut before = sample_before_first(first);
     let mut columns = Vec::new();
     for (index, sample) in timeline.iter().enumerate() {
         let is_last = index + 1 == timeline.len();
@@ -160,10 +179,10 @@ fn columns(timeline: &[Sample], axis: &TimeAxis, most: usize) -> Vec<Column> {
             let times = sample
                 .times
                 .combine(&before.times, |after, before| (after - before).max(0.0));
-            columns.push(Column {
+            columns.push(TimelineColumn {
                 begin_ns: before.at_ns,
                 end_ns: sample.at_ns,
-                shares: shares(&times.phases),
+                shares: phase_shares(&times.phases),
             });
             before = *sample;
         }
@@ -172,54 +191,62 @@ fn columns(timeline: &[Sample], axis: &TimeAxis, most: usize) -> Vec<Column> {
 }
 
 /// Phases of a rank over time, as shares.
-pub(crate) fn timeline(id: &str, rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> String {
+pub(crate) fn draw_phase_timeline(
+    id: &str,
+    rank: &ProcessReport,
+    axis: &TimeAxis,
+    detail: ChartDetail,
+) -> String {
     const TOP: f64 = 6.0;
     const BOTTOM: f64 = 116.0;
     let heading = format!("{}: phases over time", rank_name(rank));
     let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &phase_summary(rank));
     let y = |share: f64| BOTTOM - share * (BOTTOM - TOP);
     for tick in [0.0, 0.5, 1.0] {
-        grid_line(&mut drawing, y(tick), &format!("{:.0} %", 100.0 * tick));
+        draw_grid_line(&mut drawing, y(tick), &format!("{:.0} %", 100.0 * tick));
     }
-    let drawn = columns(&rank.timeline, axis, detail.max_columns);
+    let drawn = timeline_columns(&rank.timeline, axis, detail.max_columns);
     // Back to front: each area covers the lower part of the one before.
-    for phase in (0..PHASES.len()).rev() {
+    for phase in (0..PHASE_NAMES_AND_LETTERS.len()).rev() {
         let Some(first) = drawn.first() else { break };
-        let mut path = format!("M{} {BOTTOM}", Coordinate(axis.x_at(first.begin_ns)));
+        let mut path = format!("M{} {BOTTOM}", Coordinate(axis.x_at_ns(first.begin_ns)));
         for column in &drawn {
             let top: f64 = column.shares[..=phase].iter().sum();
-            let (top, right) = (Coordinate(y(top)), Coordinate(axis.x_at(column.end_ns)));
+            let (top, right) = (Coordinate(y(top)), Coordinate(axis.x_at_ns(column.end_ns)));
             let _ = write!(path, "V{top}H{right}");
         }
         path.push_str("V116Z");
-        drawing.path(&path, &format!("p{phase}"));
+        drawing.add_path(&path, &format!("p{phase}"));
     }
-    letters(&mut drawing, rank, y);
-    for column in columns(&rank.timeline, axis, detail.max_tooltips) {
-        let (left, right) = (axis.x_at(column.begin_ns), axis.x_at(column.end_ns));
+    draw_phase_letters(&mut drawing, rank, y);
+    for column in timeline_columns(&rank.timeline, axis, detail.max_tooltips) {
+        let (left, right) = (axis.x_at_ns(column.begin_ns), axis.x_at_ns(column.end_ns));
         let tooltip = format!(
             "{:.1} to {:.1} s: {}",
-            axis.seconds(column.begin_ns),
-            axis.seconds(column.end_ns),
-            shares_in_words(&column.shares)
+            axis.seconds_since_begin(column.begin_ns),
+            axis.seconds_since_begin(column.end_ns),
+            describe_shares(&column.shares)
         );
-        drawing.rect((left, TOP), (right - left, BOTTOM - TOP), "hit", &tooltip);
+        drawing.add_rectangle((left, TOP), (right - left, BOTTOM - TOP), "hit", &tooltip);
     }
-    drawing.time_axis(axis, BOTTOM);
-    drawing.finish()
+    drawing.add_time_axis(axis, BOTTOM);
+    drawing.into_svg()
 }
 
 /// Labels the phases on the right, at their mean height.
-fn letters(drawing: &mut Drawing, rank: &ProcessReport, y: impl Fn(f64) -> f64) {
+fn draw_phase_letters(drawing: &mut Drawing, rank: &ProcessReport, y: impl Fn(f64) -> f64) {
     let mut below = 0.0;
-    for (share, (_, letter)) in shares(&rank.times.phases).into_iter().zip(PHASES) {
+    for (share, (_, letter)) in phase_shares(&rank.times.phases)
+        .into_iter()
+        .zip(PHASE_NAMES_AND_LETTERS)
+    {
         if share >= 0.1 {
             let middle = y(below + share / 2.0) + 4.0;
-            drawing.text(
+            drawing.add_text(
                 (AXIS_RIGHT + 8.0, middle),
                 "start",
                 "tick",
-                &format!("{letter} {}", percent(share)),
+                &format!("{letter} {}", format_percent(share)),
             );
         }
         below += share;
@@ -227,7 +254,7 @@ fn letters(drawing: &mut Drawing, rank: &ProcessReport, y: impl Fn(f64) -> f64) 
 }
 
 /// The smallest and the largest value in each of `intervals` time intervals.
-fn thinned(points: &[(f64, f64)], intervals: usize) -> Vec<(f64, f64)> {
+fn thin_to_extremes(points: &[(f64, f64)], intervals: usize) -> Vec<(f64, f64)> {
     if points.len() <= 2 * intervals {
         return points.to_vec();
     }
@@ -249,53 +276,53 @@ fn thinned(points: &[(f64, f64)], intervals: usize) -> Vec<(f64, f64)> {
 }
 
 /// Whether step times vary too much for a linear scale.
-pub(crate) fn is_logarithmic(steps: &StepReport) -> bool {
+pub(crate) fn needs_logarithmic_scale(steps: &StepReport) -> bool {
     let durations = steps.series.iter().map(Step::duration_ns);
     let longest = durations.max().unwrap_or(0) as f64 / 1e9;
-    longest > LOGARITHMIC * steps.median_seconds
+    longest > MAX_LINEAR_STEP_MEDIANS * steps.median_seconds
 }
 
 /// Step times over time. `None` if there are none.
-pub(crate) fn step_times(
+pub(crate) fn draw_step_times(
     id: &str,
     rank: &ProcessReport,
     steps: &StepReport,
     axis: &TimeAxis,
-    detail: Detail,
+    detail: ChartDetail,
 ) -> Option<String> {
     let durations = steps.series.iter().map(Step::duration_ns);
     let durations: Vec<f64> = durations.map(|ns| ns as f64 / 1e9).collect();
-    let values = step_axis(&durations, is_logarithmic(steps))?;
+    let values = step_time_axis(&durations, needs_logarithmic_scale(steps))?;
     let heading = format!("{}: step times", rank_name(rank));
     let description = format!(
         "{} steps, median {}, 99th percentile {}, longest {}, {} stalls, {} pauses",
         steps.count,
-        time(steps.median_seconds),
-        time(steps.p99_seconds),
-        time(steps.longest_seconds),
+        format_time(steps.median_seconds),
+        format_time(steps.p99_seconds),
+        format_time(steps.longest_seconds),
         steps.stalled,
         steps.pauses.len()
     );
     let mut drawing = Drawing::new(id, values.bottom + 24.0, &heading, &description);
-    for tick in values.ticks() {
-        grid_line(&mut drawing, values.y(tick), &tick_time(tick));
+    for tick in values.tick_values() {
+        draw_grid_line(&mut drawing, values.y_of(tick), &format_tick_time(tick));
     }
-    interruptions(&mut drawing, steps, axis, &values);
-    let ends = steps.series.iter().map(|step| axis.x_at(step.end_ns));
+    draw_interruptions(&mut drawing, steps, axis, &values);
+    let ends = steps.series.iter().map(|step| axis.x_at_ns(step.end_ns));
     let points: Vec<(f64, f64)> = ends.zip(durations).collect();
     let mut dots = String::new();
-    for (x, duration) in thinned(&points, detail.intervals) {
-        let (x, y) = (Coordinate(x), Coordinate(values.y(duration)));
+    for (x, duration) in thin_to_extremes(&points, detail.intervals) {
+        let (x, y) = (Coordinate(x), Coordinate(values.y_of(duration)));
         let _ = write!(dots, "M{x} {y}h0");
     }
-    drawing.path(&dots, "dots");
-    quantile_lines(&mut drawing, steps, &values);
-    drawing.time_axis(axis, values.bottom);
-    Some(drawing.finish())
+    drawing.add_path(&dots, "dots");
+    draw_quantile_lines(&mut drawing, steps, &values);
+    drawing.add_time_axis(axis, values.bottom);
+    Some(drawing.into_svg())
 }
 
 /// The value axis for step times in seconds. `None` if no step takes any time.
-fn step_axis(durations: &[f64], is_log: bool) -> Option<ValueAxis> {
+fn step_time_axis(durations: &[f64], is_log: bool) -> Option<ValueAxis> {
     let longest = durations.iter().copied().fold(0.0, f64::max);
     let shortest = durations.iter().copied().fold(longest, f64::min);
     let axis = ValueAxis {
@@ -313,32 +340,37 @@ fn step_axis(durations: &[f64], is_log: bool) -> Option<ValueAxis> {
 }
 
 /// A horizontal line with its label on the left.
-fn grid_line(drawing: &mut Drawing, y: f64, label: &str) {
-    drawing.line((AXIS_LEFT, y), (AXIS_RIGHT, y), "grid");
-    drawing.text((AXIS_LEFT - 8.0, y + 4.0), "end", "tick", label);
+fn draw_grid_line(drawing: &mut Drawing, y: f64, label: &str) {
+    drawing.add_line((AXIS_LEFT, y), (AXIS_RIGHT, y), "grid");
+    drawing.add_text((AXIS_LEFT - 8.0, y + 4.0), "end", "tick", label);
 }
 
 /// Lines for the median and the 99th percentile, with labels that do not overlap.
-fn quantile_lines(drawing: &mut Drawing, steps: &StepReport, values: &ValueAxis) {
-    let p99 = values.y(steps.p99_seconds);
-    let median = values.y(steps.median_seconds);
+fn draw_quantile_lines(drawing: &mut Drawing, steps: &StepReport, values: &ValueAxis) {
+    let p99 = values.y_of(steps.p99_seconds);
+    let median = values.y_of(steps.median_seconds);
     let lines = [
         ("median", steps.median_seconds, median, median + 4.0),
         ("p99", steps.p99_seconds, p99, p99.min(median - 14.0) + 4.0),
     ];
     for (label, seconds, y, label_y) in lines {
-        drawing.line((AXIS_LEFT, y), (AXIS_RIGHT, y), label);
-        let text = format!("{label} {}", time(seconds));
-        drawing.text((AXIS_RIGHT + 8.0, label_y), "start", "tick", &text);
+        drawing.add_line((AXIS_LEFT, y), (AXIS_RIGHT, y), label);
+        let text = format!("{label} {}", format_time(seconds));
+        drawing.add_text((AXIS_RIGHT + 8.0, label_y), "start", "tick", &text);
     }
 }
 
 /// Bands for warm-up and pauses, boxes around stalls, with labels where there is room.
-fn interruptions(drawing: &mut Drawing, steps: &StepReport, axis: &TimeAxis, values: &ValueAxis) {
+fn draw_interruptions(
+    drawing: &mut Drawing,
+    steps: &StepReport,
+    axis: &TimeAxis,
+    values: &ValueAxis,
+) {
     let Some(first) = steps.series.first() else {
         return;
     };
-    let begin = axis.seconds(first.begin_ns);
+    let begin = axis.seconds_since_begin(first.begin_ns);
     let warm_up = Interruption {
         at_seconds: 0.0,
         seconds: steps.warm_up_seconds,
@@ -353,15 +385,15 @@ fn interruptions(drawing: &mut Drawing, steps: &StepReport, axis: &TimeAxis, val
     let mut lines: [Vec<(f64, f64)>; 2] = Default::default();
     for (kind, one) in all {
         let (from, to) = (begin + one.at_seconds, begin + one.at_seconds + one.seconds);
-        let (left, right) = (axis.x(from), axis.x(to));
-        let words = format!("{kind} {}", time(one.seconds));
+        let (left, right) = (axis.x_of_seconds(from), axis.x_of_seconds(to));
+        let words = format!("{kind} {}", format_time(one.seconds));
         let tooltip = format!("{words}, from {from:.1} s on");
         if kind == "stall" {
-            let place = (right - 4.5, values.y(one.seconds) - 4.5);
-            drawing.rect(place, (9.0, 9.0), "stall", &tooltip);
+            let place = (right - 4.5, values.y_of(one.seconds) - 4.5);
+            drawing.add_rectangle(place, (9.0, 9.0), "stall", &tooltip);
         } else {
             let size = ((right - left).max(2.0), values.bottom - values.top);
-            drawing.rect((left, values.top), size, "band", &tooltip);
+            drawing.add_rectangle((left, values.top), size, "band", &tooltip);
         }
         let width = 6.4 * words.chars().count() as f64 + 10.0;
         let x = (if kind == "stall" {
@@ -374,24 +406,24 @@ fn interruptions(drawing: &mut Drawing, steps: &StepReport, axis: &TimeAxis, val
             |line: &Vec<(f64, f64)>| line.iter().all(|(from, to)| x + width <= *from || x >= *to);
         if let Some(line) = lines.iter().position(has_room) {
             let y = values.top - 10.0 - 15.0 * line as f64;
-            drawing.text((x, y), "start", "tick", &words);
+            drawing.add_text((x, y), "start", "tick", &words);
             lines[line].push((x, x + width));
         }
     }
 }
 
 /// GPU memory in use over time. `None` if there was never any.
-pub(crate) fn memory(
+pub(crate) fn draw_gpu_memory(
     id: &str,
     rank: &ProcessReport,
     axis: &TimeAxis,
-    detail: Detail,
+    detail: ChartDetail,
 ) -> Option<String> {
     const TOP: f64 = 8.0;
     const BOTTOM: f64 = 78.0;
     let samples = rank.timeline.iter();
     let points: Vec<(f64, f64)> = samples
-        .map(|sample| (axis.x_at(sample.at_ns), sample.memory_bytes as f64))
+        .map(|sample| (axis.x_at_ns(sample.at_ns), sample.memory_bytes as f64))
         .collect();
     let most = points.iter().map(|(_, bytes)| *bytes).fold(0.0, f64::max);
     if most <= 0.0 {
@@ -408,7 +440,7 @@ pub(crate) fn memory(
     let heading = format!("{}: GPU memory", rank_name(rank));
     let description = format!(
         "At most {}",
-        bytes(rank.gpu_memory_peak_bytes.max(most as u64))
+        format_bytes(rank.gpu_memory_peak_bytes.max(most as u64))
     );
     let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &description);
     let step = (values.largest / 2.0).log2().floor().exp2();
@@ -416,29 +448,34 @@ pub(crate) fn memory(
         .into_iter()
         .filter(|tick| *tick <= values.largest)
     {
-        grid_line(&mut drawing, values.y(tick), &bytes(tick as u64));
+        draw_grid_line(&mut drawing, values.y_of(tick), &format_bytes(tick as u64));
     }
-    let points = thinned(&points, detail.max_columns / 2);
+    let points = thin_to_extremes(&points, detail.max_columns / 2);
     let begin = Coordinate(points.first().map_or(AXIS_LEFT, |first| first.0));
     let mut path = format!("M{begin} {BOTTOM}");
     for (x, bytes) in &points {
-        let _ = write!(path, "H{}V{}", Coordinate(*x), Coordinate(values.y(*bytes)));
+        let _ = write!(
+            path,
+            "H{}V{}",
+            Coordinate(*x),
+            Coordinate(values.y_of(*bytes))
+        );
     }
-    drawing.path(&format!("{path}V78Z"), "memory");
+    drawing.add_path(&format!("{path}V78Z"), "memory");
     if peak > 0.0 {
-        let y = values.y(peak);
-        drawing.line((AXIS_LEFT, y), (AXIS_RIGHT, y), "p99");
-        let words = format!("peak {}", bytes(rank.gpu_memory_peak_bytes));
-        drawing.text((AXIS_RIGHT + 8.0, y + 4.0), "start", "tick", &words);
+        let y = values.y_of(peak);
+        drawing.add_line((AXIS_LEFT, y), (AXIS_RIGHT, y), "p99");
+        let words = format!("peak {}", format_bytes(rank.gpu_memory_peak_bytes));
+        drawing.add_text((AXIS_RIGHT + 8.0, y + 4.0), "start", "tick", &words);
     }
-    drawing.time_axis(axis, BOTTOM);
-    Some(drawing.finish())
+    drawing.add_time_axis(axis, BOTTOM);
+    Some(drawing.into_svg())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::times::Times;
+    use crate::times::ProcessTimes;
 
     #[test]
     fn thinning_keeps_the_extremes() {
@@ -453,7 +490,7 @@ mod tests {
                 (x, value)
             })
             .collect();
-        let thinned = thinned(&points, 100);
+        let thinned = thin_to_extremes(&points, 100);
         assert!(thinned.len() <= 200, "{}", thinned.len());
         assert!(thinned.contains(&points[1234]) && thinned.contains(&points[4321]));
         assert!(thinned.is_sorted_by(|a, b| a.0 <= b.0));
@@ -464,17 +501,17 @@ mod tests {
         // Five seconds of data loading, then five seconds of GPU compute.
         let sample = |second: u64| {
             let data_loading = second.min(5) as f64;
-            let phases = Phases {
+            let phases = PhaseSeconds {
                 data_loading,
                 gpu_compute: second as f64 - data_loading,
-                ..Phases::default()
+                ..PhaseSeconds::default()
             };
-            Sample {
+            RecordSample {
                 at_ns: (100 + second) * 1_000_000_000,
-                times: Times {
+                times: ProcessTimes {
                     wall_seconds: second as f64,
                     phases,
-                    ..Times::default()
+                    ..ProcessTimes::default()
                 },
                 memory_bytes: 0,
             }
@@ -483,10 +520,13 @@ mod tests {
             timeline: (1..=10).map(sample).collect(),
             ..ProcessReport::default()
         };
-        let axis = time_axis(std::slice::from_ref(&rank)).expect("samples");
-        assert_eq!((axis.begin_ns, axis.length()), (100_000_000_000, 10.0));
+        let axis = common_time_axis(std::slice::from_ref(&rank)).expect("samples");
+        assert_eq!(
+            (axis.begin_ns, axis.length_seconds()),
+            (100_000_000_000, 10.0)
+        );
         for (most, expected) in [(2, 2), (10, 10), (300, 10)] {
-            let columns = columns(&rank.timeline, &axis, most);
+            let columns = timeline_columns(&rank.timeline, &axis, most);
             assert_eq!(columns.len(), expected);
             for column in columns {
                 let is_late = column.begin_ns >= 105_000_000_000;

@@ -45,7 +45,7 @@ impl Display for Coordinate {
 }
 
 /// The share of a part in the whole, from 0 to 1.
-pub(crate) fn share(part: f64, whole: f64) -> f64 {
+pub(crate) fn share_of_whole(part: f64, whole: f64) -> f64 {
     match whole > 0.0 && part > 0.0 {
         true => (part / whole).min(1.0),
         false => 0.0,
@@ -53,7 +53,7 @@ pub(crate) fn share(part: f64, whole: f64) -> f64 {
 }
 
 /// A share in percent.
-pub(crate) fn percent(share: f64) -> String {
+pub(crate) fn format_percent(share: f64) -> String {
     match 100.0 * share {
         some if some > 0.0 && some < 1.0 => "< 1 %".to_owned(),
         some => format!("{some:.0} %"),
@@ -61,21 +61,21 @@ pub(crate) fn percent(share: f64) -> String {
 }
 
 /// A time in seconds, so that a column of them is comparable.
-pub(crate) fn seconds(seconds: f64) -> String {
+pub(crate) fn format_seconds(seconds: f64) -> String {
     format!("{seconds:.2} s")
 }
 
 /// A time with a suitable unit.
-pub(crate) fn time(seconds: f64) -> String {
+pub(crate) fn format_time(seconds: f64) -> String {
     match seconds {
         0.0 => "0 s".to_owned(),
         tiny if tiny < 1e-4 => format!("{:.1} µs", 1e6 * tiny),
-        seconds => crate::text::time(seconds),
+        seconds => crate::text::format_time(seconds),
     }
 }
 
 /// The shortest form of a round time.
-pub(crate) fn tick_time(seconds: f64) -> String {
+pub(crate) fn format_tick_time(seconds: f64) -> String {
     let (number, unit) = match seconds {
         0.0 => return "0 s".to_owned(),
         tiny if tiny < 1e-3 => (1e6 * tiny, "µs"),
@@ -86,7 +86,7 @@ pub(crate) fn tick_time(seconds: f64) -> String {
 }
 
 /// A count with separated thousands.
-pub(crate) fn count(number: u64) -> String {
+pub(crate) fn format_count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -99,7 +99,7 @@ pub(crate) fn count(number: u64) -> String {
 }
 
 /// A time in UTC, as `2026-01-31 12:34:56`.
-pub(crate) fn date(unix_seconds: u64) -> String {
+pub(crate) fn format_date(unix_seconds: u64) -> String {
     let (days, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
     // Count years from March, so that the leap day is the last one. 400 years have 146097 days.
     let day = days + 719_468;
@@ -119,13 +119,13 @@ pub(crate) fn date(unix_seconds: u64) -> String {
 }
 
 /// A table. The first cell of a row is its heading.
-pub(crate) fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> String {
+pub(crate) fn html_table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> String {
     let mut out = format!(
         "<div class=\"scroll\"><table><caption>{}</caption><thead><tr>",
         Escaped(caption)
     );
     for title in head {
-        push(
+        push_markup(
             &mut out,
             format_args!("<th scope=\"col\">{}</th>", Escaped(title)),
         );
@@ -136,8 +136,8 @@ pub(crate) fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> Strin
         for (index, cell) in row.iter().enumerate() {
             let cell = Escaped(cell);
             match index {
-                0 => push(&mut out, format_args!("<th scope=\"row\">{cell}</th>")),
-                _ => push(&mut out, format_args!("<td>{cell}</td>")),
+                0 => push_markup(&mut out, format_args!("<th scope=\"row\">{cell}</th>")),
+                _ => push_markup(&mut out, format_args!("<td>{cell}</td>")),
             }
         }
         out.push_str("</tr>\n");
@@ -147,7 +147,7 @@ pub(crate) fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> Strin
 }
 
 /// Appends to a string, which cannot fail.
-pub(crate) fn push(out: &mut String, what: fmt::Arguments<'_>) {
+pub(crate) fn push_markup(out: &mut String, what: fmt::Arguments<'_>) {
     let _ = out.write_fmt(what);
 }
 
@@ -186,10 +186,10 @@ mod tests {
             (-1.0, 2.0, 0.0),
             (3.0, 2.0, 1.0),
         ] {
-            assert_eq!(share(part, whole), expected);
+            assert_eq!(share_of_whole(part, whole), expected);
         }
         assert_eq!(
-            (percent(0.0), percent(0.004)),
+            (format_percent(0.0), format_percent(0.004)),
             ("0 %".to_owned(), "< 1 %".to_owned())
         );
     }
@@ -203,25 +203,25 @@ mod tests {
             (1_735_689_599, "2024-12-31 23:59:59"),
             (4_107_542_400, "2100-03-01 00:00:00"),
         ] {
-            assert_eq!(date(unix_seconds), text);
+            assert_eq!(format_date(unix_seconds), text);
         }
     }
 
     #[test]
     fn times_have_units() {
         assert_eq!(
-            [0.0, 2.5e-5, 0.0123, 61.0].map(time),
+            [0.0, 2.5e-5, 0.0123, 61.0].map(format_time),
             ["0 s", "25.0 µs", "12.3 ms", "61.00 s"]
         );
         assert_eq!(
-            [0.0, 5e-4, 0.1, 2.0].map(tick_time),
+            [0.0, 5e-4, 0.1, 2.0].map(format_tick_time),
             ["0 s", "500 µs", "100 ms", "2 s"]
         );
     }
 
     #[test]
     fn thousands_are_separated() {
-        let texts = [0, 999, 1000, 1_234_567].map(count);
+        let texts = [0, 999, 1000, 1_234_567].map(format_count);
         assert_eq!(
             texts,
             ["0", "999", "1\u{202f}000", "1\u{202f}234\u{202f}567"]

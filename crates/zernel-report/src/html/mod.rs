@@ -18,22 +18,24 @@ mod tables;
 mod tests;
 
 use super::process::ProcessReport;
-use super::render::{evidence, exit_text, next_step, no_ranks, rank_name, slowest};
+use super::render::{
+    evidence_text, exit_text, next_step_text, rank_name, slowest_rank_text, why_no_ranks,
+};
 use super::report::Report;
 use super::steps::{Interruption, StepReport};
-use crate::text::shortened;
-use charts::{Detail, PHASES};
-use markup::{Escaped, date, percent, push, share, time};
+use crate::text::shorten;
+use charts::{ChartDetail, PHASE_NAMES_AND_LETTERS};
+use markup::{Escaped, format_date, format_percent, format_time, push_markup, share_of_whole};
 use plot::TimeAxis;
 
 /// Ranks shown directly. The others are folded.
 const MAX_SHOWN_RANKS: usize = 16;
 
 /// Longest title. Longer commands are cut.
-const MAX_TITLE: usize = 300;
+const MAX_TITLE_LENGTH: usize = 300;
 
 /// Renders the whole page.
-pub fn html(report: &Report) -> String {
+pub fn render_html(report: &Report) -> String {
     let command = report.command.join(" ");
     let mut out = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n\
@@ -41,22 +43,22 @@ pub fn html(report: &Report) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
          <title>{} {}</title>\n<style>\n{}</style></head><body>\n",
         command_name(report),
-        Escaped(&shortened(&command, MAX_TITLE)),
+        Escaped(&shorten(&command, MAX_TITLE_LENGTH)),
         include_str!("style.css")
     );
-    header(&mut out, report, &command);
-    verdict(&mut out, report);
+    write_header(&mut out, report, &command);
+    write_verdict(&mut out, report);
     match &report.not_observed {
-        Some(reason) => push(
+        Some(reason) => push_markup(
             &mut out,
             format_args!(
                 "<h2>Missing</h2><p>Phases, steps, waits, collectives, GPU memory, verdict: {}</p>\n",
                 Escaped(reason)
             ),
         ),
-        None => ranks(&mut out, report),
+        None => write_ranks(&mut out, report),
     }
-    problems_and_footer(&mut out, report);
+    write_problems_and_footer(&mut out, report);
     out.push_str("</body></html>\n");
     out
 }
@@ -68,9 +70,9 @@ fn command_name(report: &Report) -> &'static str {
     }
 }
 
-fn header(out: &mut String, report: &Report, command: &str) {
-    let title = shortened(command, MAX_TITLE);
-    push(
+fn write_header(out: &mut String, report: &Report, command: &str) {
+    let title = shorten(command, MAX_TITLE_LENGTH);
+    push_markup(
         out,
         format_args!(
             "<header><p class=\"kicker\">{}</p><h1>{}</h1>",
@@ -78,8 +80,8 @@ fn header(out: &mut String, report: &Report, command: &str) {
             Escaped(&title)
         ),
     );
-    if command.chars().count() > MAX_TITLE {
-        push(
+    if command.chars().count() > MAX_TITLE_LENGTH {
+        push_markup(
             out,
             format_args!(
                 "<details><summary>Full command</summary><code>{}</code></details>",
@@ -88,13 +90,16 @@ fn header(out: &mut String, report: &Report, command: &str) {
         );
     }
     out.push_str("<dl class=\"facts\">");
-    let mut facts = vec![("Start", format!("{} UTC", date(report.began_unix_seconds)))];
+    let mut facts = vec![(
+        "Start",
+        format!("{} UTC", format_date(report.began_unix_seconds)),
+    )];
     match &report.ended {
         Some(ended) => facts.extend([
-            ("Wall time", time(report.wall_seconds)),
+            ("Wall time", format_time(report.wall_seconds)),
             ("End", exit_text(ended)),
         ]),
-        None => facts.push(("Observed for", time(report.wall_seconds))),
+        None => facts.push(("Observed for", format_time(report.wall_seconds))),
     }
     facts.push(("Ranks", report.ranks.len().to_string()));
     if let Some(gpus) = report.gpus() {
@@ -112,7 +117,7 @@ fn header(out: &mut String, report: &Report, command: &str) {
     }
     for (title, value) in facts {
         let value = Escaped(&value);
-        push(
+        push_markup(
             out,
             format_args!("<div><dt>{title}</dt><dd>{value}</dd></div>"),
         );
@@ -120,30 +125,30 @@ fn header(out: &mut String, report: &Report, command: &str) {
     out.push_str("</dl></header>\n");
 }
 
-fn verdict(out: &mut String, report: &Report) {
+fn write_verdict(out: &mut String, report: &Report) {
     let verdict = report.verdict.describe();
     let class = match verdict.at_most_seconds {
         Some(_) => "verdict",
         None => "verdict open",
     };
-    push(
+    push_markup(
         out,
         format_args!(
             "<section class=\"{class}\"><div class=\"why\"><p class=\"kicker\">Verdict</p><h2>{}</h2><p>{}</p>",
             Escaped(verdict.title),
-            Escaped(&evidence(report, &verdict))
+            Escaped(&evidence_text(report, &verdict))
         ),
     );
     if let Some(helps) = verdict.helps {
         let helps = Escaped(helps);
-        push(out, format_args!("<p><strong>Try:</strong> {helps}</p>"));
+        push_markup(out, format_args!("<p><strong>Try:</strong> {helps}</p>"));
     }
     for step in &verdict.next_steps {
-        let step = next_step(step);
-        push(out, format_args!("<p>{}</p>", Escaped(&step)));
+        let step = next_step_text(step);
+        push_markup(out, format_args!("<p>{}</p>", Escaped(&step)));
     }
-    if let Some(slowest) = slowest(report) {
-        push(
+    if let Some(slowest) = slowest_rank_text(report) {
+        push_markup(
             out,
             format_args!(
                 "<p><strong>Slowest rank:</strong> {}</p>",
@@ -158,23 +163,23 @@ fn verdict(out: &mut String, report: &Report) {
     }
     out.push_str("</div>");
     if let Some(seconds) = verdict.at_most_seconds {
-        let part = percent(share(seconds, report.wall_seconds.max(seconds)));
-        push(
+        let part = format_percent(share_of_whole(seconds, report.wall_seconds.max(seconds)));
+        push_markup(
             out,
             format_args!(
                 "<p class=\"gain\"><small>saves at most</small><b>{}</b><small>{part} of the wall time</small></p>",
-                time(seconds)
+                format_time(seconds)
             ),
         );
     }
     out.push_str("</section>\n");
 }
 
-fn ranks(out: &mut String, report: &Report) {
+fn write_ranks(out: &mut String, report: &Report) {
     if report.ranks.is_empty() {
-        push(
+        push_markup(
             out,
-            format_args!("<h2>Ranks</h2><p>None: {}.</p>\n", no_ranks(report)),
+            format_args!("<h2>Ranks</h2><p>None: {}.</p>\n", why_no_ranks(report)),
         );
         return;
     }
@@ -182,30 +187,37 @@ fn ranks(out: &mut String, report: &Report) {
         .ranks
         .split_at(report.ranks.len().min(MAX_SHOWN_RANKS));
     out.push_str("<h2>Time by phase</h2>\n");
-    push(
+    push_markup(
         out,
-        format_args!("<p class=\"soft\">{}</p>\n", time_range(&report.ranks)),
+        format_args!(
+            "<p class=\"soft\">{}</p>\n",
+            describe_time_range(&report.ranks)
+        ),
     );
-    legend(out);
+    write_phase_legend(out);
     write_shown_and_folded(out, (shown, folded), |ranks| {
         let id = format!("bars-{}", ranks[0].pid);
-        charts::bars(&id, ranks) + &tables::phase_table(ranks)
+        charts::draw_phase_bars(&id, ranks) + &tables::phase_table(ranks)
     });
-    if let Some(axis) = charts::time_axis(&report.ranks) {
+    if let Some(axis) = charts::common_time_axis(&report.ranks) {
         out.push_str(
             "<h2>Over time</h2>\n<p class=\"soft\">All ranks share one time axis. It begins at the first probed call of any rank.</p>\n",
         );
-        legend(out);
-        let detail = Detail::for_rank_count(report.ranks.len());
+        write_phase_legend(out);
+        let detail = ChartDetail::for_rank_count(report.ranks.len());
         write_shown_and_folded(out, (shown, folded), |ranks| {
             ranks
                 .iter()
-                .map(|rank| rank_over_time(rank, &axis, detail))
+                .map(|rank| rank_charts(rank, &axis, detail))
                 .collect()
         });
     }
     out.push_str("<h2>Steps, waits and work</h2>\n");
-    write_shown_and_folded(out, (shown, folded), tables::tables);
+    write_shown_and_folded(
+        out,
+        (shown, folded),
+        tables::step_wait_work_and_collective_tables,
+    );
 }
 
 /// Writes a section for the first ranks, and the same section, folded, for the others.
@@ -217,7 +229,7 @@ fn write_shown_and_folded(
     out.push_str(&part(shown));
     if !folded.is_empty() {
         let more = folded.len();
-        push(
+        push_markup(
             out,
             format_args!("<details><summary>{more} more ranks</summary>\n"),
         );
@@ -227,7 +239,7 @@ fn write_shown_and_folded(
 }
 
 /// The time range of the numbers.
-fn time_range(ranks: &[ProcessReport]) -> &'static str {
+fn describe_time_range(ranks: &[ProcessReport]) -> &'static str {
     let stepped = ranks.iter().filter(|rank| rank.training.is_some()).count();
     if stepped == ranks.len() {
         "Each rank from its first step after the warm-up to its last step."
@@ -239,10 +251,10 @@ fn time_range(ranks: &[ProcessReport]) -> &'static str {
     }
 }
 
-fn legend(out: &mut String) {
+fn write_phase_legend(out: &mut String) {
     out.push_str("<ul class=\"legend\">");
-    for (index, (phase, letter)) in PHASES.into_iter().enumerate() {
-        push(
+    for (index, (phase, letter)) in PHASE_NAMES_AND_LETTERS.into_iter().enumerate() {
+        push_markup(
             out,
             format_args!("<li><b class=\"p{index}\">{letter}</b>{phase}</li>"),
         );
@@ -250,7 +262,7 @@ fn legend(out: &mut String) {
     out.push_str("</ul>\n");
 }
 
-fn rank_over_time(rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> String {
+fn rank_charts(rank: &ProcessReport, axis: &TimeAxis, detail: ChartDetail) -> String {
     let process = match rank.rank {
         Some(_) => format!("pid {} {}", rank.pid, rank.comm),
         None => rank.comm.clone(),
@@ -266,7 +278,7 @@ fn rank_over_time(rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> Stri
     }
     let pid = rank.pid;
     out.push_str("<h4>Phases, share of the time</h4>\n");
-    out.push_str(&charts::timeline(
+    out.push_str(&charts::draw_phase_timeline(
         &format!("phases-{pid}"),
         rank,
         axis,
@@ -274,21 +286,25 @@ fn rank_over_time(rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> Stri
     ));
     let steps = rank.steps.as_ref();
     let id = format!("steps-{pid}");
-    let drawn =
-        steps.and_then(|steps| Some((steps, charts::step_times(&id, rank, steps, axis, detail)?)));
+    let drawn = steps.and_then(|steps| {
+        Some((
+            steps,
+            charts::draw_step_times(&id, rank, steps, axis, detail)?,
+        ))
+    });
     match drawn {
         Some((steps, drawing)) => {
-            let scale = match charts::is_logarithmic(steps) {
+            let scale = match charts::needs_logarithmic_scale(steps) {
                 true => ", on a logarithmic scale",
                 false => "",
             };
-            push(&mut out, format_args!("<h4>Step time{scale}</h4>\n"));
+            push_markup(&mut out, format_args!("<h4>Step time{scale}</h4>\n"));
             out.push_str(&drawing);
-            out.push_str(&interruptions(steps, axis));
+            out.push_str(&list_interruptions(steps, axis));
         }
         None => out.push_str("<p class=\"soft\">No steps were detected.</p>\n"),
     }
-    match charts::memory(&format!("memory-{pid}"), rank, axis, detail) {
+    match charts::draw_gpu_memory(&format!("memory-{pid}"), rank, axis, detail) {
         Some(drawing) => {
             out.push_str("<h4>GPU memory</h4>\n");
             out.push_str(&drawing);
@@ -300,13 +316,17 @@ fn rank_over_time(rank: &ProcessReport, axis: &TimeAxis, detail: Detail) -> Stri
 }
 
 /// The longest pauses and stalls, with their times on the axis.
-fn interruptions(steps: &StepReport, axis: &TimeAxis) -> String {
+fn list_interruptions(steps: &StepReport, axis: &TimeAxis) -> String {
     let first = steps.series.first();
-    let begin = first.map_or(0.0, |first| axis.seconds(first.begin_ns));
+    let begin = first.map_or(0.0, |first| axis.seconds_since_begin(first.begin_ns));
     let listed = |kind: &str, all: &[Interruption]| {
-        let each = all
-            .iter()
-            .map(|one| format!("{} at {:.1} s", time(one.seconds), begin + one.at_seconds));
+        let each = all.iter().map(|one| {
+            format!(
+                "{} at {:.1} s",
+                format_time(one.seconds),
+                begin + one.at_seconds
+            )
+        });
         let each: Vec<String> = each.collect();
         match each.is_empty() {
             true => String::new(),
@@ -320,11 +340,11 @@ fn interruptions(steps: &StepReport, axis: &TimeAxis) -> String {
     }
 }
 
-fn problems_and_footer(out: &mut String, report: &Report) {
+fn write_problems_and_footer(out: &mut String, report: &Report) {
     if !report.problems.is_empty() {
         out.push_str("<h2 id=\"problems\">Problems</h2>\n<p>These make the numbers incomplete.</p><ul class=\"problems\">");
         for problem in &report.problems {
-            push(out, format_args!("<li>{}</li>", Escaped(problem)));
+            push_markup(out, format_args!("<li>{}</li>", Escaped(problem)));
         }
         out.push_str("</ul>\n");
     }
@@ -342,20 +362,20 @@ fn problems_and_footer(out: &mut String, report: &Report) {
         } else {
             ""
         };
-        push(
+        push_markup(
             out,
             format_args!(
                 "<p>Observed{by} ({}). Overhead: {:.2} % of the most affected rank; all threads about {}, {:.1} µs per \
                  call; {}.</p>",
                 Escaped(&observing.rung),
                 100.0 * observing.cost_share,
-                time(observing.cost_seconds),
+                format_time(observing.cost_seconds),
                 1e6 * observing.call_cost_seconds,
                 Escaped(&sampled)
             ),
         );
     }
-    push(
+    push_markup(
         out,
         format_args!(
             "<p>Zernel {}. This file is self-contained.</p></footer>\n",

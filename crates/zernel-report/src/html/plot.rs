@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use super::markup::{Coordinate, Escaped, push};
+use super::markup::{Coordinate, Escaped, push_markup};
 
 /// Width of every drawing in its own units. The page scales it.
 pub(crate) const PLOT_WIDTH: f64 = 960.0;
@@ -30,15 +30,15 @@ impl Drawing {
         Self { markup }
     }
 
-    pub(crate) fn finish(mut self) -> String {
+    pub(crate) fn into_svg(mut self) -> String {
         self.markup.push_str("</svg></div>\n");
         self.markup
     }
 
     /// A text. `anchor` is the part of it that is at x: `start`, `middle` or `end`.
-    pub(crate) fn text(&mut self, (x, y): (f64, f64), anchor: &str, class: &str, text: &str) {
+    pub(crate) fn add_text(&mut self, (x, y): (f64, f64), anchor: &str, class: &str, text: &str) {
         let (x, y, text) = (Coordinate(x), Coordinate(y), Escaped(text));
-        push(
+        push_markup(
             &mut self.markup,
             format_args!(
                 "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" class=\"{class}\">{text}</text>\n"
@@ -47,7 +47,7 @@ impl Drawing {
     }
 
     /// A rectangle. An empty tooltip is left out.
-    pub(crate) fn rect(
+    pub(crate) fn add_rectangle(
         &mut self,
         (x, y): (f64, f64),
         (width, height): (f64, f64),
@@ -55,7 +55,7 @@ impl Drawing {
         tooltip: &str,
     ) {
         let [x, y, width, height] = [x, y, width.max(0.0), height.max(0.0)].map(Coordinate);
-        push(
+        push_markup(
             &mut self.markup,
             format_args!(
                 "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" class=\"{class}\""
@@ -63,35 +63,35 @@ impl Drawing {
         );
         match tooltip.is_empty() {
             true => self.markup.push_str("/>\n"),
-            false => push(
+            false => push_markup(
                 &mut self.markup,
                 format_args!("><title>{}</title></rect>\n", Escaped(tooltip)),
             ),
         }
     }
 
-    pub(crate) fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
+    pub(crate) fn add_line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
         let [x, y, to_x, to_y] = [from.0, from.1, to.0, to.1].map(Coordinate);
-        push(
+        push_markup(
             &mut self.markup,
             format_args!("<path d=\"M{x} {y}L{to_x} {to_y}\" class=\"{class}\"/>\n"),
         );
     }
 
-    pub(crate) fn path(&mut self, path: &impl Display, class: &str) {
-        push(
+    pub(crate) fn add_path(&mut self, path: &impl Display, class: &str) {
+        push_markup(
             &mut self.markup,
             format_args!("<path d=\"{path}\" class=\"{class}\"/>\n"),
         );
     }
 
     /// A time axis below a plot.
-    pub(crate) fn time_axis(&mut self, axis: &TimeAxis, y: f64) {
-        self.line((AXIS_LEFT, y), (AXIS_RIGHT, y), "axis");
-        for (seconds, label) in axis.ticks() {
-            let x = axis.x(seconds);
-            self.line((x, y), (x, y + 4.0), "axis");
-            self.text((x, y + 17.0), "middle", "tick", &label);
+    pub(crate) fn add_time_axis(&mut self, axis: &TimeAxis, y: f64) {
+        self.add_line((AXIS_LEFT, y), (AXIS_RIGHT, y), "axis");
+        for (seconds, label) in axis.labelled_ticks() {
+            let x = axis.x_of_seconds(seconds);
+            self.add_line((x, y), (x, y + 4.0), "axis");
+            self.add_text((x, y + 17.0), "middle", "tick", &label);
         }
     }
 }
@@ -106,39 +106,39 @@ pub(crate) struct TimeAxis {
 
 impl TimeAxis {
     /// Seconds since the begin of the axis.
-    pub(crate) fn seconds(&self, at_ns: u64) -> f64 {
+    pub(crate) fn seconds_since_begin(&self, at_ns: u64) -> f64 {
         at_ns.saturating_sub(self.begin_ns) as f64 / 1e9
     }
 
-    pub(crate) fn length(&self) -> f64 {
-        self.seconds(self.end_ns)
+    pub(crate) fn length_seconds(&self) -> f64 {
+        self.seconds_since_begin(self.end_ns)
     }
 
-    pub(crate) fn x(&self, seconds: f64) -> f64 {
-        let share = super::markup::share(seconds, self.length());
+    pub(crate) fn x_of_seconds(&self, seconds: f64) -> f64 {
+        let share = super::markup::share_of_whole(seconds, self.length_seconds());
         AXIS_LEFT + share * (AXIS_RIGHT - AXIS_LEFT)
     }
 
-    pub(crate) fn x_at(&self, at_ns: u64) -> f64 {
-        self.x(self.seconds(at_ns))
+    pub(crate) fn x_at_ns(&self, at_ns: u64) -> f64 {
+        self.x_of_seconds(self.seconds_since_begin(at_ns))
     }
 
     /// About eight ticks with their labels.
-    fn ticks(&self) -> Vec<(f64, String)> {
-        let step = time_step(self.length() / 8.0);
+    fn labelled_ticks(&self) -> Vec<(f64, String)> {
+        let step = round_time_step(self.length_seconds() / 8.0);
         let count = match step > 0.0 {
-            true => (self.length() / step) as u32,
+            true => (self.length_seconds() / step) as u32,
             false => 0,
         };
         let ticks = (0..=count).map(|number| f64::from(number) * step);
         ticks
-            .map(|seconds| (seconds, clock(seconds, step)))
+            .map(|seconds| (seconds, format_clock_time(seconds, step)))
             .collect()
     }
 }
 
 /// The smallest round time step that is at least `least`.
-fn time_step(least: f64) -> f64 {
+fn round_time_step(least: f64) -> f64 {
     const ROUND_STEPS: [f64; 10] = [
         15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0,
     ];
@@ -162,7 +162,7 @@ pub(crate) fn round_step(least: f64) -> f64 {
 }
 
 /// The label of a time on an axis with this step.
-fn clock(seconds: f64, step: f64) -> String {
+fn format_clock_time(seconds: f64, step: f64) -> String {
     if step <= 0.0 {
         return "0 s".to_owned();
     }
@@ -191,18 +191,18 @@ pub(crate) struct ValueAxis {
 }
 
 impl ValueAxis {
-    pub(crate) fn y(&self, value: f64) -> f64 {
+    pub(crate) fn y_of(&self, value: f64) -> f64 {
         let scaled = |value: f64| match self.is_log {
             true => value.max(self.least).ln(),
             false => value,
         };
         let span = scaled(self.largest) - scaled(self.least);
-        let share = super::markup::share(scaled(value) - scaled(self.least), span);
+        let share = super::markup::share_of_whole(scaled(value) - scaled(self.least), span);
         self.bottom - share * (self.bottom - self.top)
     }
 
     /// A few round values for the ticks.
-    pub(crate) fn ticks(&self) -> Vec<f64> {
+    pub(crate) fn tick_values(&self) -> Vec<f64> {
         match self.is_log {
             true => self.log_ticks(),
             false => self.linear_ticks(),
@@ -243,15 +243,18 @@ mod tests {
         ] {
             assert!((round_step(least) - step).abs() < 1e-9, "{least}");
         }
-        assert_eq!([time_step(11.0), time_step(100.0)], [15.0, 120.0]);
-        assert_eq!(time_step(9000.0), 18_000.0);
+        assert_eq!(
+            [round_time_step(11.0), round_time_step(100.0)],
+            [15.0, 120.0]
+        );
+        assert_eq!(round_time_step(9000.0), 18_000.0);
     }
 
     #[test]
     fn long_times_have_minutes_and_hours() {
-        assert_eq!(clock(0.4, 0.2), "0.4 s");
-        assert_eq!(clock(90.0, 30.0), "1:30");
-        assert_eq!(clock(3661.0, 15.0), "1:01:01");
+        assert_eq!(format_clock_time(0.4, 0.2), "0.4 s");
+        assert_eq!(format_clock_time(90.0, 30.0), "1:30");
+        assert_eq!(format_clock_time(3661.0, 15.0), "1:01:01");
     }
 
     #[test]
@@ -260,8 +263,8 @@ mod tests {
             begin_ns: 5,
             end_ns: 5,
         };
-        assert_eq!((axis.x_at(5), axis.x_at(7)), (AXIS_LEFT, AXIS_LEFT));
-        assert_eq!(axis.ticks().len(), 1);
+        assert_eq!((axis.x_at_ns(5), axis.x_at_ns(7)), (AXIS_LEFT, AXIS_LEFT));
+        assert_eq!(axis.labelled_ticks().len(), 1);
     }
 
     #[test]
@@ -273,10 +276,10 @@ mod tests {
             largest: 100.0,
             is_log: true,
         };
-        let close = |axis: &ValueAxis, value, y: f64| assert!((axis.y(value) - y).abs() < 1e-9);
+        let close = |axis: &ValueAxis, value, y: f64| assert!((axis.y_of(value) - y).abs() < 1e-9);
         close(&axis, 10.0, 50.0);
         close(&axis, 0.0, 100.0);
-        assert_eq!(axis.ticks().len(), 3);
+        assert_eq!(axis.tick_values().len(), 3);
         axis.is_log = false;
         close(&axis, 50.5, 50.0);
         axis.largest = 1.0;

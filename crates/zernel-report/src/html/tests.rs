@@ -2,25 +2,25 @@ use roxmltree::{Document, Node, ParsingOptions};
 use zernel_model::snapshot::{CollectiveTotals, DataWaits};
 use zernel_phase::steps::{Mark, Step};
 
-use super::html;
+use super::render_html;
 
-use crate::phases::Phases;
+use crate::phases::PhaseSeconds;
 use crate::process::{ProcessReport, Training};
-use crate::record::Sample;
-use crate::report::{Ended, ObservationReport, Report};
+use crate::record::RecordSample;
+use crate::report::{CommandExit, ObservationReport, Report};
 use crate::steps::{Interruption, StepReport};
-use crate::times::{Part, RankTimes, Times};
+use crate::times::{ProcessTimes, RankTimes, TimePart};
 use crate::verdict::tests::{gpu_rank, no_communication, waiting_rank};
-use crate::verdict::{Slowest, judge};
+use crate::verdict::{SlowestRank, judge};
 
 const SECOND: u64 = 1_000_000_000;
 const BEGIN_NS: u64 = 77 * SECOND;
 const STEP_NS: u64 = 25_000_000;
 
-fn times(wall_seconds: f64) -> Times {
-    Times {
+fn times(wall_seconds: f64) -> ProcessTimes {
+    ProcessTimes {
         wall_seconds,
-        phases: Phases {
+        phases: PhaseSeconds {
             data_loading: 0.25 * wall_seconds,
             gpu_compute: 0.5 * wall_seconds,
             nccl_collective: 0.125 * wall_seconds,
@@ -37,7 +37,7 @@ fn times(wall_seconds: f64) -> Times {
         gpu_wait_seconds: 0.4 * wall_seconds,
         cpu_seconds: 1.5 * wall_seconds,
         run_delay_seconds: 0.01 * wall_seconds,
-        ..Times::default()
+        ..ProcessTimes::default()
     }
 }
 
@@ -86,7 +86,7 @@ fn rank(number: u32, step_count: u64) -> ProcessReport {
         let swing = 0.001 * (number * 7919 % 31) as f64;
         times.phases.data_loading += swing;
         times.phases.gpu_compute -= swing;
-        Sample {
+        RecordSample {
             at_ns: BEGIN_NS + number * SECOND / 5,
             times,
             memory_bytes: number.min(20) << 28,
@@ -137,7 +137,7 @@ fn report_on(ranks: Vec<ProcessReport>) -> Report {
             .to_vec(),
         began_unix_seconds: 1_709_251_199,
         wall_seconds: ranks.first().map_or(3.0, |rank| rank.times.wall_seconds),
-        ended: Some(Ended {
+        ended: Some(CommandExit {
             code: Some(3),
             signal: None,
             user_seconds: 12.0,
@@ -148,10 +148,10 @@ fn report_on(ranks: Vec<ProcessReport>) -> Report {
         loaders: 2 * ranks.len(),
         others: 0,
         verdict: judge(&times.collect::<Vec<_>>()),
-        slowest: (ranks.len() > 1).then_some(Slowest {
+        slowest: (ranks.len() > 1).then_some(SlowestRank {
             index: 1,
             seconds: 1.5,
-            reason: Some(Part::Prepare),
+            reason: Some(TimePart::Prepare),
             more_seconds: 1.25,
         }),
         ranks,
@@ -171,7 +171,7 @@ fn ranks(count: u32, steps: u64) -> Vec<ProcessReport> {
 
 /// Renders a page, parses it strictly, and checks what every page must fulfil.
 fn checked(report: &Report) -> String {
-    let page = html(report);
+    let page = render_html(report);
     let options = ParsingOptions {
         allow_dtd: true,
         ..ParsingOptions::default()
@@ -309,9 +309,9 @@ fn any_number_of_ranks_has_a_page() {
 
 #[test]
 fn a_run_of_no_length_has_a_page() {
-    let still = Sample {
+    let still = RecordSample {
         at_ns: BEGIN_NS,
-        times: Times::default(),
+        times: ProcessTimes::default(),
         memory_bytes: 0,
     };
     for timeline in [vec![], vec![still], vec![still; 3]] {
@@ -335,7 +335,7 @@ fn nan_and_infinity_are_not_drawn() {
     for sample in &mut strange.timeline {
         sample.times = times(f64::INFINITY);
     }
-    let page = html(&report_on(vec![strange]));
+    let page = render_html(&report_on(vec![strange]));
     assert!(!page.contains("=\"NaN") && !page.contains("=\"inf"));
 }
 

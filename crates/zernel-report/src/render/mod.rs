@@ -14,57 +14,59 @@ use std::fmt::Write;
 
 use anstyle::Style;
 
-use super::report::{Ended, Report};
-use crate::text::{shortened, wrapped};
-pub(crate) use ranks::{no_ranks, rank_name};
-pub(crate) use verdict::{evidence, next_step, slowest};
+use super::report::{CommandExit, Report};
+use crate::text::{shorten, wrap_lines};
+pub(crate) use ranks::{rank_name, why_no_ranks};
+pub(crate) use verdict::{evidence_text, next_step_text, slowest_rank_text};
 
 /// Line width, unless the terminal is narrower.
-const WIDTH: usize = 100;
+const MAX_LINE_WIDTH: usize = 100;
 /// Narrowest supported line. Narrower terminals wrap the lines themselves.
-const MIN_WIDTH: usize = 60;
+const MIN_LINE_WIDTH: usize = 60;
 /// Columns that the command line always gets.
 const MIN_COMMAND_WIDTH: usize = 20;
 /// Width of the column with the titles.
-const INDENT: usize = 10;
+const TITLE_COLUMN_WIDTH: usize = 10;
 
-const BOLD: Style = Style::new().bold();
+const BOLD_STYLE: Style = Style::new().bold();
 
 /// Text with a line width.
-struct Page {
+struct TextPage {
     text: String,
     width: usize,
 }
 
-impl Write for Page {
+impl Write for TextPage {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         self.text.write_str(text)
     }
 }
 
 /// Renders the report for a terminal with `width` columns; `None` for anything else.
-pub fn text(report: &Report, width: Option<usize>) -> String {
-    let mut out = Page {
+pub fn render_text(report: &Report, width: Option<usize>) -> String {
+    let mut out = TextPage {
         text: String::new(),
-        width: width.unwrap_or(WIDTH).clamp(MIN_WIDTH, WIDTH),
+        width: width
+            .unwrap_or(MAX_LINE_WIDTH)
+            .clamp(MIN_LINE_WIDTH, MAX_LINE_WIDTH),
     };
     // Writing to a string cannot fail.
     let _ = write_report(&mut out, report);
     out.text
 }
 
-fn write_report(out: &mut Page, report: &Report) -> std::fmt::Result {
-    summary(out, report)?;
+fn write_report(out: &mut TextPage, report: &Report) -> std::fmt::Result {
+    write_summary(out, report)?;
     if let Some(reason) = &report.not_observed {
         let text = format!("phases, steps, waits, collectives, GPU memory, verdict: {reason}");
-        return paragraph(out, "missing", &text);
+        return write_paragraph(out, "missing", &text);
     }
     ranks::write_ranks(out, report)?;
     verdict::write_verdict(out, report)?;
-    overhead(out, report)
+    write_overhead(out, report)
 }
 
-fn summary(out: &mut Page, report: &Report) -> std::fmt::Result {
+fn write_summary(out: &mut TextPage, report: &Report) -> std::fmt::Result {
     let (title, end) = match &report.ended {
         None => ("zernel attach", observed_text(report)),
         Some(ended) => ("zernel run", exit_text(ended)),
@@ -72,14 +74,14 @@ fn summary(out: &mut Page, report: &Report) -> std::fmt::Result {
     let rest = format!(": {:.2} s, {end}", report.wall_seconds);
     let room = out.width - title.len() - 1;
     let command_width = room.saturating_sub(rest.len()).max(MIN_COMMAND_WIDTH);
-    let command = shortened(&report.command.join(" "), command_width);
+    let command = shorten(&report.command.join(" "), command_width);
     let text = format!("{command}{rest}");
     // Wrapping would merge consecutive spaces of the command.
     let lines = match text.chars().count() <= room {
         true => vec![text],
-        false => wrapped(&text, room),
+        false => wrap_lines(&text, room),
     };
-    writeln!(out, "{BOLD}{title}{BOLD:#} {}", lines[0])?;
+    writeln!(out, "{BOLD_STYLE}{title}{BOLD_STYLE:#} {}", lines[0])?;
     let indent = title.len();
     (lines[1..].iter()).try_for_each(|line| writeln!(out, "{:indent$} {line}", ""))
 }
@@ -93,7 +95,7 @@ fn observed_text(report: &Report) -> String {
 }
 
 /// How the command ended, and its CPU time.
-pub(crate) fn exit_text(ended: &Ended) -> String {
+pub(crate) fn exit_text(ended: &CommandExit) -> String {
     let end = match (ended.code, ended.signal) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("killed by signal {signal}"),
@@ -103,7 +105,7 @@ pub(crate) fn exit_text(ended: &Ended) -> String {
     format!("{end}; CPU {user:.2} s user, {system:.2} s system")
 }
 
-fn overhead(out: &mut Page, report: &Report) -> std::fmt::Result {
+fn write_overhead(out: &mut TextPage, report: &Report) -> std::fmt::Result {
     let observed = report.ranks.len() + report.others + report.loaders;
     if let Some(observing) = report.observing.as_ref().filter(|_| observed > 0) {
         let sampled = match observing.sampled.is_empty() {
@@ -116,19 +118,22 @@ fn overhead(out: &mut Page, report: &Report) -> std::fmt::Result {
             observing.cost_seconds,
             1e6 * observing.call_cost_seconds
         );
-        paragraph(out, "overhead", &text)?;
+        write_paragraph(out, "overhead", &text)?;
     }
     for problem in &report.problems {
-        paragraph(out, "problem", problem)?;
+        write_paragraph(out, "problem", problem)?;
     }
     Ok(())
 }
 
 /// Writes a title and, beside it, a text wrapped to the line width.
-fn paragraph(out: &mut Page, title: &str, text: &str) -> std::fmt::Result {
-    for (number, line) in wrapped(text, out.width - INDENT).into_iter().enumerate() {
+fn write_paragraph(out: &mut TextPage, title: &str, text: &str) -> std::fmt::Result {
+    for (number, line) in wrap_lines(text, out.width - TITLE_COLUMN_WIDTH)
+        .into_iter()
+        .enumerate()
+    {
         let title = if number == 0 { title } else { "" };
-        writeln!(out, "{BOLD}{title:<9}{BOLD:#} {line}")?;
+        writeln!(out, "{BOLD_STYLE}{title:<9}{BOLD_STYLE:#} {line}")?;
     }
     Ok(())
 }

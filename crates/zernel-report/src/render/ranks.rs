@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use anstyle::AnsiColor;
 
-use super::{BOLD, Page, paragraph};
+use super::{BOLD_STYLE, TextPage, write_paragraph};
 use crate::process::ProcessReport;
 use crate::report::Report;
 use crate::steps::{Interruption, StepReport};
-use crate::text::{bytes, estimated, shortened, time, unbroken};
+use crate::text::{format_bytes, format_estimate, format_time, keep_on_one_line, shorten};
 
 /// Width of a phase bar.
 const BAR_WIDTH: usize = 40;
@@ -19,8 +19,8 @@ const MAX_DETAILED_RANKS: usize = 2;
 /// Ranks that get a bar, so that the report fits a screen.
 const MAX_SHOWN_RANKS: usize = 16;
 
-/// Colours of the phases, in the order of `Phases::by_name`.
-const COLOURS: [AnsiColor; 5] = [
+/// Colours of the phases, in the order of `PhaseSeconds::by_name`.
+const PHASE_COLOURS: [AnsiColor; 5] = [
     AnsiColor::Yellow,
     AnsiColor::Green,
     AnsiColor::Magenta,
@@ -28,10 +28,10 @@ const COLOURS: [AnsiColor; 5] = [
     AnsiColor::BrightBlack,
 ];
 /// Letters of the phases in a bar, in the same order.
-const LETTERS: [char; 5] = ['D', 'G', 'N', 'O', '.'];
+const PHASE_LETTERS: [char; 5] = ['D', 'G', 'N', 'O', '.'];
 
 /// Why there are no ranks.
-pub(crate) fn no_ranks(report: &Report) -> String {
+pub(crate) fn why_no_ranks(report: &Report) -> String {
     match report.others + report.loaders {
         0 => "no process made a training call to CUDA, NCCL or torch".to_owned(),
         1 => "1 process was observed, but it did not train".to_owned(),
@@ -39,27 +39,27 @@ pub(crate) fn no_ranks(report: &Report) -> String {
     }
 }
 
-pub(super) fn write_ranks(out: &mut Page, report: &Report) -> std::fmt::Result {
+pub(super) fn write_ranks(out: &mut TextPage, report: &Report) -> std::fmt::Result {
     if report.ranks.is_empty() {
-        return paragraph(out, "ranks", &format!("none: {}", no_ranks(report)));
+        return write_paragraph(out, "ranks", &format!("none: {}", why_no_ranks(report)));
     }
     if let Some(gpus) = report.gpus() {
-        paragraph(out, "GPUs", &gpus)?;
+        write_paragraph(out, "GPUs", &gpus)?;
     }
-    legend(out)?;
+    write_phase_legend(out)?;
     let slowest = report.slowest.map_or(0, |slowest| slowest.index);
     for (index, rank) in report.ranks.iter().enumerate() {
         let is_detailed = report.ranks.len() <= MAX_DETAILED_RANKS || index == slowest;
         if index < MAX_SHOWN_RANKS || is_detailed {
-            bar(out, rank)?;
+            write_phase_bar(out, rank)?;
         }
         if is_detailed {
-            details(out, rank)?;
+            write_rank_details(out, rank)?;
         }
     }
     let hidden = report.ranks.len().saturating_sub(MAX_SHOWN_RANKS);
     if hidden > 0 {
-        paragraph(
+        write_paragraph(
             out,
             "more",
             &format!("{hidden} ranks; --json FILE lists all"),
@@ -68,7 +68,7 @@ pub(super) fn write_ranks(out: &mut Page, report: &Report) -> std::fmt::Result {
     Ok(())
 }
 
-fn legend(out: &mut Page) -> std::fmt::Result {
+fn write_phase_legend(out: &mut TextPage) -> std::fmt::Result {
     let names = [
         "data loading",
         "GPU compute",
@@ -76,13 +76,13 @@ fn legend(out: &mut Page) -> std::fmt::Result {
         "optimizer step",
         "unknown",
     ];
-    const TITLE: &str = "phases:";
-    write!(out, "{TITLE}")?;
-    let mut column = TITLE.len();
-    for ((name, letter), colour) in names.into_iter().zip(LETTERS).zip(COLOURS) {
+    const LEGEND_TITLE: &str = "phases:";
+    write!(out, "{LEGEND_TITLE}")?;
+    let mut column = LEGEND_TITLE.len();
+    for ((name, letter), colour) in names.into_iter().zip(PHASE_LETTERS).zip(PHASE_COLOURS) {
         let length = name.len() + 4;
         if column + length > out.width {
-            column = TITLE.len();
+            column = LEGEND_TITLE.len();
             write!(out, "\n{:column$}", "")?;
         }
         column += length;
@@ -100,10 +100,10 @@ pub(crate) fn rank_name(rank: &ProcessReport) -> String {
     }
 }
 
-fn bar(out: &mut Page, rank: &ProcessReport) -> std::fmt::Result {
-    write!(out, "{BOLD}{:<9}{BOLD:#} ", rank_name(rank))?;
+fn write_phase_bar(out: &mut TextPage, rank: &ProcessReport) -> std::fmt::Result {
+    write!(out, "{BOLD_STYLE}{:<9}{BOLD_STYLE:#} ", rank_name(rank))?;
     let phases = &rank.training_times().phases;
-    let total = phases.total();
+    let total = phases.total_seconds();
     let width = BAR_WIDTH.min(out.width - WIDTH_BESIDE_BAR);
     let (mut seconds, mut drawn) = (0.0, 0);
     for (index, (_, phase)) in phases.by_name().into_iter().enumerate() {
@@ -112,12 +112,12 @@ fn bar(out: &mut Page, rank: &ProcessReport) -> std::fmt::Result {
             true => (width as f64 * seconds / total).round() as usize,
             false => 0,
         };
-        let style = COLOURS[index].on_default();
-        let letters = LETTERS[index].to_string().repeat(until - drawn);
+        let style = PHASE_COLOURS[index].on_default();
+        let letters = PHASE_LETTERS[index].to_string().repeat(until - drawn);
         write!(out, "{style}{letters}{style:#}")?;
         drawn = until;
     }
-    let comm = shortened(&rank.comm, 15);
+    let comm = shorten(&rank.comm, 15);
     let gaps = " ".repeat(width - drawn);
     writeln!(
         out,
@@ -127,24 +127,24 @@ fn bar(out: &mut Page, rank: &ProcessReport) -> std::fmt::Result {
     )
 }
 
-fn details(out: &mut Page, rank: &ProcessReport) -> std::fmt::Result {
+fn write_rank_details(out: &mut TextPage, rank: &ProcessReport) -> std::fmt::Result {
     if let Some(steps) = &rank.steps {
-        paragraph(out, "", &step_times(rank, steps))?;
+        write_paragraph(out, "", &describe_step_times(rank, steps))?;
     }
     let times = rank.training_times();
-    let total = times.phases.total();
+    let total = times.phases.total_seconds();
     let phases = times.phases.by_name().map(|(name, seconds)| {
         let share = if total > 0.0 {
             100.0 * seconds / total
         } else {
             0.0
         };
-        unbroken(&format!("{name} {seconds:.2} s {share:.0} %"))
+        keep_on_one_line(&format!("{name} {seconds:.2} s {share:.0} %"))
     });
-    paragraph(out, "", &phases.join(", "))?;
+    write_paragraph(out, "", &phases.join(", "))?;
     if times.phases.more_than_wall > 0.01 * times.wall_seconds {
         let more = times.phases.more_than_wall;
-        paragraph(
+        write_paragraph(
             out,
             "",
             &format!(
@@ -155,14 +155,14 @@ fn details(out: &mut Page, rank: &ProcessReport) -> std::fmt::Result {
     if times.not_observed_seconds > 0.0 {
         let seconds = times.not_observed_seconds;
         let text = format!("not observed for {seconds:.2} s of it, so phases are unknown then");
-        paragraph(out, "", &text)?;
+        write_paragraph(out, "", &text)?;
     }
     let data_waits = times.bounded_data_waits();
     if data_waits.total() > 0.0 {
         let causes = data_waits.by_name();
         let causes = causes.map(|(name, seconds)| format!("{name} {seconds:.2}"));
         let total = data_waits.total();
-        paragraph(
+        write_paragraph(
             out,
             "",
             &format!("waits for data {total:.2} s: {}", causes.join(", ")),
@@ -171,25 +171,25 @@ fn details(out: &mut Page, rank: &ProcessReport) -> std::fmt::Result {
     if times.peer_wait_seconds > 0.0 {
         let seconds = times.peer_wait_seconds.min(times.wall_seconds);
         let waits = format!("waits for other ranks {seconds:.2} s");
-        paragraph(out, "", &waits)?;
+        write_paragraph(out, "", &waits)?;
     }
     if !rank.collectives.is_empty() {
-        paragraph(out, "", &collectives(rank))?;
+        write_paragraph(out, "", &describe_collectives(rank))?;
     }
-    paragraph(out, "", &work(rank))
+    write_paragraph(out, "", &describe_work(rank))
 }
 
 /// Number of steps, step time, and the time around and between steps.
-fn step_times(rank: &ProcessReport, steps: &StepReport) -> String {
+fn describe_step_times(rank: &ProcessReport, steps: &StepReport) -> String {
     let at_least = if steps.at_least { "at least " } else { "" };
     let mut parts = vec![
         format!("{at_least}{} steps", steps.count),
-        format!("median {}", time(steps.median_seconds)),
-        format!("p99 {}", time(steps.p99_seconds)),
-        format!("longest {}", time(steps.longest_seconds)),
+        format!("median {}", format_time(steps.median_seconds)),
+        format!("p99 {}", format_time(steps.p99_seconds)),
+        format!("longest {}", format_time(steps.longest_seconds)),
     ];
     if steps.warm_up > 0 {
-        let seconds = time(steps.warm_up_seconds);
+        let seconds = format_time(steps.warm_up_seconds);
         let plural = if steps.warm_up == 1 { "" } else { "s" };
         parts.push(format!(
             "warm-up {seconds} ({} step{plural})",
@@ -206,49 +206,50 @@ fn step_times(rank: &ProcessReport, steps: &StepReport) -> String {
     if steps.thinned {
         parts.push("pauses and stalls of a subset of steps".to_owned());
     }
-    let mut text = list(parts);
+    let mut text = join_phrases(parts);
     if !steps.pauses.is_empty() {
-        let seconds = time(steps.pause_seconds);
+        let seconds = format_time(steps.pause_seconds);
         text += &format!(
             "; pauses {seconds} in total: {}",
-            interruptions(&steps.pauses)
+            describe_interruptions(&steps.pauses)
         );
     }
     if !steps.stalls.is_empty() {
         text += &format!(
             "; stalls {}: {}",
             steps.stalled,
-            interruptions(&steps.stalls)
+            describe_interruptions(&steps.stalls)
         );
     }
     text
 }
 
 /// Joins phrases with commas. Lines break between phrases only.
-fn list(phrases: impl IntoIterator<Item = String>) -> String {
-    let phrases = phrases.into_iter().map(|phrase| unbroken(&phrase));
+fn join_phrases(phrases: impl IntoIterator<Item = String>) -> String {
+    let phrases = phrases.into_iter().map(|phrase| keep_on_one_line(&phrase));
     phrases.collect::<Vec<_>>().join(", ")
 }
 
 /// The length of each pause or stall, and when it began.
-fn interruptions(all: &[Interruption]) -> String {
-    let text = |one: &Interruption| format!("{} at {:.1} s", time(one.seconds), one.at_seconds);
-    list(all.iter().map(text))
+fn describe_interruptions(all: &[Interruption]) -> String {
+    let text =
+        |one: &Interruption| format!("{} at {:.1} s", format_time(one.seconds), one.at_seconds);
+    join_phrases(all.iter().map(text))
 }
 
-fn collectives(rank: &ProcessReport) -> String {
+fn describe_collectives(rank: &ProcessReport) -> String {
     let each = rank.collectives.iter().map(|collective| {
         let median = collective.until_sync_median_seconds;
         let median = median.map_or(String::new(), |seconds| {
-            unbroken(&format!("done in {:.2} ms (median)", 1e3 * seconds))
+            keep_on_one_line(&format!("done in {:.2} ms (median)", 1e3 * seconds))
         });
         let calls = format!(
             "{} {} × {}",
             collective.calls,
             collective.op,
-            bytes(collective.bytes / collective.calls.max(1))
+            format_bytes(collective.bytes / collective.calls.max(1))
         );
-        format!("{} {median}", unbroken(&calls))
+        format!("{} {median}", keep_on_one_line(&calls))
             .trim_end()
             .to_owned()
     });
@@ -256,7 +257,7 @@ fn collectives(rank: &ProcessReport) -> String {
 }
 
 /// Launches per step, with their 95 % interval if they are an estimate.
-fn launches_per_step(rank: &ProcessReport) -> String {
+fn describe_launches_per_step(rank: &ProcessReport) -> String {
     // An interval that rounds to 0.0 is not shown.
     let error = rank.launches_per_step_error.filter(|error| *error >= 0.05);
     let error = error.map_or(String::new(), |error| format!(" ± {error:.1}"));
@@ -265,24 +266,27 @@ fn launches_per_step(rank: &ProcessReport) -> String {
     })
 }
 
-fn work(rank: &ProcessReport) -> String {
+fn describe_work(rank: &ProcessReport) -> String {
     let digits = |number: u64| number.to_string();
     let parts = [
         format!(
             "{} launches{}",
-            estimated(rank.launches, rank.launches_error, digits),
-            launches_per_step(rank)
+            format_estimate(rank.launches, rank.launches_error, digits),
+            describe_launches_per_step(rank)
         ),
         format!(
             "{} copies ({})",
-            estimated(rank.copies, rank.copies_error, digits),
-            bytes(rank.copied_bytes)
+            format_estimate(rank.copies, rank.copies_error, digits),
+            format_bytes(rank.copied_bytes)
         ),
-        format!("GPU memory peak {}", bytes(rank.gpu_memory_peak_bytes)),
+        format!(
+            "GPU memory peak {}",
+            format_bytes(rank.gpu_memory_peak_bytes)
+        ),
         format!("CPU {:.2} s", rank.times.cpu_seconds),
         format!("run-queue delay {:.2} s", rank.times.run_delay_seconds),
     ];
-    let mut text = parts.map(|part| unbroken(&part)).join(", ");
+    let mut text = parts.map(|part| keep_on_one_line(&part)).join(", ");
     if rank.complete == Some(false) {
         text.push_str("; its first calls were not observed");
     }

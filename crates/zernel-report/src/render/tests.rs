@@ -1,12 +1,12 @@
 use super::*;
 use zernel_model::snapshot::{CollectiveTotals, DataWaits};
 
-use crate::phases::Phases;
+use crate::phases::PhaseSeconds;
 use crate::process::{ProcessReport, Training};
 use crate::report::ObservationReport;
 use crate::steps::StepReport;
-use crate::times::{Part, RankTimes, Times};
-use crate::verdict::{Slowest, judge};
+use crate::times::{ProcessTimes, RankTimes, TimePart};
+use crate::verdict::{SlowestRank, judge};
 
 fn rank(number: u32) -> ProcessReport {
     ProcessReport {
@@ -14,9 +14,9 @@ fn rank(number: u32) -> ProcessReport {
         comm: "a-very-long-command-name".to_owned(),
         rank: Some(number),
         complete: Some(true),
-        times: Times {
+        times: ProcessTimes {
             wall_seconds: 123_456.78,
-            phases: Phases {
+            phases: PhaseSeconds {
                 data_loading: 23_456.78,
                 gpu_compute: 90_000.0,
                 nccl_collective: 5_000.0,
@@ -30,7 +30,7 @@ fn rank(number: u32) -> ProcessReport {
                 sched: 456.78,
                 other: 10_000.0,
             },
-            ..Times::default()
+            ..ProcessTimes::default()
         },
         collectives: ["AllReduce", "ReduceScatter", "AllGather"]
             .map(|op| CollectiveTotals {
@@ -65,7 +65,7 @@ fn report(ranks: u32) -> Report {
         command: vec!["torchrun".to_owned(), "--nproc-per-node=8 ".repeat(20)],
         began_unix_seconds: 0,
         wall_seconds: 123_500.0,
-        ended: Some(Ended {
+        ended: Some(CommandExit {
             code: Some(0),
             signal: None,
             user_seconds: 1_234_567.0,
@@ -77,10 +77,10 @@ fn report(ranks: u32) -> Report {
         loaders: 0,
         others: 0,
         verdict: judge(&vec![times; ranks as usize]),
-        slowest: (ranks > 1).then_some(Slowest {
+        slowest: (ranks > 1).then_some(SlowestRank {
             index: 1,
             seconds: 345.6,
-            reason: Some(Part::Prepare),
+            reason: Some(TimePart::Prepare),
             more_seconds: 340.0,
         }),
         observing: Some(ObservationReport {
@@ -98,7 +98,7 @@ fn plain(report: &Report) -> String {
 }
 
 fn plain_in(report: &Report, width: Option<usize>) -> String {
-    anstream::adapter::strip_str(&text(report, width)).to_string()
+    anstream::adapter::strip_str(&render_text(report, width)).to_string()
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn the_report_fits_a_screen() {
     for ranks in [0, 1, 2, 3, 8, 64] {
         let text = plain(&report(ranks));
         for line in text.lines() {
-            assert!(line.chars().count() <= WIDTH, "{line}");
+            assert!(line.chars().count() <= MAX_LINE_WIDTH, "{line}");
         }
         assert!(text.lines().count() <= 40, "{text}");
     }

@@ -2,14 +2,14 @@
 
 use super::next_step::NextStep;
 use super::resource::{Resource, ResourceTime};
-use super::{Description, Verdict};
-use crate::times::{Part, Parts};
+use super::{Verdict, VerdictDescription};
+use crate::times::{RankTimeParts, TimePart};
 
 pub(super) static RESOURCE: Resource = Resource {
     key: "communication",
     title: "communication-bound",
     time: "collectives",
-    parts: &[(Part::Communication, "in collectives")],
+    parts: &[(TimePart::Communication, "in collectives")],
     remedy: |_, _| REMEDY,
     most: |_| f64::INFINITY,
     next_steps,
@@ -18,7 +18,7 @@ pub(super) static RESOURCE: Resource = Resource {
 
 const REMEDY: &str = "overlapping collectives with the backward pass, or fewer bytes";
 
-fn next_steps(time: &ResourceTime, _: &[Parts]) -> Vec<NextStep> {
+fn next_steps(time: &ResourceTime, _: &[RankTimeParts]) -> Vec<NextStep> {
     let most = time.at_most_seconds;
     vec![
         NextStep::bounded(
@@ -46,9 +46,9 @@ pub(crate) struct CommunicationBound {
 }
 
 impl CommunicationBound {
-    pub(super) fn describe(&self) -> Description {
+    pub(super) fn describe(&self) -> VerdictDescription {
         let evidence = format!("collectives took {}", self.time.share_text());
-        (self.time).describe(&RESOURCE, Part::Communication, evidence, REMEDY)
+        (self.time).describe(&RESOURCE, TimePart::Communication, evidence, REMEDY)
     }
 }
 

@@ -2,14 +2,17 @@
 
 use super::next_step::NextStep;
 use super::resource::{Resource, ResourceTime};
-use super::{Description, Verdict};
-use crate::times::Part;
+use super::{Verdict, VerdictDescription};
+use crate::times::TimePart;
 
 pub(super) static RESOURCE: Resource = Resource {
     key: "throttled",
     title: "throttled",
     time: "throttled by the CPU limit",
-    parts: &[(Part::Throttled, "throttled by the CPU limit of its cgroup")],
+    parts: &[(
+        TimePart::Throttled,
+        "throttled by the CPU limit of its cgroup",
+    )],
     remedy: |_, _| REMEDY,
     most: |_| f64::INFINITY,
     next_steps: |time, _| {
@@ -33,12 +36,12 @@ pub(crate) struct CpuLimitBound {
 }
 
 impl CpuLimitBound {
-    pub(super) fn describe(&self) -> Description {
+    pub(super) fn describe(&self) -> VerdictDescription {
         let evidence = format!(
             "threads were runnable without a CPU, because the CPU limit of their cgroup was used up, for {}",
             self.time.share_text()
         );
-        (self.time).describe(&RESOURCE, Part::Throttled, evidence, REMEDY)
+        (self.time).describe(&RESOURCE, TimePart::Throttled, evidence, REMEDY)
     }
 }
 

@@ -1,14 +1,17 @@
 //! CPU-scheduler-bound: threads are runnable without a CPU.
 
 use super::resource::{Resource, ResourceTime, sum_of_part};
-use super::{Description, Verdict};
-use crate::times::{Part, Parts};
+use super::{Verdict, VerdictDescription};
+use crate::times::{RankTimeParts, TimePart};
 
 pub(super) static RESOURCE: Resource = Resource {
     key: "cpu-scheduler",
     title: "CPU-scheduler-bound",
     time: "runnable without a CPU",
-    parts: &[(Part::CpuDelay, "runnable without a CPU (with its loaders)")],
+    parts: &[(
+        TimePart::CpuDelay,
+        "runnable without a CPU (with its loaders)",
+    )],
     remedy: |_, _| REMEDY,
     most: |_| f64::INFINITY,
     next_steps: |_, _| Vec::new(),
@@ -27,17 +30,17 @@ pub(crate) struct CpuSchedulerBound {
     ranks: f64,
 }
 
-fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
+fn verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
     let loaders: f64 = ranks.iter().map(|rank| rank.data_delay).sum();
     Verdict::CpuScheduler(CpuSchedulerBound {
         time,
         loaders,
-        ranks: (sum_of_part(ranks, Part::CpuDelay) - loaders).max(0.0),
+        ranks: (sum_of_part(ranks, TimePart::CpuDelay) - loaders).max(0.0),
     })
 }
 
 impl CpuSchedulerBound {
-    pub(super) fn describe(&self) -> Description {
+    pub(super) fn describe(&self) -> VerdictDescription {
         let evidence = format!(
             "threads were runnable without a CPU for up to {}: loaders that a rank waited for {:.1} s, training \
              threads {:.1} s",
@@ -45,7 +48,7 @@ impl CpuSchedulerBound {
             self.loaders,
             self.ranks
         );
-        (self.time).describe(&RESOURCE, Part::CpuDelay, evidence, REMEDY)
+        (self.time).describe(&RESOURCE, TimePart::CpuDelay, evidence, REMEDY)
     }
 }
 

@@ -1,15 +1,15 @@
 //! GPU-bound: the ranks wait for their GPUs.
 
-use super::inference::Inference;
+use super::inference::InferenceWork;
 use super::resource::{MIN_MENTIONED_SHARE, Resource, ResourceTime};
-use super::{Description, Verdict};
-use crate::times::{Part, Parts};
+use super::{Verdict, VerdictDescription};
+use crate::times::{RankTimeParts, TimePart};
 
 pub(super) static RESOURCE: Resource = Resource {
     key: "gpu",
     title: "GPU-bound",
     time: "waits for the GPU",
-    parts: &[(Part::Gpu, "waiting for its GPU")],
+    parts: &[(TimePart::Gpu, "waiting for its GPU")],
     remedy: |_, _| FASTER_GPU,
     most: |_| f64::INFINITY,
     next_steps: |_, _| Vec::new(),
@@ -30,21 +30,21 @@ pub(crate) struct GpuBound {
     ahead: f64,
     /// Time in which their GPUs were idle.
     idle: f64,
-    inference: Option<Inference>,
+    inference: Option<InferenceWork>,
 }
 
-fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
+fn verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
     Verdict::Gpu(GpuBound {
         time,
         collectives: ranks.iter().map(|rank| rank.shared_with_collectives).sum(),
         ahead: ranks.iter().map(|rank| rank.ahead_of_gpu).sum(),
         idle: ranks.iter().filter_map(|rank| rank.gpu_idle).sum(),
-        inference: Inference::new(ranks),
+        inference: InferenceWork::new(ranks),
     })
 }
 
 impl GpuBound {
-    pub(super) fn describe(&self) -> Description {
+    pub(super) fn describe(&self) -> VerdictDescription {
         let (seconds, collectives, ahead) = (self.time.seconds, self.collectives, self.ahead);
         let collectives_text = match collectives > MIN_MENTIONED_SHARE * seconds {
             true => format!(", of which up to {collectives:.1} s may be collectives"),
@@ -58,14 +58,17 @@ impl GpuBound {
             false => String::new(),
         };
         let share = self.time.share_text();
-        let inference = self.inference.map_or(String::new(), Inference::text);
+        let inference = self
+            .inference
+            .map_or(String::new(), InferenceWork::describe);
         let evidence =
             format!("waits for the GPU took {share}{collectives_text}{ahead_text}{inference}");
         let remedy = match 2.0 * collectives > seconds {
             true => FASTER_GPU_OR_FEWER_BYTES,
             false => FASTER_GPU,
         };
-        self.time.describe(&RESOURCE, Part::Gpu, evidence, remedy)
+        self.time
+            .describe(&RESOURCE, TimePart::Gpu, evidence, remedy)
     }
 }
 
@@ -115,9 +118,9 @@ mod tests {
 
     #[test]
     fn waits_for_the_gpu_and_for_collectives_count_once() {
-        let parts = Parts::new(&gpu_rank());
-        assert_eq!(parts.seconds_in(Part::Gpu), 72.0);
-        assert_eq!(parts.seconds_in(Part::Communication), 8.0);
+        let parts = RankTimeParts::new(&gpu_rank());
+        assert_eq!(parts.seconds_in(TimePart::Gpu), 72.0);
+        assert_eq!(parts.seconds_in(TimePart::Communication), 8.0);
         let overlaps = RankTimes {
             communication: 0.0,
             peer_waits: 0.0,

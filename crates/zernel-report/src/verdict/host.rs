@@ -1,16 +1,16 @@
 //! Host-bound: the training threads run on CPUs.
 
-use super::inference::Inference;
+use super::inference::InferenceWork;
 use super::next_step::NextStep;
 use super::resource::{Resource, ResourceTime};
-use super::{Description, Verdict};
-use crate::times::{Part, Parts};
+use super::{Verdict, VerdictDescription};
+use crate::times::{RankTimeParts, TimePart};
 
 pub(super) static RESOURCE: Resource = Resource {
     key: "host",
     title: "host-bound",
     time: "host work",
-    parts: &[(Part::Host, "running on CPUs")],
+    parts: &[(TimePart::Host, "running on CPUs")],
     remedy,
     // A host that launches less leaves the GPU idle for less time, and no more than that can be saved.
     most: |rank| rank.gpu_idle.unwrap_or(f64::INFINITY),
@@ -26,7 +26,7 @@ const COMPILING_WARM_UP_SECONDS: f64 = 5.0;
 pub(crate) struct HostBound {
     time: ResourceTime,
     gpu: GpuActivity,
-    inference: Option<Inference>,
+    inference: Option<InferenceWork>,
     remedy: &'static str,
 }
 
@@ -41,18 +41,18 @@ enum GpuActivity {
     Busy(f64),
 }
 
-fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
+fn verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
     Verdict::Host(HostBound {
         time,
         gpu: GpuActivity::new(ranks),
-        inference: Inference::new(ranks),
-        remedy: remedy(Part::Host, ranks),
+        inference: InferenceWork::new(ranks),
+        remedy: remedy(TimePart::Host, ranks),
     })
 }
 
 /// CUDA graphs launch with one call what took many, so the idle time of the GPU bounds what they save. A compiler that fuses
 /// kernels also shortens the GPU's work, so nothing measured here bounds what it saves.
-fn next_steps(time: &ResourceTime, ranks: &[Parts]) -> Vec<NextStep> {
+fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
     if !use_gpu(ranks) {
         return Vec::new();
     }
@@ -87,11 +87,11 @@ fn next_steps(time: &ResourceTime, ranks: &[Parts]) -> Vec<NextStep> {
     steps
 }
 
-fn use_gpu(ranks: &[Parts]) -> bool {
+fn use_gpu(ranks: &[RankTimeParts]) -> bool {
     ranks.iter().any(|rank| rank.uses_gpu)
 }
 
-fn remedy(_: Part, ranks: &[Parts]) -> &'static str {
+fn remedy(_: TimePart, ranks: &[RankTimeParts]) -> &'static str {
     match use_gpu(ranks) {
         true => "CUDA graphs, torch.compile or larger batches (less host work per kernel)",
         false => "a GPU, or more or faster CPUs",
@@ -99,7 +99,7 @@ fn remedy(_: Part, ranks: &[Parts]) -> &'static str {
 }
 
 impl GpuActivity {
-    fn new(ranks: &[Parts]) -> Self {
+    fn new(ranks: &[RankTimeParts]) -> Self {
         let shares: Vec<f64> = ranks.iter().filter_map(|rank| rank.gpu_busy).collect();
         match use_gpu(ranks) {
             true if shares.is_empty() => Self::NotReported,
@@ -110,7 +110,7 @@ impl GpuActivity {
 }
 
 impl HostBound {
-    pub(super) fn describe(&self) -> Description {
+    pub(super) fn describe(&self) -> VerdictDescription {
         let gpu = match self.gpu {
             GpuActivity::Unused => "and no rank used a GPU".to_owned(),
             GpuActivity::NotReported => "and hardly waited for the GPU".to_owned(),
@@ -119,10 +119,12 @@ impl HostBound {
                 format!("while the GPU was busy {percent:.0} % (NVML: any kernel, however small)")
             }
         };
-        let inference = self.inference.map_or(String::new(), Inference::text);
+        let inference = self
+            .inference
+            .map_or(String::new(), InferenceWork::describe);
         let share = self.time.share_text();
         let evidence = format!("training threads ran on CPUs for {share} {gpu}{inference}");
-        (self.time).describe(&RESOURCE, Part::Host, evidence, self.remedy)
+        (self.time).describe(&RESOURCE, TimePart::Host, evidence, self.remedy)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Can't tell: the evidence does not point at one cause.
 
-use super::job::{Job, TotalTime};
-use super::resource::{DOMINANT_SHARE, list, mentioned};
-use super::{Description, Verdict};
-use crate::times::{Parts, RankTimes};
+use super::job::{JobTimes, TotalTime};
+use super::resource::{DOMINANT_SHARE, list_times, resources_worth_mentioning};
+use super::{Verdict, VerdictDescription};
+use crate::times::{RankTimeParts, RankTimes};
 
 /// Seconds that the longest rank must have been observed for. Anything shorter is start-up.
 const MIN_OBSERVED_SECONDS: f64 = 1.0;
@@ -42,7 +42,7 @@ pub(crate) enum Inconclusive {
 
 /// Rule: there are no ranks, they ran for less than [`MIN_OBSERVED_SECONDS`], more than [`MAX_UNKNOWN_SHARE`] of their time is unknown or was not
 /// observed, or they have not done much more than to warm up.
-pub(super) fn too_little_evidence(job: &Job) -> Option<Verdict> {
+pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
     if job.ranks.is_empty() {
         return Some(Verdict::CannotTell(Inconclusive::NoRanks));
     }
@@ -68,7 +68,7 @@ pub(super) fn too_little_evidence(job: &Job) -> Option<Verdict> {
             total,
         }));
     }
-    let known: f64 = job.parts.iter().map(Parts::total).sum();
+    let known: f64 = job.parts.iter().map(RankTimeParts::total_seconds).sum();
     let unknown_seconds = total.wall_seconds - known;
     let reason = Inconclusive::MostlyUnknown {
         unknown_seconds,
@@ -79,16 +79,16 @@ pub(super) fn too_little_evidence(job: &Job) -> Option<Verdict> {
 }
 
 /// The verdict if no rule applies.
-pub(super) fn nothing_dominates(job: &Job) -> Verdict {
+pub(super) fn nothing_dominates(job: &JobTimes) -> Verdict {
     Verdict::CannotTell(Inconclusive::NothingDominates {
-        shares: mentioned(job, None),
+        shares: resources_worth_mentioning(job, None),
         total: job.total,
     })
 }
 
 impl Inconclusive {
-    pub(super) fn describe(&self) -> Description {
-        Description {
+    pub(super) fn describe(&self) -> VerdictDescription {
+        VerdictDescription {
             title: "can't tell",
             bound: "cannot-tell",
             cause: None,
@@ -134,7 +134,7 @@ impl Inconclusive {
                 "no resource took {:.0} % of {:.1} s: {}",
                 100.0 * DOMINANT_SHARE,
                 total.wall_seconds,
-                list(shares)
+                list_times(shares)
             ),
         }
     }

@@ -1,28 +1,28 @@
 //! Inference: what a job does between two waits for the GPU, if nothing shows that it trains.
 
-use crate::times::{Part, Parts};
+use crate::times::{RankTimeParts, TimePart};
 
 /// Work between two waits of a job that does not train.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Inference {
+pub(super) struct InferenceWork {
     launches_per_wait: f64,
     host_seconds_per_wait: f64,
 }
 
-impl Inference {
+impl InferenceWork {
     /// `None` if something shows that a rank trains, or if none waits for the GPU.
-    pub(super) fn new(ranks: &[Parts]) -> Option<Self> {
-        let sum = |figure: fn(&Parts) -> f64| ranks.iter().map(figure).sum::<f64>();
+    pub(super) fn new(ranks: &[RankTimeParts]) -> Option<Self> {
+        let sum = |figure: fn(&RankTimeParts) -> f64| ranks.iter().map(figure).sum::<f64>();
         let waits = sum(|rank| rank.gpu_wait_calls);
         let is_inference = ranks.iter().all(|rank| rank.only_infers) && waits > 0.0;
         is_inference.then(|| Self {
             launches_per_wait: sum(|rank| rank.launches) / waits,
-            host_seconds_per_wait: sum(|rank| rank.seconds_in(Part::Host)) / waits,
+            host_seconds_per_wait: sum(|rank| rank.seconds_in(TimePart::Host)) / waits,
         })
     }
 
     /// The end of a sentence of evidence.
-    pub(super) fn text(self) -> String {
+    pub(super) fn describe(self) -> String {
         format!(
             "; nothing shows training: {:.0} launches and {:.1} ms of host work per wait for the GPU",
             self.launches_per_wait,

@@ -1,10 +1,10 @@
 //! Input-bound: the ranks wait for data.
 
-use super::job::{BOUNDING_WAIT_SHARE, Job};
+use super::job::{BOUNDING_WAIT_SHARE, JobTimes};
 use super::next_step::NextStep;
 use super::resource::{Resource, ResourceTime, sum_of_part};
-use super::{Description, Verdict, cpu_limit, cpu_scheduler};
-use crate::times::{Part, Parts};
+use super::{Verdict, VerdictDescription, cpu_limit, cpu_scheduler};
+use crate::times::{RankTimeParts, TimePart};
 
 /// Busy share from which loaders count as never resting. The rest is handing over requests and batches.
 const SATURATED_BUSY_SHARE: f64 = 0.75;
@@ -14,9 +14,12 @@ pub(super) static RESOURCE: Resource = Resource {
     title: "input-bound",
     time: "waits for data",
     parts: &[
-        (Part::Prepare, "waiting while loaders prepared data"),
-        (Part::Fetch, "waiting while loaders fetched data"),
-        (Part::OtherData, "waiting for data that no loader worked on"),
+        (TimePart::Prepare, "waiting while loaders prepared data"),
+        (TimePart::Fetch, "waiting while loaders fetched data"),
+        (
+            TimePart::OtherData,
+            "waiting for data that no loader worked on",
+        ),
     ],
     remedy,
     most: |_| f64::INFINITY,
@@ -35,42 +38,45 @@ pub(crate) struct InputBound {
     /// Loaders did neither.
     other: f64,
     /// The largest of the three.
-    cause: Part,
+    cause: TimePart,
     remedy: &'static str,
 }
 
 /// Rule: the loaders never rest, and the ranks wait for them for [`BOUNDING_WAIT_SHARE`] of the time. Loaders work in parallel to the
 /// steps, so a faster step does not make such a job faster. The loaders may lack CPUs; then the CPU scheduler bounds it.
-pub(super) fn loaders_are_saturated(job: &Job) -> Option<Verdict> {
+pub(super) fn loaders_are_saturated(job: &JobTimes) -> Option<Verdict> {
     let mut ranks = job.ranks.iter();
     let never_rest = ranks.all(|rank| rank.loader_busy >= Some(SATURATED_BUSY_SHARE));
     let parts = &job.parts_by_cause;
     let delays: f64 = parts.iter().map(|rank| rank.data_delay).sum();
-    let data_waits = RESOURCE.seconds(parts);
+    let data_waits = RESOURCE.seconds_of_ranks(parts);
     if !never_rest || data_waits + delays < BOUNDING_WAIT_SHARE * job.total.wall_seconds {
         return None;
     }
     let resources = [&RESOURCE, &cpu_scheduler::RESOURCE, &cpu_limit::RESOURCE];
-    let by_time = |a: &&&Resource, b: &&&Resource| a.seconds(parts).total_cmp(&b.seconds(parts));
+    let by_time = |a: &&&Resource, b: &&&Resource| {
+        a.seconds_of_ranks(parts)
+            .total_cmp(&b.seconds_of_ranks(parts))
+    };
     let resource = resources.iter().max_by(by_time)?;
-    Some(resource.bounds(job))
+    Some(resource.bounding_verdict(job))
 }
 
 /// More loaders help if there are CPUs for them, or if they need none. Without loaders, the first ones help most.
-fn next_steps(time: &ResourceTime, ranks: &[Parts]) -> Vec<NextStep> {
-    const WORKERS: &str = "DataLoader(dataset, num_workers=N, persistent_workers=True)";
+fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
+    const MORE_WORKERS_LINE: &str = "DataLoader(dataset, num_workers=N, persistent_workers=True)";
     let most = time.at_most_seconds;
-    let prepare = sum_of_part(ranks, Part::Prepare);
-    let fetch = sum_of_part(ranks, Part::Fetch);
-    let other = sum_of_part(ranks, Part::OtherData);
+    let prepare = sum_of_part(ranks, TimePart::Prepare);
+    let fetch = sum_of_part(ranks, TimePart::Fetch);
+    let other = sum_of_part(ranks, TimePart::OtherData);
     let fill_cpus = ranks.iter().all(|rank| rank.loaders_fill_cpus);
     let have_loaders = ranks.iter().any(|rank| rank.loaders > 0.0);
     let mut steps = Vec::new();
     if !have_loaders && prepare + fetch >= other {
         let what = "loader processes: the training thread loads its data itself";
-        steps.push(NextStep::bounded(what, WORKERS, most));
+        steps.push(NextStep::bounded(what, MORE_WORKERS_LINE, most));
     } else if have_loaders && (!fill_cpus || prepare < fetch.max(other)) {
-        steps.push(NextStep::bounded("more workers", WORKERS, most));
+        steps.push(NextStep::bounded("more workers", MORE_WORKERS_LINE, most));
     }
     if prepare > fetch.max(other) {
         let line = "decode once and store tensors, or torchvision.transforms.v2 on the GPU";
@@ -79,15 +85,19 @@ fn next_steps(time: &ResourceTime, ranks: &[Parts]) -> Vec<NextStep> {
     steps
 }
 
-fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
-    let prepare = sum_of_part(ranks, Part::Prepare);
-    let fetch = sum_of_part(ranks, Part::Fetch);
-    let other = sum_of_part(ranks, Part::OtherData);
+fn verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
+    let prepare = sum_of_part(ranks, TimePart::Prepare);
+    let fetch = sum_of_part(ranks, TimePart::Fetch);
+    let other = sum_of_part(ranks, TimePart::OtherData);
     let (part, most) = match fetch >= prepare {
-        true => (Part::Fetch, fetch),
-        false => (Part::Prepare, prepare),
+        true => (TimePart::Fetch, fetch),
+        false => (TimePart::Prepare, prepare),
     };
-    let cause = if other >= most { Part::OtherData } else { part };
+    let cause = if other >= most {
+        TimePart::OtherData
+    } else {
+        part
+    };
     Verdict::Input(InputBound {
         time,
         prepare,
@@ -98,15 +108,15 @@ fn verdict(time: ResourceTime, ranks: &[Parts]) -> Verdict {
     })
 }
 
-fn remedy(part: Part, ranks: &[Parts]) -> &'static str {
+fn remedy(part: TimePart, ranks: &[RankTimeParts]) -> &'static str {
     let loaders_fill_cpus = ranks.iter().all(|rank| rank.loaders_fill_cpus);
     match part {
-        Part::Fetch => "faster storage or network, or deeper prefetching",
+        TimePart::Fetch => "faster storage or network, or deeper prefetching",
         // A loader that sleeps or waits for something that is not seen takes no CPU, so more of them can.
-        Part::OtherData if ranks.iter().any(|rank| rank.loaders > 0.0) => {
+        TimePart::OtherData if ranks.iter().any(|rank| rank.loaders > 0.0) => {
             "more loaders: those that the ranks have wait for something else than CPU, disk or network"
         }
-        Part::OtherData => {
+        TimePart::OtherData => {
             "checking the data source: no process that the ranks started worked on the data"
         }
         _ if loaders_fill_cpus => {
@@ -117,7 +127,7 @@ fn remedy(part: Part, ranks: &[Parts]) -> &'static str {
 }
 
 impl InputBound {
-    pub(super) fn describe(&self) -> Description {
+    pub(super) fn describe(&self) -> VerdictDescription {
         let evidence = format!(
             "waits for data took {}: loaders prepared for {:.1} s, fetched for {:.1} s, did neither for {:.1} s",
             self.time.share_text(),

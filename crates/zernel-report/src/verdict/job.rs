@@ -1,26 +1,26 @@
 //! The times of all ranks of a job, as the rules use them.
 
-use super::slowest::{Slowest, slowest};
-use crate::times::{Part, Parts, RankTimes};
+use super::slowest::{SlowestRank, find_slowest_rank};
+use crate::times::{RankTimeParts, RankTimes, TimePart};
 
 /// Share of the time that a wait must take to bound a job that nothing else can speed up.
 pub(super) const BOUNDING_WAIT_SHARE: f64 = 0.15;
 
 /// The job that the rules judge.
-pub(super) struct Job<'a> {
+pub(super) struct JobTimes<'a> {
     pub(super) ranks: &'a [RankTimes],
     pub(super) total: TotalTime,
-    pub(super) slowest: Option<Slowest>,
+    pub(super) slowest: Option<SlowestRank>,
     /// The parts of each rank's time.
-    pub(super) parts: Vec<Parts>,
+    pub(super) parts: Vec<RankTimeParts>,
     /// The same, but waits for the slowest rank count as the part that makes it slow.
-    pub(super) parts_by_cause: Vec<Parts>,
+    pub(super) parts_by_cause: Vec<RankTimeParts>,
 }
 
-impl<'a> Job<'a> {
+impl<'a> JobTimes<'a> {
     pub(super) fn new(ranks: &'a [RankTimes]) -> Self {
-        let parts: Vec<Parts> = ranks.iter().map(Parts::new).collect();
-        let slowest = slowest(ranks);
+        let parts: Vec<RankTimeParts> = ranks.iter().map(RankTimeParts::new).collect();
+        let slowest = find_slowest_rank(ranks);
         let mut parts_by_cause = parts.clone();
         if let Some(slowest) = slowest {
             charge_waits_for_slowest(&mut parts_by_cause, slowest);
@@ -40,11 +40,11 @@ impl<'a> Job<'a> {
 }
 
 /// Counts waits for the slowest rank as the part that makes it slow.
-fn charge_waits_for_slowest(parts: &mut [Parts], slowest: Slowest) {
+fn charge_waits_for_slowest(parts: &mut [RankTimeParts], slowest: SlowestRank) {
     let Some(reason) = slowest.reason else { return };
-    let least = parts[slowest.index].seconds_in(Part::Communication);
+    let least = parts[slowest.index].seconds_in(TimePart::Communication);
     for rank in parts {
-        rank.reassign_communication(reason, rank.seconds_in(Part::Communication) - least);
+        rank.reassign_communication(reason, rank.seconds_in(TimePart::Communication) - least);
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) mod tests;
 
 use serde::{Serialize, Serializer};
 
-use crate::times::{Part, RankTimes};
+use crate::times::{RankTimes, TimePart};
 use communication::CommunicationBound;
 use cpu_limit::CpuLimitBound;
 use cpu_scheduler::CpuSchedulerBound;
@@ -41,10 +41,10 @@ use gpu::GpuBound;
 use host::HostBound;
 pub(crate) use inconclusive::Inconclusive;
 use input::InputBound;
-use job::Job;
+use job::JobTimes;
 pub(crate) use next_step::NextStep;
 use resource::Resource;
-pub(crate) use slowest::{Slowest, slowest};
+pub(crate) use slowest::{SlowestRank, find_slowest_rank};
 use straggler::Straggler;
 
 /// What bounds a job.
@@ -61,7 +61,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    pub(crate) fn describe(&self) -> Description {
+    pub(crate) fn describe(&self) -> VerdictDescription {
         match self {
             Self::Straggler(straggler) => straggler.describe(),
             Self::Input(bound) => bound.describe(),
@@ -76,10 +76,10 @@ impl Verdict {
 }
 
 /// Gives a verdict, if it applies to the job.
-type Rule = fn(&Job) -> Option<Verdict>;
+type VerdictRule = fn(&JobTimes) -> Option<Verdict>;
 
 /// The rules. The first rule that applies gives the verdict.
-const RULES: &[Rule] = &[
+const RULES: &[VerdictRule] = &[
     inconclusive::too_little_evidence,
     straggler::one_rank_is_slow,
     input::loaders_are_saturated,
@@ -98,7 +98,7 @@ static RESOURCES: &[&Resource] = &[
 
 /// Judges what bounds a job.
 pub(crate) fn judge(ranks: &[RankTimes]) -> Verdict {
-    let job = Job::new(ranks);
+    let job = JobTimes::new(ranks);
     let verdict = RULES.iter().find_map(|rule| rule(&job));
     verdict.unwrap_or_else(|| inconclusive::nothing_dominates(&job))
 }
@@ -106,13 +106,13 @@ pub(crate) fn judge(ranks: &[RankTimes]) -> Verdict {
 /// What the report shows of a verdict. The JSON form has the same keys for every verdict, `null` where one has no such
 /// value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Description {
+pub(crate) struct VerdictDescription {
     #[serde(skip)]
     pub(crate) title: &'static str,
     /// The resource, `straggler` or `cannot-tell`.
     pub(crate) bound: &'static str,
     /// The largest part of the resource's time, or what a straggler spent more time in than its peers.
-    pub(crate) cause: Option<Part>,
+    pub(crate) cause: Option<TimePart>,
     /// The straggler's index in the list of ranks.
     pub(crate) straggler: Option<usize>,
     /// The measurements behind the verdict. The reader knows which rank is the straggler.

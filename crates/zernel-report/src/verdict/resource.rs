@@ -2,10 +2,10 @@
 
 use std::slice;
 
-use super::job::{Job, TotalTime};
+use super::job::{JobTimes, TotalTime};
 use super::next_step::{MAX_NEXT_STEPS, NextStep};
-use super::{Description, RESOURCES, Verdict};
-use crate::times::{Part, Parts};
+use super::{RESOURCES, Verdict, VerdictDescription};
+use crate::times::{RankTimeParts, TimePart};
 
 /// Share of the time that a resource must take to bound a job.
 pub(super) const DOMINANT_SHARE: f64 = 0.35;
@@ -21,49 +21,52 @@ pub(super) struct Resource {
     /// Name of its time in a list.
     pub(super) time: &'static str,
     /// The parts of a rank's time that it takes, with the end of the sentence "it spent 1 s more".
-    pub(super) parts: &'static [(Part, &'static str)],
+    pub(super) parts: &'static [(TimePart, &'static str)],
     /// What makes a part of these ranks' time shorter.
-    pub(super) remedy: fn(Part, &[Parts]) -> &'static str,
+    pub(super) remedy: fn(TimePart, &[RankTimeParts]) -> &'static str,
     /// The most that a rank can save of its time, if something else than that time limits it.
-    pub(super) most: fn(&Parts) -> f64,
+    pub(super) most: fn(&RankTimeParts) -> f64,
     /// Things to try, from the parts of the ranks.
-    pub(super) next_steps: fn(&ResourceTime, &[Parts]) -> Vec<NextStep>,
+    pub(super) next_steps: fn(&ResourceTime, &[RankTimeParts]) -> Vec<NextStep>,
     /// The verdict that the resource bounds a job, from the parts of its ranks.
-    pub(super) verdict: fn(ResourceTime, &[Parts]) -> Verdict,
+    pub(super) verdict: fn(ResourceTime, &[RankTimeParts]) -> Verdict,
 }
 
 impl Resource {
     /// The resource that takes a part.
-    pub(super) fn that_takes(part: Part) -> Option<&'static Self> {
+    pub(super) fn taking_part(part: TimePart) -> Option<&'static Self> {
         let mut resources = RESOURCES.iter().copied();
-        resources.find(|resource| resource.takes(part))
+        resources.find(|resource| resource.takes_part(part))
     }
 
     /// The end of the sentence "it spent 1 s more" for a part.
-    pub(super) fn excess_text(part: Part) -> Option<&'static str> {
-        let mut parts = Self::that_takes(part)?.parts.iter();
+    pub(super) fn excess_text(part: TimePart) -> Option<&'static str> {
+        let mut parts = Self::taking_part(part)?.parts.iter();
         let (_, text) = parts.find(|(own, _)| *own == part)?;
         Some(text)
     }
 
-    pub(super) fn takes(&self, part: Part) -> bool {
+    pub(super) fn takes_part(&self, part: TimePart) -> bool {
         self.parts.iter().any(|(own, _)| *own == part)
     }
 
     /// Seconds of all ranks that it takes.
-    pub(super) fn seconds(&self, ranks: &[Parts]) -> f64 {
+    pub(super) fn seconds_of_ranks(&self, ranks: &[RankTimeParts]) -> f64 {
         let parts = self.parts.iter();
         parts.map(|(part, _)| sum_of_part(ranks, *part)).sum()
     }
 
     /// The verdict that it bounds the job.
-    pub(super) fn bounds(&self, job: &Job) -> Verdict {
+    pub(super) fn bounding_verdict(&self, job: &JobTimes) -> Verdict {
         let ranks = &job.parts_by_cause;
-        let of_rank = |rank: &Parts| self.seconds(slice::from_ref(rank)).min((self.most)(rank));
+        let of_rank = |rank: &RankTimeParts| {
+            self.seconds_of_ranks(slice::from_ref(rank))
+                .min((self.most)(rank))
+        };
         let mut time = ResourceTime {
-            seconds: self.seconds(ranks),
+            seconds: self.seconds_of_ranks(ranks),
             total: job.total,
-            others: mentioned(job, Some(self)),
+            others: resources_worth_mentioning(job, Some(self)),
             at_most_seconds: ranks.iter().map(of_rank).fold(0.0, f64::max),
             next_steps: Vec::new(),
         };
@@ -74,20 +77,20 @@ impl Resource {
 }
 
 /// Seconds of all ranks in a part.
-pub(super) fn sum_of_part(ranks: &[Parts], part: Part) -> f64 {
+pub(super) fn sum_of_part(ranks: &[RankTimeParts], part: TimePart) -> f64 {
     ranks.iter().map(|rank| rank.seconds_in(part)).sum()
 }
 
 /// Rule: one resource takes [`DOMINANT_SHARE`] of the time. The parts follow one another, so the time of each is what it can
 /// save.
-pub(super) fn one_resource_dominates(job: &Job) -> Option<Verdict> {
-    let (resource, seconds) = by_size(job)[0];
-    (seconds >= DOMINANT_SHARE * job.total.wall_seconds).then(|| resource.bounds(job))
+pub(super) fn one_resource_dominates(job: &JobTimes) -> Option<Verdict> {
+    let (resource, seconds) = resources_by_seconds(job)[0];
+    (seconds >= DOMINANT_SHARE * job.total.wall_seconds).then(|| resource.bounding_verdict(job))
 }
 
 /// The resources with their seconds, largest first.
-fn by_size(job: &Job) -> Vec<(&'static Resource, f64)> {
-    let seconds = |resource: &Resource| resource.seconds(&job.parts_by_cause);
+fn resources_by_seconds(job: &JobTimes) -> Vec<(&'static Resource, f64)> {
+    let seconds = |resource: &Resource| resource.seconds_of_ranks(&job.parts_by_cause);
     let resources = RESOURCES.iter().copied();
     let mut resources: Vec<_> = resources.map(|each| (each, seconds(each))).collect();
     resources.sort_by(|(_, a), (_, b)| b.total_cmp(a));
@@ -95,17 +98,22 @@ fn by_size(job: &Job) -> Vec<(&'static Resource, f64)> {
 }
 
 /// Names and seconds of the resources with a share worth mentioning, largest first, without `except`.
-pub(super) fn mentioned(job: &Job, except: Option<&Resource>) -> Vec<(&'static str, f64)> {
-    let others = by_size(job).into_iter().filter(|(resource, seconds)| {
-        let is_excepted = except.is_some_and(|except| except.key == resource.key);
-        *seconds >= MIN_MENTIONED_SHARE * job.total.wall_seconds && !is_excepted
-    });
+pub(super) fn resources_worth_mentioning(
+    job: &JobTimes,
+    except: Option<&Resource>,
+) -> Vec<(&'static str, f64)> {
+    let others = resources_by_seconds(job)
+        .into_iter()
+        .filter(|(resource, seconds)| {
+            let is_excepted = except.is_some_and(|except| except.key == resource.key);
+            *seconds >= MIN_MENTIONED_SHARE * job.total.wall_seconds && !is_excepted
+        });
     let named = others.map(|(resource, seconds)| (resource.time, seconds));
     named.collect()
 }
 
 /// Names and seconds as a list.
-pub(super) fn list(times: &[(&str, f64)]) -> String {
+pub(super) fn list_times(times: &[(&str, f64)]) -> String {
     let texts = times
         .iter()
         .map(|(name, seconds)| format!("{name} {seconds:.1} s"));
@@ -134,15 +142,15 @@ impl ResourceTime {
     pub(super) fn describe(
         &self,
         resource: &Resource,
-        cause: Part,
+        cause: TimePart,
         evidence: String,
         helps: &'static str,
-    ) -> Description {
+    ) -> VerdictDescription {
         let others = match self.others.is_empty() {
             true => String::new(),
-            false => format!("; also {}", list(&self.others)),
+            false => format!("; also {}", list_times(&self.others)),
         };
-        Description {
+        VerdictDescription {
             title: resource.title,
             bound: resource.key,
             cause: Some(cause),
@@ -164,8 +172,10 @@ mod tests {
 
     #[test]
     fn every_part_belongs_to_one_resource() {
-        for part in Part::ALL {
-            let takes = RESOURCES.iter().filter(|resource| resource.takes(part));
+        for part in TimePart::ALL {
+            let takes = RESOURCES
+                .iter()
+                .filter(|resource| resource.takes_part(part));
             assert_eq!(takes.count(), 1, "{part:?}");
         }
     }

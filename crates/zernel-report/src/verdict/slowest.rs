@@ -3,25 +3,25 @@
 use serde::Serialize;
 
 use super::resource::Resource;
-use crate::times::{Part, Parts, RankTimes};
+use crate::times::{RankTimeParts, RankTimes, TimePart};
 
 /// Share of its time by which a rank must wait less than its peers to count as the slowest.
 const MIN_SHORTER_WAIT_SHARE: f64 = 0.05;
 
 /// The rank that the others wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Slowest {
+pub(crate) struct SlowestRank {
     /// Index of the slowest rank in the list of ranks.
     pub(crate) index: usize,
     /// Seconds that the slowest rank waited less in collectives than the rank that waited longest.
     pub(crate) seconds: f64,
     /// The part that the slowest rank spent more time in than its peers on average. `None`: no part, or an unknown one.
-    pub(crate) reason: Option<Part>,
+    pub(crate) reason: Option<TimePart>,
     /// Seconds that the slowest rank spent more in `reason` than its peers on average; 0 if there is no such part.
     pub(crate) more_seconds: f64,
 }
 
-impl Slowest {
+impl SlowestRank {
     /// What the rank spent more time in than its peers: the end of the sentence "it spent 1 s more".
     pub(crate) fn excess_text(&self) -> &'static str {
         let text = self.reason.and_then(Resource::excess_text);
@@ -31,7 +31,7 @@ impl Slowest {
 
 /// Finds the rank that waits least in collectives: peers that are ready wait for the one that is not. `None` if no rank
 /// waits longer by [`MIN_SHORTER_WAIT_SHARE`] of its time.
-pub(crate) fn slowest(ranks: &[RankTimes]) -> Option<Slowest> {
+pub(crate) fn find_slowest_rank(ranks: &[RankTimes]) -> Option<SlowestRank> {
     let by_wait = |a: &&(usize, f64), b: &&(usize, f64)| a.1.total_cmp(&b.1);
     let waits = ranks.iter().map(|rank| rank.communication);
     let waits: Vec<(usize, f64)> = waits.enumerate().collect();
@@ -42,7 +42,7 @@ pub(crate) fn slowest(ranks: &[RankTimes]) -> Option<Slowest> {
         return None;
     }
     let (reason, more_seconds) = largest_excess(ranks, index)?;
-    Some(Slowest {
+    Some(SlowestRank {
         index,
         seconds,
         reason: reason.filter(|_| more_seconds > 0.0),
@@ -51,27 +51,29 @@ pub(crate) fn slowest(ranks: &[RankTimes]) -> Option<Slowest> {
 }
 
 /// The part that a rank spent most time in beyond the mean of its peers, and how much. `None` as a part is unknown time.
-fn largest_excess(ranks: &[RankTimes], index: usize) -> Option<(Option<Part>, f64)> {
-    let split: Vec<(&RankTimes, Parts)> =
-        ranks.iter().map(|rank| (rank, Parts::new(rank))).collect();
-    let spent = |part: Option<Part>, (rank, parts): &(&RankTimes, Parts)| match part {
+fn largest_excess(ranks: &[RankTimes], index: usize) -> Option<(Option<TimePart>, f64)> {
+    let split: Vec<(&RankTimes, RankTimeParts)> = ranks
+        .iter()
+        .map(|rank| (rank, RankTimeParts::new(rank)))
+        .collect();
+    let spent = |part: Option<TimePart>, (rank, parts): &(&RankTimes, RankTimeParts)| match part {
         Some(part) => parts.seconds_in(part),
-        None => rank.wall - parts.total(),
+        None => rank.wall - parts.total_seconds(),
     };
-    let excess = |part: Option<Part>| {
-        let peers = peers(&split, index).map(|peer| spent(part, peer));
+    let excess = |part: Option<TimePart>| {
+        let peers = all_ranks_except(&split, index).map(|peer| spent(part, peer));
         spent(part, &split[index]) - peers.sum::<f64>() / (ranks.len() - 1) as f64
     };
-    let parts = Part::ALL
+    let parts = TimePart::ALL
         .into_iter()
-        .filter(|part| *part != Part::Communication);
+        .filter(|part| *part != TimePart::Communication);
     let parts = parts.map(Some).chain([None]);
     let excesses = parts.map(|part| (part, excess(part)));
     excesses.max_by(|(_, a), (_, b)| a.total_cmp(b))
 }
 
 /// All ranks except one.
-pub(super) fn peers<T>(ranks: &[T], except: usize) -> impl Iterator<Item = &T> {
+pub(super) fn all_ranks_except<T>(ranks: &[T], except: usize) -> impl Iterator<Item = &T> {
     let ranks = ranks.iter().enumerate();
     ranks.filter_map(move |(index, rank)| (index != except).then_some(rank))
 }
@@ -83,11 +85,14 @@ mod tests {
 
     #[test]
     fn the_slowest_rank_waits_least_in_collectives() {
-        let found = slowest(&[waiting_rank(), gpu_rank(), waiting_rank()]).unwrap();
+        let found = find_slowest_rank(&[waiting_rank(), gpu_rank(), waiting_rank()]).unwrap();
         assert_eq!((found.index, found.seconds), (1, 42.0));
-        assert_eq!((found.reason, found.more_seconds), (Some(Part::Gpu), 42.0));
-        assert_eq!(slowest(&[gpu_rank(), gpu_rank()]), None);
-        assert_eq!(slowest(&[gpu_rank()]), None);
-        assert_eq!(slowest(&[]), None);
+        assert_eq!(
+            (found.reason, found.more_seconds),
+            (Some(TimePart::Gpu), 42.0)
+        );
+        assert_eq!(find_slowest_rank(&[gpu_rank(), gpu_rank()]), None);
+        assert_eq!(find_slowest_rank(&[gpu_rank()]), None);
+        assert_eq!(find_slowest_rank(&[]), None);
     }
 }

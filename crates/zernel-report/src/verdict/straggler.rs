@@ -2,11 +2,11 @@
 
 use std::slice;
 
-use super::job::{BOUNDING_WAIT_SHARE, Job};
+use super::job::{BOUNDING_WAIT_SHARE, JobTimes};
 use super::resource::Resource;
-use super::slowest::{Slowest, peers};
-use super::{Description, Verdict, input};
-use crate::times::{Part, Parts, RankTimes};
+use super::slowest::{SlowestRank, all_ranks_except};
+use super::{Verdict, VerdictDescription, input};
+use crate::times::{RankTimeParts, RankTimes, TimePart};
 
 /// The remedy if nothing that was measured makes the rank slow.
 const DUMP_STACK: &str = "a stack dump of that rank, for example with `py-spy dump --pid`";
@@ -14,7 +14,7 @@ const DUMP_STACK: &str = "a stack dump of that rank, for example with `py-spy du
 /// One rank that keeps its peers waiting.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Straggler {
-    slowest: Slowest,
+    slowest: SlowestRank,
     /// Time that a peer waits for it, on average. The job can get shorter by this at most.
     waited_seconds: f64,
     /// Wall time of a peer, on average.
@@ -26,30 +26,32 @@ pub(crate) struct Straggler {
 
 /// Rule: the peers of one rank wait for it for [`BOUNDING_WAIT_SHARE`] of their time, and would not wait even longer for their own
 /// loaders if that rank were faster.
-pub(super) fn one_rank_is_slow(job: &Job) -> Option<Verdict> {
+pub(super) fn one_rank_is_slow(job: &JobTimes) -> Option<Verdict> {
     let slowest = job.slowest?;
     let (ranks, parts) = (job.ranks, &job.parts);
     let count = (ranks.len() - 1) as f64;
-    let peer_mean = |measure: &dyn Fn(&RankTimes, &Parts) -> f64| {
-        let both: Vec<(&RankTimes, &Parts)> = ranks.iter().zip(parts).collect();
-        let peers = peers(&both, slowest.index).map(|(rank, parts)| measure(rank, parts));
+    let peer_mean = |measure: &dyn Fn(&RankTimes, &RankTimeParts) -> f64| {
+        let both: Vec<(&RankTimes, &RankTimeParts)> = ranks.iter().zip(parts).collect();
+        let peers =
+            all_ranks_except(&both, slowest.index).map(|(rank, parts)| measure(rank, parts));
         peers.sum::<f64>() / count
     };
     let slow = &parts[slowest.index];
-    let least = slow.seconds_in(Part::Communication);
+    let least = slow.seconds_in(TimePart::Communication);
     let is_for_data = is_slowed_by_loaders(slowest.reason, slow);
     // A peer with loaders that hardly rest would soon wait for them instead.
     let busy =
         |rank: &RankTimes| rank.wall * rank.loader_busy.filter(|_| is_for_data).unwrap_or(0.0);
     // A peer that trained for longer began earlier, and waited for the other one to begin.
     let before = |rank: &RankTimes| (rank.wall - ranks[slowest.index].wall).max(0.0);
-    let waited = |rank: &RankTimes, parts: &Parts| {
-        (parts.seconds_in(Part::Communication) - least - before(rank)).max(0.0)
+    let waited = |rank: &RankTimes, parts: &RankTimeParts| {
+        (parts.seconds_in(TimePart::Communication) - least - before(rank)).max(0.0)
     };
     let gain = peer_mean(&|rank, parts| waited(rank, parts).min(rank.wall - busy(rank)));
-    let hidden = peer_mean(&|rank, parts| busy(rank) - (parts.total() - waited(rank, parts)));
-    let input = peer_mean(&|_, parts| input::RESOURCE.seconds(slice::from_ref(parts)));
-    let delay = peer_mean(&|_, parts| parts.seconds_in(Part::CpuDelay));
+    let hidden =
+        peer_mean(&|rank, parts| busy(rank) - (parts.total_seconds() - waited(rank, parts)));
+    let input = peer_mean(&|_, parts| input::RESOURCE.seconds_of_ranks(slice::from_ref(parts)));
+    let delay = peer_mean(&|_, parts| parts.seconds_in(TimePart::CpuDelay));
     let peer_wall_seconds = peer_mean(&|rank, _| rank.wall);
     let is_explained = slowest.more_seconds > 0.0;
     let is_enough =
@@ -67,22 +69,22 @@ pub(super) fn one_rank_is_slow(job: &Job) -> Option<Verdict> {
 }
 
 /// Whether a rank is slow because of its loaders: they work, or most of its CPU delay is theirs.
-fn is_slowed_by_loaders(reason: Option<Part>, slow: &Parts) -> bool {
-    let loaders_lack_cpus =
-        reason == Some(Part::CpuDelay) && 2.0 * slow.data_delay > slow.seconds_in(Part::CpuDelay);
-    reason.is_some_and(|part| input::RESOURCE.takes(part)) || loaders_lack_cpus
+fn is_slowed_by_loaders(reason: Option<TimePart>, slow: &RankTimeParts) -> bool {
+    let loaders_lack_cpus = reason == Some(TimePart::CpuDelay)
+        && 2.0 * slow.data_delay > slow.seconds_in(TimePart::CpuDelay);
+    reason.is_some_and(|part| input::RESOURCE.takes_part(part)) || loaders_lack_cpus
 }
 
 /// What makes the slow rank faster: the remedy for the part that makes it slow.
-fn remedy(reason: Option<Part>, slow: &Parts) -> &'static str {
-    let resource = reason.and_then(|part| Some((part, Resource::that_takes(part)?)));
+fn remedy(reason: Option<TimePart>, slow: &RankTimeParts) -> &'static str {
+    let resource = reason.and_then(|part| Some((part, Resource::taking_part(part)?)));
     resource.map_or(DUMP_STACK, |(part, resource)| {
         (resource.remedy)(part, slice::from_ref(slow))
     })
 }
 
 impl Straggler {
-    pub(super) fn describe(&self) -> Description {
+    pub(super) fn describe(&self) -> VerdictDescription {
         let evidence = format!(
             "its peers waited for it for {:.1} s of {:.1} s ({:.0} %, mean); it spent {:.1} s more {} than they did",
             self.waited_seconds,
@@ -91,7 +93,7 @@ impl Straggler {
             self.slowest.more_seconds,
             self.slowest.excess_text()
         );
-        Description {
+        VerdictDescription {
             title: "straggler-bound",
             bound: "straggler",
             cause: self.slowest.reason,
@@ -146,14 +148,14 @@ mod tests {
             ..gpu_rank()
         };
         let cases = [
-            (gpu_rank(), Part::Gpu),
-            (RankTimes { cpu: 90.0, ..slow }, Part::Host),
+            (gpu_rank(), TimePart::Gpu),
+            (RankTimes { cpu: 90.0, ..slow }, TimePart::Host),
             (
                 RankTimes {
                     run_delay: 45.0,
                     ..slow
                 },
-                Part::CpuDelay,
+                TimePart::CpuDelay,
             ),
             (
                 RankTimes {
@@ -162,7 +164,7 @@ mod tests {
                     loader_busy: Some(0.95),
                     ..slow
                 },
-                Part::Fetch,
+                TimePart::Fetch,
             ),
         ];
         for (rank, cause) in cases {
@@ -239,7 +241,7 @@ mod tests {
             "{}",
             verdict.describe().evidence
         );
-        assert_eq!(verdict.describe().cause, Some(Part::Prepare));
+        assert_eq!(verdict.describe().cause, Some(TimePart::Prepare));
         // Nor is a rank a straggler if its peers would wait longer for their own loaders than they gain.
         let lacks_cpus = RankTimes {
             data_waits: 77.0,

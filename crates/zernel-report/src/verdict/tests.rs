@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::job::TotalTime;
 use super::resource::ResourceTime;
 use super::{Verdict, communication, judge};
-use crate::times::{Parts, RankTimes};
+use crate::times::{RankTimeParts, RankTimes};
 
 /// A rank that waits for its GPU.
 pub(crate) fn gpu_rank() -> RankTimes {
@@ -125,6 +125,6 @@ fn parts_add_up_to_at_most_the_wall_time() {
         ..gpu_rank()
     };
     for rank in [gpu_rank(), starved_rank(), overlapping] {
-        assert!(Parts::new(&rank).total() <= rank.wall + 1e-9);
+        assert!(RankTimeParts::new(&rank).total_seconds() <= rank.wall + 1e-9);
     }
 }

@@ -11,7 +11,7 @@ use rustix::thread::CapabilitySet;
 use zernel_ebpf::privilege;
 
 use super::row::Row;
-use zernel_report::text::shortened;
+use zernel_report::text::shorten;
 
 pub(super) fn rows(processes: &Visibility) -> Vec<Row> {
     let lacking = privilege::lacking(&privilege::TO_SEE, Privilege::own().held);
@@ -141,7 +141,7 @@ impl Visibility {
         let unseen = others.iter().filter_map(|(followed, process)| {
             let error = followed.as_ref().err()?;
             let name = process.stat().map_or(String::new(), |stat| stat.comm);
-            let name = shortened(&name, 15);
+            let name = shorten(&name, 15);
             Some(format!("{} {name}: {}", process.pid, os_message(error)))
         });
         Self {

@@ -12,7 +12,7 @@ use procfs::process::{FDTarget, ProcState, Process, Stat, Syscall, Task};
 use serde::Serialize;
 
 use super::syscalls;
-use zernel_report::text::shortened;
+use zernel_report::text::shorten;
 
 /// How long the CPU time of threads is measured.
 const SAMPLE_TIME: Duration = Duration::from_millis(200);
@@ -187,7 +187,7 @@ impl Thread {
             pid: task.pid,
             tid: task.tid,
             state: stat.state().ok()?,
-            name: shortened(&stat.comm, 15),
+            name: shorten(&stat.comm, 15),
             busy,
             syscall,
             target,
@@ -258,7 +258,7 @@ impl Thread {
         let call = self.syscall.and_then(syscalls::name);
         match (call, &self.target) {
             (Some(call), Some(FDTarget::Path(path))) => {
-                let path = shortened(&path.to_string_lossy(), 200);
+                let path = shorten(&path.to_string_lossy(), 200);
                 format!("its {call} of {path} has not returned")
             }
             (Some(call), _) => format!("its {call} has not returned"),

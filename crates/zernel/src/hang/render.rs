@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::analysis::Problem;
 use super::report::{CommunicatorReport, FindingReport, HangReport, HangVerdict, RankReport};
-use zernel_report::text::{bytes, shortened, unbroken, wrapped};
+use zernel_report::text::{format_bytes, keep_on_one_line, shorten, wrap_lines};
 
 /// Renders the whole report.
 pub(super) fn text(report: &HangReport) -> String {
@@ -18,9 +18,7 @@ pub(super) fn text(report: &HangReport) -> String {
             _ => "can't tell",
         };
         let job = report.job.as_deref();
-        let of_job = job.map_or(String::new(), |job| {
-            format!(" of job {}", shortened(job, 30))
-        });
+        let of_job = job.map_or(String::new(), |job| format!(" of job {}", shorten(job, 30)));
         let note =
             format!("{verdict}: no process{of_job} that you may see has a known NCCL communicator");
         push_paragraph(&mut out, "", &note);
@@ -42,9 +40,7 @@ pub(super) fn text(report: &HangReport) -> String {
 
 fn write_communicator(out: &mut String, ranks: &CommunicatorReport) {
     let job = ranks.job.as_deref();
-    let job = job.map_or(String::new(), |job| {
-        format!(" of job {}", shortened(job, 30))
-    });
+    let job = job.map_or(String::new(), |job| format!(" of job {}", shorten(job, 30)));
     let exited = ranks
         .members
         .iter()
@@ -100,11 +96,11 @@ fn member_row(member: &RankReport) -> String {
     row([
         &member.rank.map_or("-".to_owned(), |rank| rank.to_string()),
         &member.pid.to_string(),
-        &shortened(&member.comm, 15),
+        &shorten(&member.comm, 15),
         &member.sequence.to_string(),
         if is_any { &member.op } else { "-" },
         &if is_any {
-            bytes(member.bytes)
+            format_bytes(member.bytes)
         } else {
             "-".to_owned()
         },
@@ -179,7 +175,7 @@ fn problem_text(found: &FindingReport) -> String {
     };
     let activity = &found.activity.text;
     let waited = seconds(found.waited_seconds);
-    let last = unbroken(&format!("{} {}", rank.op, rank.sequence));
+    let last = keep_on_one_line(&format!("{} {}", rank.op, rank.sequence));
     match &found.problem {
         Problem::Exited => format!(
             "{subject} {activity}; its last collective was {last}, and others have waited for {waited}"
@@ -208,7 +204,7 @@ fn problem_text(found: &FindingReport) -> String {
 }
 
 fn seconds(seconds: f64) -> String {
-    unbroken(&format!("{seconds:.1} s"))
+    keep_on_one_line(&format!("{seconds:.1} s"))
 }
 
 fn push_line(out: &mut String, line: &str) {
@@ -217,7 +213,7 @@ fn push_line(out: &mut String, line: &str) {
 }
 
 fn push_paragraph(out: &mut String, indent: &str, text: &str) {
-    for (number, line) in wrapped(text, 94).into_iter().enumerate() {
+    for (number, line) in wrap_lines(text, 94).into_iter().enumerate() {
         let more = if number == 0 { "" } else { "    " };
         push_line(out, &format!("{indent}{more}{line}"));
     }

@@ -17,7 +17,7 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::iterator::{Handle, SignalsInfo};
 use signal_hook::low_level::siginfo::Cause;
 
-use zernel_report::Ended;
+use zernel_report::CommandExit;
 
 use super::caller::Caller;
 
@@ -101,7 +101,7 @@ impl Child {
     }
 
     /// Waits for the command to exit, and reaps orphans meanwhile.
-    pub(crate) fn wait(self) -> io::Result<Ended> {
+    pub(crate) fn wait(self) -> io::Result<CommandExit> {
         let status = loop {
             match wait(WaitOptions::empty()) {
                 Ok(Some((pid, status))) if pid == self.pid => break status,
@@ -111,7 +111,7 @@ impl Child {
         };
         self.forwarding.close();
         let cpu = CpuTime::of_children();
-        Ok(Ended {
+        Ok(CommandExit {
             code: status.exit_status(),
             signal: status.terminating_signal(),
             user_seconds: (cpu.user - self.cpu_before.user).as_secs_f64(),

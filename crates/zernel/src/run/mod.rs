@@ -179,7 +179,8 @@ impl ReportOptions {
             let text = serde_json::to_string_pretty(report)?;
             write_file_or_stdout(file, &(text + "\n"), caller)
         };
-        let page = |file: &Path| write_file_or_stdout(file, &zernel_report::html(report), caller);
+        let page =
+            |file: &Path| write_file_or_stdout(file, &zernel_report::render_html(report), caller);
         let json = self.json.as_deref().map(|file| (file, json(file)));
         let page = self.html.as_deref().map(|file| (file, page(file)));
         for (file, written) in json.into_iter().chain(page) {

@@ -12,7 +12,7 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use zernel_ebpf::observer::{Observer, ObserverOptions, ObserverThread};
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
-use zernel_report::{Observation, Record};
+use zernel_report::{Observation, ProcessRecord};
 
 use super::cpu_limit::throttled_seconds;
 use crate::client::Socket;
@@ -59,7 +59,7 @@ pub(crate) struct RunRecording {
     start_ns: u64,
     /// The pid of the spawned command, once it has started.
     command: Arc<OnceLock<u32>>,
-    records: BTreeMap<ProcessKey, Record>,
+    records: BTreeMap<ProcessKey, ProcessRecord>,
     /// Whether a process descends from the root.
     ancestries: BTreeMap<ProcessKey, Ancestry>,
     observation: Observation,
@@ -226,17 +226,17 @@ impl RunRecording {
         }
         let record = self.records.entry(key);
         let record = record.or_insert_with(|| match root {
-            Root::SpawnedCommand => Record::for_new_process(process, asleep_ns),
+            Root::SpawnedCommand => ProcessRecord::for_new_process(process, asleep_ns),
             // It started after recording began, so all of it was observed.
-            Root::RunningProcess(_) if process.start_ns >= start_ns => Record::default(),
-            Root::RunningProcess(_) => Record::for_running_process(process),
+            Root::RunningProcess(_) if process.start_ns >= start_ns => ProcessRecord::default(),
+            Root::RunningProcess(_) => ProcessRecord::for_running_process(process),
         });
         if process.is_trainer()
             && let Some(seconds) = throttled_seconds(process.pid)
         {
-            record.set_throttled(seconds);
+            record.set_throttled_seconds(seconds);
         }
-        record.observe(process, now_ns);
+        record.add_sample(process, now_ns);
         // A process can change its affinity at any time.
         if let Some(cpus) = cpus(process.pid).filter(|_| process.is_trainer()) {
             record.cpus = cpus;
@@ -259,7 +259,7 @@ impl RunRecording {
             ));
         }
         let records = self.records.into_values();
-        self.observation.processes = records.map(Record::finish).collect();
+        self.observation.processes = records.map(ProcessRecord::into_report).collect();
         self.observation
     }
 }

@@ -14,7 +14,7 @@ use zernel_ebpf::observer::{
     ClassDecisions, Observer, ObserverOptions, ObserverThread, ProcessDecisions,
 };
 use zernel_phase::class::TaskClass;
-use zernel_report::text::{printable, shortened};
+use zernel_report::text::{replace_control_characters, shorten};
 
 use crate::run::attach::parse_time;
 use crate::{interrupt, print};
@@ -104,7 +104,7 @@ fn table(jobs: &[Job], wall: Duration) -> String {
             0 => String::new(),
             loaders => format!("+{loaders}"),
         };
-        let name = shortened(&printable(&job.comm), 12);
+        let name = shorten(&replace_control_characters(&job.comm), 12);
         let name = format!("{} {name}{loaders}", job.pid);
         for (class, decisions) in &job.classes {
             let seconds = |ns: u64| ns as f64 / 1e9;

@@ -11,7 +11,7 @@ use serde::Serialize;
 use zernel_ebpf::task_reader::TaskReader;
 use zernel_phase::class::{ClassReason, ClassWord, TaskClass, TaskRole};
 use zernel_phase::shared::{PIN_DIRECTORY, RawTaskState};
-use zernel_report::text::{printable, shortened};
+use zernel_report::text::{replace_control_characters, shorten};
 
 use super::published;
 
@@ -112,7 +112,7 @@ fn table(threads: &[ExplainedThread]) -> String {
     let mut text =
         "    TID  COMM             ROLE     CLASS     SINCE        WORKS FOR  WHY\n".to_owned();
     for thread in threads {
-        let comm = shortened(&printable(&thread.comm), 15);
+        let comm = shorten(&replace_control_characters(&thread.comm), 15);
         let since = format!("{:.3} s", thread.since_seconds);
         let _ = writeln!(
             text,
