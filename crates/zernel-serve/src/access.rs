@@ -18,15 +18,15 @@ use axum::response::{IntoResponse, Response};
 use percent_encoding::percent_decode_str;
 
 use crate::host::Host;
-use crate::peer::{Owner, Peer};
+use crate::peer::{ConnectionOwner, Peer};
 use crate::slots::Slot;
 use crate::{Expose, Scope, Secret};
 
 /// What a request may see, and which owner its WebSocket is counted for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Grant {
+pub(crate) struct AccessGrant {
     pub(crate) scope: Scope,
-    pub(crate) owner: Owner,
+    pub(crate) owner: ConnectionOwner,
 }
 
 /// The conditions that a TCP request must meet.
@@ -38,7 +38,7 @@ pub(crate) struct AccessPolicy {
 
 /// The reason why a request is refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum RequestRefusal {
     #[error(
         "the request must have exactly one Host header; it must name localhost, a loopback address, the address connected to, \
          or a host that the daemon is configured to allow"
@@ -46,7 +46,7 @@ pub(crate) enum Refusal {
     Host,
     #[error("the Origin header names a page on another host")]
     Origin,
-    #[error("{}", token_needed(file.as_deref()))]
+    #[error("{}", token_needed_text(file.as_deref()))]
     Token {
         /// The file with the token.
         file: Option<PathBuf>,
@@ -57,7 +57,7 @@ pub(crate) enum Refusal {
 const PATHS_WITHOUT_TOKEN: [&str; 1] = ["/healthz"];
 
 /// The answer to a request without the token: where the token is and how to send it.
-fn token_needed(file: Option<&Path>) -> String {
+fn token_needed_text(file: Option<&Path>) -> String {
     let file = file.map_or("FILE".into(), |file| file.display().to_string());
     format!(
         "This request needs the token in {file}: send `Authorization: Bearer TOKEN`, or for a WebSocket `?token=TOKEN`.\n\
@@ -70,7 +70,7 @@ fn token_needed(file: Option<&Path>) -> String {
 }
 
 /// Middleware that passes authorized requests on and refuses all others.
-pub(crate) async fn enforce(
+pub(crate) async fn enforce_access(
     State(policy): State<Arc<AccessPolicy>>,
     Extension(peer): Extension<Peer>,
     Extension(slot): Extension<Arc<Slot>>,
@@ -79,7 +79,7 @@ pub(crate) async fn enforce(
 ) -> Response {
     match policy.authorize(&peer, request.uri(), request.headers()) {
         Ok(grant) => {
-            slot.assign(&grant.owner);
+            slot.assign_to_owner(&grant.owner);
             request.extensions_mut().insert(grant);
             next.run(request).await
         }
@@ -88,64 +88,74 @@ pub(crate) async fn enforce(
 }
 
 impl AccessPolicy {
-    fn authorize(&self, peer: &Peer, uri: &Uri, headers: &HeaderMap) -> Result<Grant, Refusal> {
+    fn authorize(
+        &self,
+        peer: &Peer,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<AccessGrant, RequestRefusal> {
         let local = match peer {
             Peer::Tcp { local } => *local,
             Peer::Unix { scope, .. } => {
                 let (scope, owner) = (*scope, peer.owner());
-                return Ok(Grant { scope, owner });
+                return Ok(AccessGrant { scope, owner });
             }
         };
         let host = self.check_host(local, uri, headers)?;
         check_origin(&host, headers)?;
         if self.has_valid_token(uri, headers) {
-            return Ok(Grant {
+            return Ok(AccessGrant {
                 scope: Scope::All,
-                owner: Owner::Trusted,
+                owner: ConnectionOwner::Trusted,
             });
         }
-        let owner = Owner::Anonymous;
+        let owner = ConnectionOwner::Anonymous;
         let is_open = PATHS_WITHOUT_TOKEN.contains(&uri.path());
         match self.expose {
-            Expose::All => Ok(Grant {
+            Expose::All => Ok(AccessGrant {
                 scope: Scope::All,
                 owner,
             }),
-            Expose::Aggregate => Ok(Grant {
+            Expose::Aggregate => Ok(AccessGrant {
                 scope: Scope::Machine,
                 owner,
             }),
-            Expose::Token if is_open => Ok(Grant {
+            Expose::Token if is_open => Ok(AccessGrant {
                 scope: Scope::Machine,
                 owner,
             }),
-            Expose::Token => Err(Refusal::Token {
+            Expose::Token => Err(RequestRefusal::Token {
                 file: self
                     .token
                     .as_ref()
-                    .and_then(Secret::file)
+                    .and_then(Secret::token_file_path)
                     .map(Path::to_owned),
             }),
         }
     }
 
-    fn check_host(&self, local: IpAddr, uri: &Uri, headers: &HeaderMap) -> Result<Host, Refusal> {
+    fn check_host(
+        &self,
+        local: IpAddr,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<Host, RequestRefusal> {
         let is_ours = |host: &Host| {
             host.is_loopback() || *host == Host::Address(local) || self.hosts.contains(host)
         };
         let mut named = headers.get_all(header::HOST).iter();
         let (Some(host), None) = (named.next(), named.next()) else {
-            return Err(Refusal::Host);
+            return Err(RequestRefusal::Host);
         };
         // An absolute request target names a host too, and it takes precedence over the header.
         let also = uri
             .authority()
             .map(|authority| Host::parse(authority.as_str()));
         if also.is_some_and(|host| !host.is_some_and(|host| is_ours(&host))) {
-            return Err(Refusal::Host);
+            return Err(RequestRefusal::Host);
         }
         let host = host.to_str().ok().and_then(Host::parse);
-        host.filter(is_ours).ok_or(Refusal::Host)
+        host.filter(is_ours).ok_or(RequestRefusal::Host)
     }
 
     fn has_valid_token(&self, uri: &Uri, headers: &HeaderMap) -> bool {
@@ -154,42 +164,43 @@ impl AccessPolicy {
         };
         let in_header = headers
             .get(header::AUTHORIZATION)
-            .and_then(|value| bearer(value.as_bytes()))
-            .is_some_and(|offered| token.matches(offered));
+            .and_then(|value| bearer_token(value.as_bytes()))
+            .is_some_and(|offered| token.is_token(offered));
         // Browsers cannot set headers on a WebSocket, so its token may be in the query. For other
         // requests a token in the URL would only end up in logs.
         let in_query = || {
-            is_websocket(headers) && query_token(uri).is_some_and(|offered| token.matches(&offered))
+            is_websocket_request(headers)
+                && token_in_query(uri).is_some_and(|offered| token.is_token(&offered))
         };
         in_header || in_query()
     }
 }
 
 /// Accepts only origins on the requested host or on a loopback address.
-fn check_origin(host: &Host, headers: &HeaderMap) -> Result<(), Refusal> {
+fn check_origin(host: &Host, headers: &HeaderMap) -> Result<(), RequestRefusal> {
     for origin in headers.get_all(header::ORIGIN) {
         let origin = origin.to_str().ok().and_then(Host::parse_origin);
         if !origin.is_some_and(|origin| origin.is_loopback() || origin == *host) {
-            return Err(Refusal::Origin);
+            return Err(RequestRefusal::Origin);
         }
     }
     Ok(())
 }
 
-fn bearer(value: &[u8]) -> Option<&[u8]> {
+fn bearer_token(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked("Bearer ".len())?;
     scheme
         .eq_ignore_ascii_case(b"Bearer ")
         .then_some(token.trim_ascii())
 }
 
-fn is_websocket(headers: &HeaderMap) -> bool {
+fn is_websocket_request(headers: &HeaderMap) -> bool {
     headers
         .get(header::UPGRADE)
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
 }
 
-fn query_token(uri: &Uri) -> Option<Vec<u8>> {
+fn token_in_query(uri: &Uri) -> Option<Vec<u8>> {
     let token = uri
         .query()?
         .split('&')
@@ -197,7 +208,7 @@ fn query_token(uri: &Uri) -> Option<Vec<u8>> {
     Some(percent_decode_str(token).collect())
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for RequestRefusal {
     fn into_response(self) -> Response {
         let text = format!("{self}\n");
         match self {

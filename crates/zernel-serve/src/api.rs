@@ -11,12 +11,12 @@ use axum::routing::get;
 use axum::{Extension, Router, body};
 use serde_json::json;
 
-use crate::access::{self, AccessPolicy, Grant};
-use crate::source_queries::{Query, QueryError, SourceQueries};
+use crate::access::{self, AccessGrant, AccessPolicy};
+use crate::source_queries::{QueryError, SourceQueries, TextQuery};
 use crate::websocket::{self, WebSocketContext};
 use crate::{Scope, TextFormat, content_negotiation};
 
-const INDEX: &str = "\
+const INDEX_TEXT: &str = "\
 zernel observe
 
 /metrics            metrics for Prometheus; OpenMetrics 1.0 if the Accept header asks for it
@@ -37,29 +37,29 @@ pub(crate) struct AppState {
 /// Returns the router of the HTTP address and of the unix socket.
 pub(crate) fn http_router(state: AppState, policy: Arc<AccessPolicy>) -> Router {
     let routes = Router::new()
-        .route("/", get(INDEX))
-        .route("/metrics", get(metrics))
-        .route("/metrics/quantiles", get(quantiles))
-        .route("/api/v1/snapshot", get(snapshot))
-        .route("/api/v1/ledger", get(ledger))
-        .route("/healthz", get(health))
-        .route("/ws", get(websocket::upgrade));
+        .route("/", get(INDEX_TEXT))
+        .route("/metrics", get(get_metrics))
+        .route("/metrics/quantiles", get(get_quantiles))
+        .route("/api/v1/snapshot", get(get_snapshot))
+        .route("/api/v1/ledger", get(get_ledger))
+        .route("/healthz", get(get_health))
+        .route("/ws", get(websocket::upgrade_to_websocket));
     with_common_responses(routes, "there is nothing here; see / for the endpoints\n")
         .with_state(state)
-        .layer(from_fn_with_state(policy, access::enforce))
+        .layer(from_fn_with_state(policy, access::enforce_access))
 }
 
 /// Returns the router of the WebSocket address.
 pub(crate) fn websocket_router(state: AppState, policy: Arc<AccessPolicy>) -> Router {
     let routes = Router::new()
-        .route("/", get(websocket::upgrade))
-        .route("/ws", get(websocket::upgrade));
+        .route("/", get(websocket::upgrade_to_websocket))
+        .route("/ws", get(websocket::upgrade_to_websocket));
     with_common_responses(
         routes,
         "there is nothing here; connect with a WebSocket to /\n",
     )
     .with_state(state)
-    .layer(from_fn_with_state(policy, access::enforce))
+    .layer(from_fn_with_state(policy, access::enforce_access))
 }
 
 /// Adds the responses for unknown paths and methods, and the headers that every response has.
@@ -83,31 +83,31 @@ async fn forbid_caching_and_sniffing(mut response: Response) -> Response {
     response
 }
 
-async fn metrics(
+async fn get_metrics(
     State(state): State<AppState>,
-    Extension(grant): Extension<Grant>,
+    Extension(grant): Extension<AccessGrant>,
     headers: HeaderMap,
 ) -> Result<Response, QueryError> {
     let format = content_negotiation::metrics_format(&headers);
-    let response = exposition(&state, grant, format).await?;
+    let response = metrics_response(&state, grant, format).await?;
     Ok(([(header::VARY, "Accept")], response).into_response())
 }
 
-async fn quantiles(
+async fn get_quantiles(
     State(state): State<AppState>,
-    Extension(grant): Extension<Grant>,
+    Extension(grant): Extension<AccessGrant>,
 ) -> Result<Response, QueryError> {
-    exposition(&state, grant, TextFormat::Quantiles).await
+    metrics_response(&state, grant, TextFormat::Quantiles).await
 }
 
-async fn exposition(
+async fn metrics_response(
     state: &AppState,
-    grant: Grant,
+    grant: AccessGrant,
     format: TextFormat,
 ) -> Result<Response, QueryError> {
     let text = state
         .queries
-        .text(Query::Metrics(format), grant.scope, grant.owner)
+        .answer_text_query(TextQuery::Metrics(format), grant.scope, grant.owner)
         .await?;
     Ok(with_content_type(
         content_negotiation::content_type(format),
@@ -115,31 +115,33 @@ async fn exposition(
     ))
 }
 
-async fn snapshot(
+async fn get_snapshot(
     State(state): State<AppState>,
-    Extension(grant): Extension<Grant>,
+    Extension(grant): Extension<AccessGrant>,
 ) -> Result<Response, QueryError> {
     let text = state
         .queries
-        .text(Query::Snapshot, grant.scope, grant.owner);
+        .answer_text_query(TextQuery::Snapshot, grant.scope, grant.owner);
     let text = text.await?;
     Ok(with_content_type("application/json", text))
 }
 
-async fn ledger(
+async fn get_ledger(
     State(state): State<AppState>,
-    Extension(grant): Extension<Grant>,
+    Extension(grant): Extension<AccessGrant>,
 ) -> Result<Response, QueryError> {
-    let text = state.queries.text(Query::Ledger, grant.scope, grant.owner);
+    let text = state
+        .queries
+        .answer_text_query(TextQuery::Ledger, grant.scope, grant.owner);
     let text = text.await?;
     Ok(with_content_type("application/json", text))
 }
 
-async fn health(
+async fn get_health(
     State(state): State<AppState>,
-    Extension(grant): Extension<Grant>,
+    Extension(grant): Extension<AccessGrant>,
 ) -> Result<Response, QueryError> {
-    let health = state.queries.health().await?;
+    let health = state.queries.query_health().await?;
     let status = match health.ok {
         true => StatusCode::OK,
         false => StatusCode::SERVICE_UNAVAILABLE,

@@ -21,43 +21,45 @@ use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
 use crate::Limits;
-use crate::peer::Client;
+use crate::peer::ConnectedClient;
 use crate::shutdown::ShutdownSignal;
 use crate::slots::{Slot, Slots};
 
 /// Largest request head.
-const MAX_HEAD_BYTES: usize = 16 * 1024;
+const MAX_REQUEST_HEAD_BYTES: usize = 16 * 1024;
 /// Most headers in one request.
 const MAX_HEADERS: usize = 64;
 /// Delay before the next `accept` after it failed, usually for want of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// A listener that also identifies the client of each connection.
-pub(crate) trait Accept: Send + 'static {
+pub(crate) trait ClientListener: Send + 'static {
     type Stream: AsyncRead + AsyncWrite + Send + 'static;
 
     /// Accepts the next connection.
-    fn accept_client(&self) -> impl Future<Output = io::Result<(Self::Stream, Client)>> + Send;
+    fn accept_client(
+        &self,
+    ) -> impl Future<Output = io::Result<(Self::Stream, ConnectedClient)>> + Send;
 }
 
-impl Accept for TcpListener {
+impl ClientListener for TcpListener {
     type Stream = TcpStream;
 
-    async fn accept_client(&self) -> io::Result<(TcpStream, Client)> {
+    async fn accept_client(&self) -> io::Result<(TcpStream, ConnectedClient)> {
         let (stream, _) = self.accept().await?;
         // Responses are written whole, so Nagle's delay only adds latency. A failure is harmless.
         let _ = stream.set_nodelay(true);
-        let client = Client::of_tcp(&stream)?;
+        let client = ConnectedClient::of_tcp(&stream)?;
         Ok((stream, client))
     }
 }
 
-impl Accept for UnixListener {
+impl ClientListener for UnixListener {
     type Stream = UnixStream;
 
-    async fn accept_client(&self) -> io::Result<(UnixStream, Client)> {
+    async fn accept_client(&self) -> io::Result<(UnixStream, ConnectedClient)> {
         let (stream, _) = self.accept().await?;
-        let client = Client::of_unix(&stream)?;
+        let client = ConnectedClient::of_unix(&stream)?;
         Ok((stream, client))
     }
 }
@@ -73,18 +75,21 @@ pub(crate) struct Acceptor {
 
 impl Acceptor {
     /// Accepts connections until shutdown is requested.
-    pub(crate) async fn serve(mut self, listener: impl Accept) {
+    pub(crate) async fn accept_connections(mut self, listener: impl ClientListener) {
         loop {
             let next = tokio::select! {
                 biased;
-                () = self.shutdown.requested() => return,
+                () = self.shutdown.wait_until_requested() => return,
                 next = listener.accept_client() => next,
             };
             match next {
                 Ok((stream, client)) => {
                     // A client without a slot is disconnected.
-                    if let Some(slot) = self.slots.take(client.owner()) {
-                        tokio::spawn(self.clone().serve_until_ended(stream, client, slot));
+                    if let Some(slot) = self.slots.take_slot(client.initial_owner()) {
+                        tokio::spawn(
+                            self.clone()
+                                .serve_until_slot_is_needed(stream, client, slot),
+                        );
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
@@ -95,21 +100,21 @@ impl Acceptor {
     }
 
     /// Serves one connection, unless another client needs its slot.
-    async fn serve_until_ended<S>(self, stream: S, client: Client, slot: Slot)
+    async fn serve_until_slot_is_needed<S>(self, stream: S, client: ConnectedClient, slot: Slot)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
         let slot = Arc::new(slot);
         tokio::select! {
             biased;
-            () = slot.ended() => {}
+            () = slot.wait_until_ended() => {}
             () = self.serve_connection(stream, client, Arc::clone(&slot)) => {}
         }
     }
 
     /// Serves one connection until the client closes it, it becomes a WebSocket, or shutdown is
     /// requested.
-    async fn serve_connection<S>(self, stream: S, client: Client, slot: Arc<Slot>)
+    async fn serve_connection<S>(self, stream: S, client: ConnectedClient, slot: Arc<Slot>)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
@@ -121,7 +126,7 @@ impl Acceptor {
         } = self;
         let client = Arc::new(client);
         let service = service_fn(move |request| {
-            answer(
+            answer_request(
                 router.clone(),
                 request,
                 Arc::clone(&client),
@@ -134,30 +139,30 @@ impl Acceptor {
             .timer(TokioTimer::new())
             .header_read_timeout(limits.request_head)
             .max_headers(MAX_HEADERS)
-            .max_buf_size(MAX_HEAD_BYTES)
+            .max_buf_size(MAX_REQUEST_HEAD_BYTES)
             .serve_connection(TokioIo::new(Box::pin(stream)), service)
             .with_upgrades();
         tokio::pin!(connection);
         // An error on a connection concerns only its client.
         tokio::select! {
             _ = connection.as_mut() => return,
-            () = shutdown.requested() => connection.as_mut().graceful_shutdown(),
+            () = shutdown.wait_until_requested() => connection.as_mut().graceful_shutdown(),
         }
         tokio::select! {
             _ = connection => {}
-            () = shutdown.grace_over() => {}
+            () = shutdown.wait_until_grace_is_over() => {}
         }
     }
 }
 
-async fn answer(
+async fn answer_request(
     router: Router,
     request: Request<Incoming>,
-    client: Arc<Client>,
+    client: Arc<ConnectedClient>,
     slot: Arc<Slot>,
 ) -> Result<Response, Infallible> {
     let mut request = request.map(Body::new);
-    let Some(peer) = client.peer() else {
+    let Some(peer) = client.read_peer() else {
         // The client has exited. Another process may have its socket.
         return Ok(StatusCode::FORBIDDEN.into_response());
     };

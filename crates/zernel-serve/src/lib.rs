@@ -45,5 +45,5 @@ mod websocket;
 pub use error::ServeError;
 pub use options::{Expose, Limits, Options};
 pub use secret::{Secret, SecretError};
-pub use server::{Addresses, Server};
+pub use server::{BoundAddresses, Server};
 pub use source::{Health, Scope, Source, TextFormat};

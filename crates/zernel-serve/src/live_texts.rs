@@ -11,53 +11,57 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use axum::body::Bytes;
 use axum::extract::ws::Utf8Bytes;
 
-use crate::peer::Owner;
-use crate::source_queries::Query;
+use crate::peer::ConnectionOwner;
+use crate::source_queries::TextQuery;
 
 /// Texts of one kind that may exist for one owner.
 pub(crate) const MAX_TEXTS_OF_OWNER: u32 = 8;
 
 /// Counts the texts that exist.
 #[derive(Clone, Default)]
-pub(crate) struct LiveTexts(Arc<Mutex<HashMap<(Query, Owner), u32>>>);
+pub(crate) struct LiveTexts(Arc<Mutex<HashMap<(TextQuery, ConnectionOwner), u32>>>);
 
 impl LiveTexts {
     /// Counts a text that is about to be built; `None` if there are too many.
-    pub(crate) fn begin(&self, query: Query, owner: Owner) -> Option<LiveText> {
-        let is_limited = owner != Owner::Trusted;
+    pub(crate) fn reserve_place(
+        &self,
+        query: TextQuery,
+        owner: ConnectionOwner,
+    ) -> Option<LiveTextPlace> {
+        let is_limited = owner != ConnectionOwner::Trusted;
         let key = (query, owner);
-        let mut counts = self.lock();
+        let mut counts = self.lock_counts();
         let count = counts.entry(key.clone()).or_default();
         if is_limited && *count == MAX_TEXTS_OF_OWNER {
             return None;
         }
         *count += 1;
         let texts = self.clone();
-        Some(LiveText { texts, key })
+        Some(LiveTextPlace { texts, key })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(Query, Owner), u32>> {
+    fn lock_counts(&self) -> MutexGuard<'_, HashMap<(TextQuery, ConnectionOwner), u32>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The place of one text. Dropping it frees the place.
-pub(crate) struct LiveText {
+pub(crate) struct LiveTextPlace {
     texts: LiveTexts,
-    key: (Query, Owner),
+    key: (TextQuery, ConnectionOwner),
 }
 
-impl LiveText {
+impl LiveTextPlace {
     /// The text, which keeps its place until the last copy is dropped.
-    pub(crate) fn hold(self, text: String) -> Utf8Bytes {
+    pub(crate) fn hold_text(self, text: String) -> Utf8Bytes {
         let owner = HeldText { text, _place: self };
         Utf8Bytes::try_from(Bytes::from_owner(owner)).expect("a String is UTF-8")
     }
 }
 
-impl Drop for LiveText {
+impl Drop for LiveTextPlace {
     fn drop(&mut self) {
-        let mut counts = self.texts.lock();
+        let mut counts = self.texts.lock_counts();
         if let Some(count) = counts.get_mut(&self.key) {
             *count -= 1;
             if *count == 0 {
@@ -69,7 +73,7 @@ impl Drop for LiveText {
 
 struct HeldText {
     text: String,
-    _place: LiveText,
+    _place: LiveTextPlace,
 }
 
 impl AsRef<[u8]> for HeldText {
@@ -87,24 +91,28 @@ mod tests {
     #[test]
     fn an_owner_has_a_limited_number_of_texts_of_each_kind() {
         let texts = LiveTexts::default();
-        let begin = |user, query| texts.begin(query, Owner::Tenant(Tenant::User(user)));
-        let hold = |_| begin(1, Query::Ledger).map(|text| text.hold("text".to_owned()));
+        let begin =
+            |user, query| texts.reserve_place(query, ConnectionOwner::Tenant(Tenant::User(user)));
+        let hold = |_| begin(1, TextQuery::Ledger).map(|text| text.hold_text("text".to_owned()));
         let mut held: Vec<_> = (0..MAX_TEXTS_OF_OWNER).map(hold).collect();
         assert!(held.iter().all(Option::is_some));
-        assert!(begin(1, Query::Ledger).is_none());
-        assert!(begin(1, Query::Snapshot).is_some());
-        assert!(begin(2, Query::Ledger).is_some());
+        assert!(begin(1, TextQuery::Ledger).is_none());
+        assert!(begin(1, TextQuery::Snapshot).is_some());
+        assert!(begin(2, TextQuery::Ledger).is_some());
         let copy = held.pop().flatten().expect("it was built");
         assert_eq!(copy, "text");
-        assert!(begin(1, Query::Ledger).is_none(), "a copy is not read yet");
+        assert!(
+            begin(1, TextQuery::Ledger).is_none(),
+            "a copy is not read yet"
+        );
         drop(copy);
-        assert!(begin(1, Query::Ledger).is_some());
+        assert!(begin(1, TextQuery::Ledger).is_some());
         drop(held);
         let trusted: Vec<_> = (0..100)
-            .filter_map(|_| texts.begin(Query::Ledger, Owner::Trusted))
+            .filter_map(|_| texts.reserve_place(TextQuery::Ledger, ConnectionOwner::Trusted))
             .collect();
         assert_eq!(trusted.len(), 100);
         drop(trusted);
-        assert!(texts.lock().is_empty());
+        assert!(texts.lock_counts().is_empty());
     }
 }

@@ -24,7 +24,7 @@ pub(crate) enum Peer {
 
 /// The party that a connection counts for. Each owner has its own share of the connections.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Owner {
+pub(crate) enum ConnectionOwner {
     /// Root, the daemon's user, or a client with the token. Other owners cannot use up this share.
     Trusted,
     /// A client of the unix socket. Until its first request, it counts for its user.
@@ -36,19 +36,19 @@ pub(crate) enum Owner {
 /// The client of a connection. What a user without privilege may see is looked up at the first
 /// request: a connection without one costs little.
 #[derive(Debug)]
-pub(crate) struct Client {
-    owner: Owner,
+pub(crate) struct ConnectedClient {
+    owner: ConnectionOwner,
     /// The user and the process of a unix socket client.
     unix: Option<(u32, Option<PeerHandle>)>,
     /// `None` if the client has exited.
     peer: OnceLock<Option<Peer>>,
 }
 
-impl Client {
+impl ConnectedClient {
     pub(crate) fn of_tcp(stream: &TcpStream) -> io::Result<Self> {
         let local = stream.local_addr()?.ip().to_canonical();
         Ok(Self {
-            owner: Owner::Anonymous,
+            owner: ConnectionOwner::Anonymous,
             unix: None,
             peer: OnceLock::from(Some(Peer::Tcp { local })),
         })
@@ -58,25 +58,25 @@ impl Client {
         let user = stream.peer_cred()?.uid();
         let process = PeerHandle::open(stream.as_fd())?;
         let mut client = Self {
-            owner: Owner::Tenant(tenant_of_user(user)),
+            owner: ConnectionOwner::Tenant(tenant_of_user(user)),
             unix: Some((user, process)),
             peer: OnceLock::new(),
         };
         // Connections of these users may count as trusted, so their process is looked up at once.
         if user == 0 || user == geteuid().as_raw() {
-            let peer = client.peer().ok_or(io::ErrorKind::ConnectionAborted)?;
+            let peer = client.read_peer().ok_or(io::ErrorKind::ConnectionAborted)?;
             client.owner = peer.owner();
         }
         Ok(client)
     }
 
     /// The owner of the connection before its first request.
-    pub(crate) fn owner(&self) -> Owner {
+    pub(crate) fn initial_owner(&self) -> ConnectionOwner {
         self.owner.clone()
     }
 
     /// The client that sends the requests; `None` if it has exited.
-    pub(crate) fn peer(&self) -> Option<Peer> {
+    pub(crate) fn read_peer(&self) -> Option<Peer> {
         let peer = self.peer.get_or_init(|| {
             let (user, process) = self.unix.as_ref()?;
             let process = process.as_ref().map(PeerHandle::read).transpose().ok()?;
@@ -90,12 +90,14 @@ impl Client {
 
 impl Peer {
     /// The owner that its requests count for.
-    pub(crate) fn owner(&self) -> Owner {
+    pub(crate) fn owner(&self) -> ConnectionOwner {
         match self {
-            Self::Tcp { .. } => Owner::Anonymous,
+            Self::Tcp { .. } => ConnectionOwner::Anonymous,
             Self::Unix { scope, tenant } => match scope {
-                Scope::All => Owner::Trusted,
-                Scope::User(_) | Scope::Pod(_) | Scope::Machine => Owner::Tenant(tenant.clone()),
+                Scope::All => ConnectionOwner::Trusted,
+                Scope::User(_) | Scope::Pod(_) | Scope::Machine => {
+                    ConnectionOwner::Tenant(tenant.clone())
+                }
             },
         }
     }
@@ -137,9 +139,9 @@ fn scope_of(user: u32, own: u32, process: Option<&PeerProcess>) -> Scope {
 mod tests {
     use super::*;
 
-    const UID: &str = "0f0e0d0c-0b0a-0908-0706-050403020100";
+    const POD_UID: &str = "0f0e0d0c-0b0a-0908-0706-050403020100";
 
-    fn process(tenant: Tenant, shares_user_namespace: bool) -> PeerProcess {
+    fn peer_process(tenant: Tenant, shares_user_namespace: bool) -> PeerProcess {
         PeerProcess {
             tenant,
             shares_user_namespace,
@@ -148,7 +150,7 @@ mod tests {
 
     #[test]
     fn root_and_the_daemons_user_see_all_processes() {
-        for process in [None, Some(process(Tenant::User(0), true))] {
+        for process in [None, Some(peer_process(Tenant::User(0), true))] {
             let scope = |user, own| scope_of(user, own, process.as_ref());
             assert_eq!(scope(0, 0), Scope::All);
             assert_eq!(scope(0, 7), Scope::All);
@@ -160,18 +162,18 @@ mod tests {
 
     #[test]
     fn a_pod_sees_its_own_processes() {
-        let pod = process(Tenant::Pod(UID.to_owned()), true);
-        let uid = PodUid::parse(UID).unwrap();
+        let pod = peer_process(Tenant::Pod(POD_UID.to_owned()), true);
+        let uid = PodUid::parse(POD_UID).unwrap();
         for user in [0, 7, 8] {
             assert_eq!(scope_of(user, 7, Some(&pod)), Scope::Pod(uid));
         }
-        let odd = process(Tenant::Pod("odd".to_owned()), true);
+        let odd = peer_process(Tenant::Pod("odd".to_owned()), true);
         assert_eq!(scope_of(0, 0, Some(&odd)), Scope::Machine);
     }
 
     #[test]
     fn root_of_a_user_namespace_is_not_root() {
-        let process = process(Tenant::User(1000), false);
+        let process = peer_process(Tenant::User(1000), false);
         assert_eq!(scope_of(0, 0, Some(&process)), Scope::User(0));
         assert_eq!(scope_of(1000, 0, Some(&process)), Scope::User(1000));
     }
@@ -179,18 +181,21 @@ mod tests {
     #[test]
     fn only_root_and_the_daemons_user_are_trusted_by_their_user() {
         let owner = |scope, tenant: Tenant| Peer::Unix { scope, tenant }.owner();
-        assert_eq!(owner(Scope::All, Tenant::User(0)), Owner::Trusted);
-        let pod = PodUid::parse(UID).unwrap();
+        assert_eq!(owner(Scope::All, Tenant::User(0)), ConnectionOwner::Trusted);
+        let pod = PodUid::parse(POD_UID).unwrap();
         let job = Tenant::SlurmJob("42".to_owned());
         for (scope, tenant) in [
             (Scope::User(8), Tenant::User(8)),
             (Scope::User(8), job),
-            (Scope::Pod(pod), Tenant::Pod(UID.to_owned())),
+            (Scope::Pod(pod), Tenant::Pod(POD_UID.to_owned())),
             (Scope::Machine, Tenant::Pod("odd".to_owned())),
         ] {
-            assert_eq!(owner(scope, tenant.clone()), Owner::Tenant(tenant));
+            assert_eq!(
+                owner(scope, tenant.clone()),
+                ConnectionOwner::Tenant(tenant)
+            );
         }
         let local = [127, 0, 0, 1].into();
-        assert_eq!(Peer::Tcp { local }.owner(), Owner::Anonymous);
+        assert_eq!(Peer::Tcp { local }.owner(), ConnectionOwner::Anonymous);
     }
 }

@@ -7,46 +7,57 @@ use std::time::{Duration, Instant};
 use axum::extract::ws::Utf8Bytes;
 
 use crate::Scope;
-use crate::source_queries::Query;
+use crate::source_queries::TextQuery;
 
 /// How long a text is reused. A snapshot states its age, which is wrong by this much at most.
-const REUSE_TIME: Duration = Duration::from_millis(100);
+const MAX_REUSED_TEXT_AGE: Duration = Duration::from_millis(100);
 /// Texts that are kept at most.
-const MAX_TEXTS: usize = 32;
+const MAX_KEPT_TEXTS: usize = 32;
 
 /// The texts of the newest version of the source.
 #[derive(Default)]
-pub(crate) struct RecentTexts(Mutex<HashMap<(Query, Scope), RecentText>>);
+pub(crate) struct RecentTexts(Mutex<HashMap<(TextQuery, Scope), RecentText>>);
 
 struct RecentText {
     version: u64,
-    built: Instant,
+    built_at: Instant,
     text: Utf8Bytes,
 }
 
 impl RecentText {
     fn is_recent(&self, version: u64) -> bool {
-        self.version == version && self.built.elapsed() < REUSE_TIME
+        self.version == version && self.built_at.elapsed() < MAX_REUSED_TEXT_AGE
     }
 }
 
 impl RecentTexts {
     /// The answer to a query, if it was built a moment ago from this version of the source.
-    pub(crate) fn find(&self, query: Query, scope: Scope, version: u64) -> Option<Utf8Bytes> {
+    pub(crate) fn find_answer(
+        &self,
+        query: TextQuery,
+        scope: Scope,
+        version: u64,
+    ) -> Option<Utf8Bytes> {
         let texts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let recent = texts.get(&(query, scope))?;
         recent.is_recent(version).then(|| recent.text.clone())
     }
 
     /// Keeps an answer that was built from this version, and forgets answers of other versions.
-    pub(crate) fn keep(&self, query: Query, scope: Scope, version: u64, text: Utf8Bytes) {
+    pub(crate) fn keep_answer(
+        &self,
+        query: TextQuery,
+        scope: Scope,
+        version: u64,
+        text: Utf8Bytes,
+    ) {
         let mut texts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         texts.retain(|_, recent| recent.is_recent(version));
-        if texts.len() < MAX_TEXTS {
+        if texts.len() < MAX_KEPT_TEXTS {
             let built = Instant::now();
             let recent = RecentText {
                 version,
-                built,
+                built_at: built,
                 text,
             };
             texts.insert((query, scope), recent);
@@ -61,22 +72,22 @@ mod tests {
     #[test]
     fn texts_of_one_version_are_reused_for_a_moment() {
         let texts = RecentTexts::default();
-        let (query, scope) = (Query::Snapshot, Scope::User(1));
-        texts.keep(query, scope, 1, "first".into());
-        assert_eq!(texts.find(query, scope, 1), Some("first".into()));
-        assert_eq!(texts.find(query, scope, 2), None);
-        assert_eq!(texts.find(query, Scope::User(2), 1), None);
-        assert_eq!(texts.find(Query::Ledger, scope, 1), None);
-        std::thread::sleep(REUSE_TIME);
-        assert_eq!(texts.find(query, scope, 1), None);
+        let (query, scope) = (TextQuery::Snapshot, Scope::User(1));
+        texts.keep_answer(query, scope, 1, "first".into());
+        assert_eq!(texts.find_answer(query, scope, 1), Some("first".into()));
+        assert_eq!(texts.find_answer(query, scope, 2), None);
+        assert_eq!(texts.find_answer(query, Scope::User(2), 1), None);
+        assert_eq!(texts.find_answer(TextQuery::Ledger, scope, 1), None);
+        std::thread::sleep(MAX_REUSED_TEXT_AGE);
+        assert_eq!(texts.find_answer(query, scope, 1), None);
     }
 
     #[test]
     fn the_number_of_texts_is_bounded() {
         let texts = RecentTexts::default();
         for user in 0..1000 {
-            texts.keep(Query::Snapshot, Scope::User(user), 1, "text".into());
+            texts.keep_answer(TextQuery::Snapshot, Scope::User(user), 1, "text".into());
         }
-        assert_eq!(texts.0.lock().unwrap().len(), MAX_TEXTS);
+        assert_eq!(texts.0.lock().unwrap().len(), MAX_KEPT_TEXTS);
     }
 }

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use crate::token_file;
 
 /// Shorter tokens can be guessed.
-const MIN_BYTES: usize = 16;
+const MIN_TOKEN_BYTES: usize = 16;
 /// Longer files are not token files.
-pub(crate) const MAX_BYTES: usize = 4096;
+pub(crate) const MAX_TOKEN_FILE_BYTES: usize = 4096;
 
 /// A token. The `Debug` output of a secret hides the text.
 #[derive(Clone)]
@@ -76,19 +76,21 @@ pub enum SecretError {
     },
     /// The token is empty.
     #[error(
-        "the token is empty: write one of at least {MIN_BYTES} bytes, e.g. from `openssl rand -hex 32`"
+        "the token is empty: write one of at least {MIN_TOKEN_BYTES} bytes, e.g. from `openssl rand -hex 32`"
     )]
     Empty,
     /// The token is short enough to be guessed.
     #[error(
-        "the token has {length} bytes, fewer than {MIN_BYTES}: use a longer one, e.g. from `openssl rand -hex 32`"
+        "the token has {length} bytes, fewer than {MIN_TOKEN_BYTES}: use a longer one, e.g. from `openssl rand -hex 32`"
     )]
     Short {
         /// Length of the token in bytes.
         length: usize,
     },
     /// The text is too long for a token.
-    #[error("the token has more than {MAX_BYTES} bytes; check that this is the token file")]
+    #[error(
+        "the token has more than {MAX_TOKEN_FILE_BYTES} bytes; check that this is the token file"
+    )]
     Long,
     /// The token cannot be sent in an HTTP header.
     #[error(
@@ -103,8 +105,8 @@ impl Secret {
         let token = text.trim();
         match token.len() {
             0 => Err(SecretError::Empty),
-            length @ 1..MIN_BYTES => Err(SecretError::Short { length }),
-            length if length > MAX_BYTES => Err(SecretError::Long),
+            length @ 1..MIN_TOKEN_BYTES => Err(SecretError::Short { length }),
+            length if length > MAX_TOKEN_FILE_BYTES => Err(SecretError::Long),
             _ if !token.bytes().all(|byte| byte.is_ascii_graphic()) => {
                 Err(SecretError::Unprintable)
             }
@@ -118,7 +120,7 @@ impl Secret {
     /// Reads a token from a file. Refuses a file that every user can read, or that another user can
     /// replace.
     pub fn from_file(path: &Path) -> Result<Self, SecretError> {
-        let mut secret = Self::new(&token_file::read(path)?)?;
+        let mut secret = Self::new(&token_file::read_token_file(path)?)?;
         secret.file = Some(path.to_owned());
         Ok(secret)
     }
@@ -131,12 +133,12 @@ impl Secret {
     }
 
     /// The file that the token was read from.
-    pub(crate) fn file(&self) -> Option<&Path> {
+    pub(crate) fn token_file_path(&self) -> Option<&Path> {
         self.file.as_deref()
     }
 
     /// Whether `offered` is the token. The duration of the comparison depends only on the lengths.
-    pub(crate) fn matches(&self, offered: &[u8]) -> bool {
+    pub(crate) fn is_token(&self, offered: &[u8]) -> bool {
         let token = self.text.as_bytes();
         let different = token
             .iter()
@@ -161,14 +163,14 @@ mod tests {
     #[test]
     fn only_the_token_matches() {
         let secret = Secret::new(TOKEN).unwrap();
-        assert!(secret.matches(TOKEN.as_bytes()));
+        assert!(secret.is_token(TOKEN.as_bytes()));
         for other in [
             "",
             "0123456789abcde",
             "0123456789abcdeF",
             "0123456789abcdef0",
         ] {
-            assert!(!secret.matches(other.as_bytes()), "{other}");
+            assert!(!secret.is_token(other.as_bytes()), "{other}");
         }
     }
 
@@ -184,7 +186,7 @@ mod tests {
             Err(SecretError::Unprintable)
         ));
         assert!(matches!(
-            Secret::new(&"x".repeat(MAX_BYTES + 1)),
+            Secret::new(&"x".repeat(MAX_TOKEN_FILE_BYTES + 1)),
             Err(SecretError::Long)
         ));
     }

@@ -37,7 +37,7 @@ pub struct Server {
 
 /// The addresses that a server is bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Addresses {
+pub struct BoundAddresses {
     /// HTTP address.
     pub http: Option<SocketAddr>,
     /// WebSocket address.
@@ -63,12 +63,12 @@ impl Server {
         Ok(Self {
             source: Arc::new(source),
             policy,
-            http: options.http.map(listen).transpose()?,
-            websocket: options.websocket.map(listen).transpose()?,
+            http: options.http.map(bind_tcp_listener).transpose()?,
+            websocket: options.websocket.map(bind_tcp_listener).transpose()?,
             unix: options
                 .unix
                 .as_deref()
-                .map(SocketFile::listen)
+                .map(SocketFile::bind_listener)
                 .transpose()?,
             options,
         })
@@ -77,9 +77,9 @@ impl Server {
     /// Returns the bound addresses, with the port that the kernel chose where the option was port
     /// 0.
     #[must_use]
-    pub fn local_addresses(&self) -> Addresses {
+    pub fn local_addresses(&self) -> BoundAddresses {
         let address = |listener: &Option<TcpListener>| listener.as_ref()?.local_addr().ok();
-        Addresses {
+        BoundAddresses {
             http: address(&self.http),
             websocket: address(&self.websocket),
             unix: self.unix.as_ref().map(|(_, file)| file.path().to_owned()),
@@ -93,13 +93,13 @@ impl Server {
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         let limits = self.options.limits;
         let (trigger, signal) = ShutdownTrigger::new();
-        let websocket_slots = websocket_slots(limits);
+        let websocket_slots = new_websocket_slots(limits);
         let state = self.app_state(&websocket_slots, &signal);
         let policy = Arc::new(self.policy);
         let http = api::http_router(state.clone(), Arc::clone(&policy));
         let websocket = api::websocket_router(state, policy);
 
-        let mut acceptors = Acceptors::new(limits, signal);
+        let mut acceptors = AcceptLoops::new(limits, signal);
         acceptors.accept_tcp(self.http, &http)?;
         acceptors.accept_tcp(self.websocket, &websocket)?;
         let file = acceptors.accept_unix(self.unix, &http)?;
@@ -108,11 +108,11 @@ impl Server {
         // Remove the socket file while the listener still accepts. Another daemon would take a file
         // without a listener for a stale socket.
         drop(file);
-        trigger.request();
+        trigger.request_shutdown();
         // Dropping `trigger` ends the connections that outlast the grace period.
         let _ = timeout(limits.grace, async {
             acceptors.wait_until_closed().await;
-            websocket_slots.all_free().await;
+            websocket_slots.wait_until_all_free().await;
         })
         .await;
         Ok(())
@@ -147,14 +147,14 @@ impl Server {
 
 /// The accept loops of all addresses. Each address has its own connection slots, so clients of one
 /// address cannot use up those of another.
-struct Acceptors {
+struct AcceptLoops {
     limits: Limits,
     shutdown: ShutdownSignal,
     slots: Vec<Slots>,
     tasks: JoinSet<()>,
 }
 
-impl Acceptors {
+impl AcceptLoops {
     fn new(limits: Limits, shutdown: ShutdownSignal) -> Self {
         Self {
             limits,
@@ -167,8 +167,8 @@ impl Acceptors {
     fn accept_tcp(&mut self, listener: Option<TcpListener>, router: &Router) -> io::Result<()> {
         if let Some(listener) = listener {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            let acceptor = self.acceptor(router);
-            self.tasks.spawn(acceptor.serve(listener));
+            let acceptor = self.new_acceptor(router);
+            self.tasks.spawn(acceptor.accept_connections(listener));
         }
         Ok(())
     }
@@ -182,13 +182,13 @@ impl Acceptors {
             return Ok(None);
         };
         let listener = tokio::net::UnixListener::from_std(listener)?;
-        let acceptor = self.acceptor(router);
-        self.tasks.spawn(acceptor.serve(listener));
+        let acceptor = self.new_acceptor(router);
+        self.tasks.spawn(acceptor.accept_connections(listener));
         Ok(Some(file))
     }
 
-    fn acceptor(&mut self, router: &Router) -> Acceptor {
-        let slots = connection_slots(self.limits);
+    fn new_acceptor(&mut self, router: &Router) -> Acceptor {
+        let slots = new_connection_slots(self.limits);
         self.slots.push(slots.clone());
         Acceptor {
             router: router.clone(),
@@ -202,12 +202,12 @@ impl Acceptors {
     async fn wait_until_closed(&mut self) {
         while self.tasks.join_next().await.is_some() {}
         for slots in &self.slots {
-            slots.all_free().await;
+            slots.wait_until_all_free().await;
         }
     }
 }
 
-fn connection_slots(limits: Limits) -> Slots {
+fn new_connection_slots(limits: Limits) -> Slots {
     let slot_limits = SlotLimits {
         trusted: limits.connections,
         others: limits.connections,
@@ -217,7 +217,7 @@ fn connection_slots(limits: Limits) -> Slots {
     Slots::new(slot_limits, WhenFull::EndOldest)
 }
 
-fn websocket_slots(limits: Limits) -> Slots {
+fn new_websocket_slots(limits: Limits) -> Slots {
     let slot_limits = SlotLimits {
         trusted: limits.websockets,
         others: limits.websockets,
@@ -244,7 +244,7 @@ fn check_exposure(options: &Options) -> Result<(), ServeError> {
     }
 }
 
-fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
+fn bind_tcp_listener(address: SocketAddr) -> Result<TcpListener, ServeError> {
     let refused = |source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => ServeError::PortInUse { address },
         _ => ServeError::Listen { address, source },

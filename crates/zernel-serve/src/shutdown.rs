@@ -16,20 +16,20 @@ impl ShutdownTrigger {
     }
 
     /// Starts the shutdown.
-    pub(crate) fn request(&self) {
+    pub(crate) fn request_shutdown(&self) {
         self.0.send_replace(true);
     }
 }
 
 impl ShutdownSignal {
     /// Waits until shutdown is requested.
-    pub(crate) async fn requested(&mut self) {
+    pub(crate) async fn wait_until_requested(&mut self) {
         // The trigger may be dropped already, which also means shutdown.
         let _ = self.0.wait_for(|requested| *requested).await;
     }
 
     /// Waits until the grace period is over, when unfinished work is abandoned.
-    pub(crate) async fn grace_over(&mut self) {
+    pub(crate) async fn wait_until_grace_is_over(&mut self) {
         while self.0.changed().await.is_ok() {}
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use crate::peer::Owner;
+use crate::peer::ConnectionOwner;
 
 /// The most slots of one owner and of all owners together.
 #[derive(Debug, Clone, Copy)]
@@ -29,39 +29,39 @@ pub(crate) enum WhenFull {
 
 /// The slots of one address, or of all WebSocket clients.
 #[derive(Clone)]
-pub(crate) struct Slots(Arc<Shared>);
+pub(crate) struct Slots(Arc<SharedSlots>);
 
-struct Shared {
+struct SharedSlots {
     limits: SlotLimits,
     when_full: WhenFull,
-    table: Mutex<Table>,
+    table: Mutex<SlotTable>,
     /// Number of [`Slot`]s that exist, ended ones included.
     used: watch::Sender<usize>,
 }
 
 #[derive(Default)]
-struct Table {
+struct SlotTable {
     next_id: u64,
     /// In the order in which the clients came.
-    entries: Vec<Entry>,
+    entries: Vec<TakenSlot>,
 }
 
-struct Entry {
+struct TakenSlot {
     id: u64,
-    owner: Owner,
+    owner: ConnectionOwner,
     end: watch::Sender<bool>,
 }
 
 /// A slot in use. It is free again when this is dropped.
 pub(crate) struct Slot {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSlots>,
     id: u64,
     end: watch::Receiver<bool>,
 }
 
 impl Slots {
     pub(crate) fn new(limits: SlotLimits, when_full: WhenFull) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(SharedSlots {
             limits,
             when_full,
             table: Mutex::default(),
@@ -70,13 +70,13 @@ impl Slots {
     }
 
     /// Takes a slot for a client; `None` if the client is refused, because the slots of its owner, or all, are taken.
-    pub(crate) fn take(&self, owner: Owner) -> Option<Slot> {
-        let mut table = self.0.lock();
+    pub(crate) fn take_slot(&self, owner: ConnectionOwner) -> Option<Slot> {
+        let mut table = self.0.lock_table();
         self.0.make_room(&mut table, &owner)?;
         let id = table.next_id;
         table.next_id += 1;
         let (end, receiver) = watch::channel(false);
-        table.entries.push(Entry { id, owner, end });
+        table.entries.push(TakenSlot { id, owner, end });
         self.0.used.send_modify(|used| *used += 1);
         Some(Slot {
             shared: Arc::clone(&self.0),
@@ -86,7 +86,7 @@ impl Slots {
     }
 
     /// Waits until no slot is in use.
-    pub(crate) async fn all_free(&self) {
+    pub(crate) async fn wait_until_all_free(&self) {
         let mut used = self.0.used.subscribe();
         // Fails only if the sender is dropped, and `self` holds it.
         let _ = used.wait_for(|used| *used == 0).await;
@@ -95,9 +95,9 @@ impl Slots {
 
 impl Slot {
     /// Counts the client for another owner from now on.
-    pub(crate) fn assign(&self, owner: &Owner) {
-        let mut table = self.shared.lock();
-        let is_own = |entry: &Entry| entry.id == self.id;
+    pub(crate) fn assign_to_owner(&self, owner: &ConnectionOwner) {
+        let mut table = self.shared.lock_table();
+        let is_own = |entry: &TakenSlot| entry.id == self.id;
         let Some(position) = table.entries.iter().position(is_own) else {
             return;
         };
@@ -111,7 +111,7 @@ impl Slot {
     }
 
     /// Waits until the client must end because another client needs its slot.
-    pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub(crate) fn wait_until_ended(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut end = self.end.clone();
         async move {
             // The sender is dropped when the slot was given to another client.
@@ -122,40 +122,44 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut table = self.shared.lock();
+        let mut table = self.shared.lock_table();
         table.entries.retain(|entry| entry.id != self.id);
         self.shared.used.send_modify(|used| *used -= 1);
     }
 }
 
-impl Shared {
+impl SharedSlots {
     /// Locks the table even if it is poisoned: no operation leaves it half changed.
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock_table(&self) -> MutexGuard<'_, SlotTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes sure that a slot is free for `owner`. `None` if there is none.
-    fn make_room(&self, table: &mut Table, owner: &Owner) -> Option<()> {
+    fn make_room(&self, table: &mut SlotTable, owner: &ConnectionOwner) -> Option<()> {
         let limit = match owner {
-            Owner::Trusted => self.limits.trusted,
-            Owner::Tenant(_) => self.limits.per_tenant.min(self.limits.others),
-            Owner::Anonymous => self.limits.others,
+            ConnectionOwner::Trusted => self.limits.trusted,
+            ConnectionOwner::Tenant(_) => self.limits.per_tenant.min(self.limits.others),
+            ConnectionOwner::Anonymous => self.limits.others,
         };
-        if table.count(|other| other == owner) >= limit {
-            return self.end_own(table, owner);
+        if table.count_slots(|other| other == owner) >= limit {
+            return self.end_oldest_of_same_owner(table, owner);
         }
-        let others = table.count(|other| *other != Owner::Trusted);
-        if *owner == Owner::Trusted || others < self.limits.others {
+        let others = table.count_slots(|other| *other != ConnectionOwner::Trusted);
+        if *owner == ConnectionOwner::Trusted || others < self.limits.others {
             return Some(());
         }
-        match table.largest_other(owner) {
+        match table.owner_with_most_slots(owner) {
             Some(largest) => table.end_oldest(|other| *other == largest),
             None if self.when_full == WhenFull::Refuse => None,
-            None => table.end_oldest(|other| *other != Owner::Trusted),
+            None => table.end_oldest(|other| *other != ConnectionOwner::Trusted),
         }
     }
 
-    fn end_own(&self, table: &mut Table, owner: &Owner) -> Option<()> {
+    fn end_oldest_of_same_owner(
+        &self,
+        table: &mut SlotTable,
+        owner: &ConnectionOwner,
+    ) -> Option<()> {
         match self.when_full {
             WhenFull::EndOldest => table.end_oldest(|other| other == owner),
             WhenFull::Refuse => None,
@@ -163,19 +167,19 @@ impl Shared {
     }
 }
 
-impl Table {
-    fn count(&self, is_counted: impl Fn(&Owner) -> bool) -> usize {
+impl SlotTable {
+    fn count_slots(&self, is_counted: impl Fn(&ConnectionOwner) -> bool) -> usize {
         let entries = self.entries.iter();
         entries.filter(|entry| is_counted(&entry.owner)).count()
     }
 
     /// The owner with the most slots, if it is not trusted and has more than `owner`.
-    fn largest_other(&self, owner: &Owner) -> Option<Owner> {
-        let mut counts: HashMap<&Owner, usize> = HashMap::new();
+    fn owner_with_most_slots(&self, owner: &ConnectionOwner) -> Option<ConnectionOwner> {
+        let mut counts: HashMap<&ConnectionOwner, usize> = HashMap::new();
         for entry in &self.entries {
             *counts.entry(&entry.owner).or_default() += 1;
         }
-        counts.remove(&Owner::Trusted);
+        counts.remove(&ConnectionOwner::Trusted);
         let own = counts.remove(owner).unwrap_or(0);
         let largest = counts.into_iter().max_by_key(|(_, count)| *count);
         largest
@@ -184,7 +188,7 @@ impl Table {
     }
 
     /// Ends the oldest client of the owners that `matches` selects.
-    fn end_oldest(&mut self, matches: impl Fn(&Owner) -> bool) -> Option<()> {
+    fn end_oldest(&mut self, matches: impl Fn(&ConnectionOwner) -> bool) -> Option<()> {
         let position = self
             .entries
             .iter()
@@ -206,25 +210,25 @@ mod tests {
         per_tenant: 3,
     };
 
-    fn user(uid: u32) -> Owner {
-        Owner::Tenant(Tenant::User(uid))
+    fn owner_for_uid(uid: u32) -> ConnectionOwner {
+        ConnectionOwner::Tenant(Tenant::User(uid))
     }
 
     fn is_ended(slot: &Slot) -> bool {
         *slot.end.borrow()
     }
 
-    fn take(slots: &Slots, owner: &Owner, count: usize) -> Vec<Slot> {
+    fn take_slots(slots: &Slots, owner: &ConnectionOwner, count: usize) -> Vec<Slot> {
         (0..count)
-            .filter_map(|_| slots.take(owner.clone()))
+            .filter_map(|_| slots.take_slot(owner.clone()))
             .collect()
     }
 
     #[test]
     fn a_user_with_too_many_connections_ends_only_its_own() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
-        let other = take(&slots, &user(1), 2);
-        let many = take(&slots, &user(2), 9);
+        let other = take_slots(&slots, &owner_for_uid(1), 2);
+        let many = take_slots(&slots, &owner_for_uid(2), 9);
         assert!(!other.iter().any(is_ended));
         let ended: Vec<bool> = many.iter().map(is_ended).collect();
         assert_eq!(ended, [vec![true; 6], vec![false; 3]].concat());
@@ -233,10 +237,10 @@ mod tests {
     #[test]
     fn the_largest_user_makes_room_when_all_slots_are_taken() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
-        let small = take(&slots, &user(1), 2);
-        let large = take(&slots, &user(2), 3);
-        let _last = take(&slots, &user(3), 1);
-        let _new = take(&slots, &user(4), 1);
+        let small = take_slots(&slots, &owner_for_uid(1), 2);
+        let large = take_slots(&slots, &owner_for_uid(2), 3);
+        let _last = take_slots(&slots, &owner_for_uid(3), 1);
+        let _new = take_slots(&slots, &owner_for_uid(4), 1);
         assert!(!small.iter().any(is_ended));
         assert!(is_ended(&large[0]) && !is_ended(&large[1]));
     }
@@ -244,8 +248,10 @@ mod tests {
     #[test]
     fn many_users_with_one_connection_do_not_shut_out_another() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
-        let crowd: Vec<_> = (0..6).flat_map(|uid| take(&slots, &user(uid), 1)).collect();
-        let _new = slots.take(user(7)).unwrap();
+        let crowd: Vec<_> = (0..6)
+            .flat_map(|uid| take_slots(&slots, &owner_for_uid(uid), 1))
+            .collect();
+        let _new = slots.take_slot(owner_for_uid(7)).unwrap();
         assert!(is_ended(&crowd[0]) && !is_ended(&crowd[1]));
     }
 
@@ -253,10 +259,14 @@ mod tests {
     fn nobody_takes_the_slots_of_trusted_owners() {
         for when_full in [WhenFull::EndOldest, WhenFull::Refuse] {
             let slots = Slots::new(LIMITS, when_full);
-            let root = slots.take(Owner::Trusted).unwrap();
-            let _crowd: Vec<_> = (0..50).map(|uid| slots.take(user(uid))).collect();
-            let _anonymous: Vec<_> = (0..50).map(|_| slots.take(Owner::Anonymous)).collect();
-            assert!(slots.take(Owner::Trusted).is_some());
+            let root = slots.take_slot(ConnectionOwner::Trusted).unwrap();
+            let _crowd: Vec<_> = (0..50)
+                .map(|uid| slots.take_slot(owner_for_uid(uid)))
+                .collect();
+            let _anonymous: Vec<_> = (0..50)
+                .map(|_| slots.take_slot(ConnectionOwner::Anonymous))
+                .collect();
+            assert!(slots.take_slot(ConnectionOwner::Trusted).is_some());
             assert!(!is_ended(&root));
         }
     }
@@ -264,9 +274,9 @@ mod tests {
     #[test]
     fn a_client_that_becomes_trusted_leaves_its_slot_to_others() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
-        let first = slots.take(Owner::Anonymous).unwrap();
-        first.assign(&Owner::Trusted);
-        let _many = take(&slots, &Owner::Anonymous, 50);
+        let first = slots.take_slot(ConnectionOwner::Anonymous).unwrap();
+        first.assign_to_owner(&ConnectionOwner::Trusted);
+        let _many = take_slots(&slots, &ConnectionOwner::Anonymous, 50);
         assert!(!is_ended(&first));
     }
 
@@ -274,28 +284,28 @@ mod tests {
     #[test]
     fn a_client_whose_tenant_is_known_is_ended_by_its_tenant_only() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
-        let local = slots.take(user(1)).unwrap();
-        let in_pod = slots.take(user(1)).unwrap();
-        in_pod.assign(&Owner::Tenant(Tenant::Pod("pod".to_owned())));
-        let _many = take(&slots, &user(1), 9);
+        let local = slots.take_slot(owner_for_uid(1)).unwrap();
+        let in_pod = slots.take_slot(owner_for_uid(1)).unwrap();
+        in_pod.assign_to_owner(&ConnectionOwner::Tenant(Tenant::Pod("pod".to_owned())));
+        let _many = take_slots(&slots, &owner_for_uid(1), 9);
         assert!(is_ended(&local) && !is_ended(&in_pod));
     }
 
     #[test]
     fn slots_that_refuse_end_nobody_of_the_same_owner() {
         let slots = Slots::new(LIMITS, WhenFull::Refuse);
-        let mut own = take(&slots, &user(1), 9);
+        let mut own = take_slots(&slots, &owner_for_uid(1), 9);
         assert_eq!(own.len(), 3);
         assert!(!own.iter().any(is_ended));
         own.pop();
-        assert!(slots.take(user(1)).is_some());
+        assert!(slots.take_slot(owner_for_uid(1)).is_some());
     }
 
     #[tokio::test]
     async fn all_slots_are_free_when_the_last_one_is_dropped() {
         let slots = Slots::new(LIMITS, WhenFull::EndOldest);
-        let taken = take(&slots, &Owner::Anonymous, 50);
+        let taken = take_slots(&slots, &ConnectionOwner::Anonymous, 50);
         drop(taken);
-        slots.all_free().await;
+        slots.wait_until_all_free().await;
     }
 }

@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::Scope;
-use crate::peer::Owner;
-use crate::source_queries::{Query, SourceQueries};
+use crate::peer::ConnectionOwner;
+use crate::source_queries::{SourceQueries, TextQuery};
 
 /// Receiver of the latest snapshot of one scope. A slow client skips the snapshots in between.
 pub(crate) type LatestSnapshot = watch::Receiver<Option<Utf8Bytes>>;
@@ -58,7 +58,11 @@ impl SnapshotStreams {
                 () = stream.closed() => if self.remove_if_unused(scope, &stream) { return },
             }
             // A stream has one text, however many of its clients are slow.
-            let text = self.queries.text(Query::Snapshot, scope, Owner::Trusted);
+            let text = self.queries.answer_text_query(
+                TextQuery::Snapshot,
+                scope,
+                ConnectionOwner::Trusted,
+            );
             // A panic in the source is not final: the next tick queries it again.
             if let Ok(text) = text.await {
                 stream.send_replace(Some(text));

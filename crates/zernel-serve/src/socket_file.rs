@@ -21,7 +21,7 @@ pub(crate) struct SocketFile {
 impl SocketFile {
     /// Binds a listener to `path` that every user may connect to. Replaces a stale socket, which
     /// has no listener.
-    pub(crate) fn listen(path: &Path) -> Result<(UnixListener, Self), ServeError> {
+    pub(crate) fn bind_listener(path: &Path) -> Result<(UnixListener, Self), ServeError> {
         let refused = |source| ServeError::Socket {
             path: path.to_owned(),
             source,
@@ -113,42 +113,48 @@ fn is_listening(path: &Path) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    fn folder() -> (tempfile::TempDir, PathBuf) {
+    fn create_test_folder() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/observe.sock");
         (folder, path)
     }
 
-    fn mode(path: &Path) -> u32 {
+    fn permissions_of(path: &Path) -> u32 {
         fs::metadata(path).unwrap().permissions().mode() & 0o777
     }
 
     #[test]
     fn every_user_can_connect_and_the_file_is_removed_on_drop() {
-        let (_folder, path) = folder();
-        let (_listener, file) = SocketFile::listen(&path).unwrap();
-        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o666, 0o755));
+        let (_folder, path) = create_test_folder();
+        let (_listener, file) = SocketFile::bind_listener(&path).unwrap();
+        assert_eq!(
+            (
+                permissions_of(&path),
+                permissions_of(path.parent().unwrap())
+            ),
+            (0o666, 0o755)
+        );
         drop(file);
         assert!(!path.exists());
     }
 
     #[test]
     fn a_stale_socket_is_replaced_and_one_in_use_is_not() {
-        let (_folder, path) = folder();
-        let (listener, file) = SocketFile::listen(&path).unwrap();
-        let error = SocketFile::listen(&path).unwrap_err();
+        let (_folder, path) = create_test_folder();
+        let (listener, file) = SocketFile::bind_listener(&path).unwrap();
+        let error = SocketFile::bind_listener(&path).unwrap_err();
         assert!(matches!(error, ServeError::SocketInUse { .. }), "{error}");
         assert!(path.exists());
         // As after `kill -9`: the listener is closed and the file stays.
         drop(listener);
         std::mem::forget(file);
-        let (_listener, _file) = SocketFile::listen(&path).unwrap();
+        let (_listener, _file) = SocketFile::bind_listener(&path).unwrap();
     }
 
     #[test]
     fn a_daemon_with_a_full_backlog_counts_as_listening() {
-        let (_folder, path) = folder();
-        let (_listener, _file) = SocketFile::listen(&path).unwrap();
+        let (_folder, path) = create_test_folder();
+        let (_listener, _file) = SocketFile::bind_listener(&path).unwrap();
         let mut waiting = Vec::new();
         // Nothing accepts, so the backlog fills up.
         for _ in 0..100_000 {
@@ -165,18 +171,18 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_a_socket_is_kept() {
-        let (_folder, path) = folder();
+        let (_folder, path) = create_test_folder();
         create_parent_folder(&path).unwrap();
         fs::write(&path, "precious").unwrap();
-        let error = SocketFile::listen(&path).unwrap_err();
+        let error = SocketFile::bind_listener(&path).unwrap_err();
         assert!(matches!(error, ServeError::NotASocket { .. }), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 
     #[test]
     fn drop_keeps_a_socket_that_another_daemon_created() {
-        let (_folder, path) = folder();
-        let (_listener, file) = SocketFile::listen(&path).unwrap();
+        let (_folder, path) = create_test_folder();
+        let (_listener, file) = SocketFile::bind_listener(&path).unwrap();
         let elsewhere = path.with_extension("moved");
         fs::rename(&path, elsewhere).unwrap();
         let _other = UnixListener::bind(&path).unwrap();
@@ -186,9 +192,9 @@ mod tests {
 
     #[test]
     fn the_error_for_a_too_long_path_names_the_path() {
-        let (folder, _) = folder();
+        let (folder, _) = create_test_folder();
         let path = folder.path().join("x".repeat(200));
-        let error = SocketFile::listen(&path).unwrap_err().to_string();
+        let error = SocketFile::bind_listener(&path).unwrap_err().to_string();
         assert!(error.contains("xxx"), "{error}");
     }
 }

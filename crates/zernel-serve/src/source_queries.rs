@@ -7,14 +7,14 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::live_texts::LiveTexts;
-use crate::peer::Owner;
+use crate::peer::ConnectionOwner;
 use crate::recent_texts::RecentTexts;
 use crate::shared_work::{SharedWork, WorkPanicked};
 use crate::{Health, Scope, Source, TextFormat};
 
 /// A query whose answer is text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Query {
+pub(crate) enum TextQuery {
     Metrics(TextFormat),
     Snapshot,
     Ledger,
@@ -26,10 +26,10 @@ pub(crate) const TEXT_THREADS: usize = 2;
 /// Queries the source on blocking threads. A request for its health does not wait until texts are built.
 pub(crate) struct SourceQueries {
     source: Arc<dyn Source>,
-    texts: SharedWork<(Query, Scope), Utf8Bytes>,
+    texts: SharedWork<(TextQuery, Scope), Utf8Bytes>,
     health: SharedWork<(), Health>,
-    recent: Arc<RecentTexts>,
-    live: LiveTexts,
+    recent_texts: Arc<RecentTexts>,
+    live_texts: LiveTexts,
 }
 
 /// Why a query has no answer.
@@ -46,34 +46,34 @@ impl SourceQueries {
             source,
             texts: SharedWork::new(TEXT_THREADS),
             health: SharedWork::new(1),
-            recent: Arc::default(),
-            live: LiveTexts::default(),
+            recent_texts: Arc::default(),
+            live_texts: LiveTexts::default(),
         }
     }
 
     /// The answer to a query of one of the owner's clients.
-    pub(crate) async fn text(
+    pub(crate) async fn answer_text_query(
         &self,
-        query: Query,
+        query: TextQuery,
         scope: Scope,
-        owner: Owner,
+        owner: ConnectionOwner,
     ) -> Result<Utf8Bytes, QueryError> {
         // Before the text is built: a text of a newer version may be kept as one of this version, and is not reused then.
         let version = self.source.version();
-        if let Some(text) = version.and_then(|it| self.recent.find(query, scope, it)) {
+        if let Some(text) = version.and_then(|it| self.recent_texts.find_answer(query, scope, it)) {
             return Ok(text);
         }
-        let live = self.live.begin(query, owner);
+        let live = self.live_texts.reserve_place(query, owner);
         let live = live.ok_or(QueryError::TooManyUnread)?;
-        let (source, recent) = (Arc::clone(&self.source), Arc::clone(&self.recent));
+        let (source, recent) = (Arc::clone(&self.source), Arc::clone(&self.recent_texts));
         let work = move || {
-            let text = live.hold(match query {
-                Query::Metrics(format) => source.metrics(scope, format),
-                Query::Snapshot => source.snapshot(scope),
-                Query::Ledger => source.ledger(scope),
+            let text = live.hold_text(match query {
+                TextQuery::Metrics(format) => source.metrics(scope, format),
+                TextQuery::Snapshot => source.snapshot(scope),
+                TextQuery::Ledger => source.ledger(scope),
             });
             if let Some(version) = version {
-                recent.keep(query, scope, version, text.clone());
+                recent.keep_answer(query, scope, version, text.clone());
             }
             text
         };
@@ -81,7 +81,7 @@ impl SourceQueries {
         Ok(text)
     }
 
-    pub(crate) async fn health(&self) -> Result<Health, QueryError> {
+    pub(crate) async fn query_health(&self) -> Result<Health, QueryError> {
         let source = Arc::clone(&self.source);
         let health = self.health.run_or_join((), move || source.health()).await?;
         Ok(health)

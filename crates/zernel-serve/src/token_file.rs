@@ -15,23 +15,23 @@ use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::SecretError;
-use crate::secret::MAX_BYTES;
+use crate::secret::MAX_TOKEN_FILE_BYTES;
 
 /// Name of the service's user, and of the group that may read the token.
-const ACCOUNT: &str = "zernel";
-const ROOT: u32 = 0;
+const SERVICE_ACCOUNT_NAME: &str = "zernel";
+const ROOT_UID: u32 = 0;
 /// Bytes of a new token.
-const RANDOM_BYTES: usize = 32;
+const NEW_TOKEN_BYTES: usize = 32;
 
 /// Reads the text of a token file that no other user can read or replace.
-pub(crate) fn read(path: &Path) -> Result<String, SecretError> {
+pub(crate) fn read_token_file(path: &Path) -> Result<String, SecretError> {
     let unreadable = |source| SecretError::Unreadable {
         path: path.to_owned(),
         source,
     };
     let file_path = path.canonicalize().map_err(unreadable)?;
     // A link can be replaced, too.
-    let folder = folder_of(path).canonicalize().map_err(unreadable)?;
+    let folder = parent_folder_of(path).canonicalize().map_err(unreadable)?;
     for folder in [Some(&*folder), file_path.parent()].into_iter().flatten() {
         check_folders(path, folder)?;
     }
@@ -50,7 +50,7 @@ pub(crate) fn read(path: &Path) -> Result<String, SecretError> {
         });
     }
     let mut text = String::new();
-    file.take(2 * MAX_BYTES as u64)
+    file.take(2 * MAX_TOKEN_FILE_BYTES as u64)
         .read_to_string(&mut text)
         .map_err(unreadable)?;
     Ok(text)
@@ -67,7 +67,7 @@ pub(crate) fn create_if_missing(path: &Path) -> Result<(), SecretError> {
         Err(error) => return Err(uncreatable(error)),
         Ok(_) => return Ok(()),
     }
-    let folder = folder_of(path);
+    let folder = parent_folder_of(path);
     if !folder.exists() {
         let mut builder = DirBuilder::new();
         let created = builder.recursive(true).mode(0o755).create(folder);
@@ -77,12 +77,12 @@ pub(crate) fn create_if_missing(path: &Path) -> Result<(), SecretError> {
     check_folders(path, &folder)?;
     let name = path.file_name();
     let name = name.ok_or_else(|| uncreatable(ErrorKind::InvalidInput.into()))?;
-    create(&folder.join(name)).map_err(uncreatable)
+    create_token_file(&folder.join(name)).map_err(uncreatable)
 }
 
 /// Writes a new token to a temporary file and gives it its name when it is complete. Of two daemons
 /// that start at once, one creates the file and both use it.
-fn create(path: &Path) -> io::Result<()> {
+fn create_token_file(path: &Path) -> io::Result<()> {
     let random = random_hex()?;
     let temporary = path.with_extension(format!("new-{}", &random[..16]));
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -104,7 +104,7 @@ fn create(path: &Path) -> io::Result<()> {
 
 /// Lets the group `zernel` read the file, if `groups` has one and the daemon may give it the file.
 fn share_with_group(file: &File, groups: &str) -> io::Result<()> {
-    let Some(group) = account_id(groups, ACCOUNT) else {
+    let Some(group) = account_id(groups, SERVICE_ACCOUNT_NAME) else {
         return Ok(());
     };
     match fchown(file, None, Some(group)) {
@@ -116,7 +116,7 @@ fn share_with_group(file: &File, groups: &str) -> io::Result<()> {
 }
 
 fn random_hex() -> io::Result<String> {
-    let mut bytes = [0; RANDOM_BYTES];
+    let mut bytes = [0; NEW_TOKEN_BYTES];
     // The system call returns up to 256 bytes at once.
     let count = getrandom(&mut bytes, GetRandomFlags::empty())?;
     match count == bytes.len() {
@@ -125,7 +125,7 @@ fn random_hex() -> io::Result<String> {
     }
 }
 
-fn folder_of(path: &Path) -> &Path {
+fn parent_folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
@@ -153,9 +153,9 @@ fn check_folders(file: &Path, folder: &Path) -> Result<(), SecretError> {
 
 fn check_owner(file: &Path, path: &Path, metadata: &Metadata) -> Result<(), SecretError> {
     let owner = metadata.uid();
-    let is_trusted = owner == ROOT || owner == geteuid().as_raw() || {
+    let is_trusted = owner == ROOT_UID || owner == geteuid().as_raw() || {
         let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
-        account_id(&users, ACCOUNT) == Some(owner)
+        account_id(&users, SERVICE_ACCOUNT_NAME) == Some(owner)
     };
     match is_trusted {
         true => Ok(()),
@@ -183,9 +183,9 @@ mod tests {
     use crate::Secret;
 
     const TOKEN: &str = "0123456789abcdef";
-    const NOBODY: u32 = 65534;
+    const NOBODY_UID: u32 = 65534;
 
-    fn folder() -> (tempfile::TempDir, PathBuf) {
+    fn create_test_folder() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         (folder, path)
@@ -195,28 +195,28 @@ mod tests {
         fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     }
 
-    fn error(path: &Path) -> String {
+    fn read_error_text(path: &Path) -> String {
         Secret::from_file_or_new(path).unwrap_err().to_string()
     }
 
     #[test]
     fn the_first_start_creates_a_random_token_that_others_cannot_read() {
-        let (folder, path) = folder();
+        let (folder, path) = create_test_folder();
         let first = Secret::from_file_or_new(&path).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text.trim().len(), 64, "{text}");
-        assert!(first.matches(text.trim().as_bytes()));
+        assert!(first.is_token(text.trim().as_bytes()));
         let mode = fs::metadata(&path).unwrap().mode() & 0o777;
         let groups = fs::read_to_string("/etc/group").unwrap();
-        match account_id(&groups, ACCOUNT) {
+        match account_id(&groups, SERVICE_ACCOUNT_NAME) {
             Some(_) => assert_eq!(mode & 0o037, 0, "{mode:o}"),
             None => assert_eq!(mode, 0o600, "{mode:o}"),
         }
         // The next start reads the same token, and nothing else stays in the folder.
         let second = Secret::from_file_or_new(&path).unwrap();
-        assert!(second.matches(text.trim().as_bytes()));
+        assert!(second.is_token(text.trim().as_bytes()));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        let (_other_folder, other) = self::folder();
+        let (_other_folder, other) = self::create_test_folder();
         Secret::from_file_or_new(&other).unwrap();
         assert_ne!(fs::read_to_string(&other).unwrap(), text);
     }
@@ -239,25 +239,33 @@ mod tests {
 
     #[test]
     fn a_link_without_a_file_is_not_followed() {
-        let (folder, path) = folder();
+        let (folder, path) = create_test_folder();
         let elsewhere = folder.path().join("elsewhere");
         symlink(&elsewhere, &path).unwrap();
-        assert!(error(&path).contains("cannot read"), "{}", error(&path));
+        assert!(
+            read_error_text(&path).contains("cannot read"),
+            "{}",
+            read_error_text(&path)
+        );
         assert!(!elsewhere.exists());
     }
 
     #[test]
     fn a_token_file_open_to_others_is_refused() {
-        let (_folder, path) = folder();
+        let (_folder, path) = create_test_folder();
         fs::write(&path, format!("  {TOKEN}\n")).unwrap();
         for mode in [0o644, 0o602, 0o660] {
             chmod(&path, mode);
-            assert!(error(&path).contains("chmod"), "{mode:o}: {}", error(&path));
+            assert!(
+                read_error_text(&path).contains("chmod"),
+                "{mode:o}: {}",
+                read_error_text(&path)
+            );
         }
         chmod(&path, 0o640);
         let secret = Secret::from_file(&path).unwrap();
-        assert!(secret.matches(TOKEN.as_bytes()));
-        assert_eq!(secret.file(), Some(&*path));
+        assert!(secret.is_token(TOKEN.as_bytes()));
+        assert_eq!(secret.token_file_path(), Some(&*path));
     }
 
     #[test]
@@ -265,7 +273,7 @@ mod tests {
         let refused = |path: &str| Secret::from_file(Path::new(path)).unwrap_err().to_string();
         assert!(refused("/").contains("not a regular file"));
         assert!(refused("/nowhere/token").contains("/nowhere/token"));
-        let (_folder, path) = folder();
+        let (_folder, path) = create_test_folder();
         rustix::fs::mknodat(
             CWD,
             &path,
@@ -274,27 +282,31 @@ mod tests {
             0,
         )
         .unwrap();
-        assert!(error(&path).contains("not a regular file"));
+        assert!(read_error_text(&path).contains("not a regular file"));
     }
 
     #[test]
     fn a_folder_that_others_can_write_to_is_refused() {
-        let (folder, path) = folder();
+        let (folder, path) = create_test_folder();
         let open = folder.path().join("open");
         fs::create_dir(&open).unwrap();
         chmod(&open, 0o777);
         let inside = open.join("token");
         assert!(
-            error(&inside).contains("can write to"),
+            read_error_text(&inside).contains("can write to"),
             "{}",
-            error(&inside)
+            read_error_text(&inside)
         );
         assert!(!inside.exists());
         // A link from a safe folder does not make it safe.
         fs::write(&inside, TOKEN).unwrap();
         chmod(&inside, 0o600);
         symlink(&inside, &path).unwrap();
-        assert!(error(&path).contains("can write to"), "{}", error(&path));
+        assert!(
+            read_error_text(&path).contains("can write to"),
+            "{}",
+            read_error_text(&path)
+        );
         chmod(&open, 0o1777);
         Secret::from_file(&path).unwrap();
     }
@@ -304,15 +316,23 @@ mod tests {
         if !geteuid().is_root() {
             return; // cannot give a file away
         }
-        let (folder, path) = folder();
+        let (folder, path) = create_test_folder();
         fs::write(&path, TOKEN).unwrap();
         chmod(&path, 0o600);
-        chown(&path, Some(NOBODY), None).unwrap();
-        assert!(error(&path).contains("user 65534"), "{}", error(&path));
-        chown(&path, Some(ROOT), None).unwrap();
+        chown(&path, Some(NOBODY_UID), None).unwrap();
+        assert!(
+            read_error_text(&path).contains("user 65534"),
+            "{}",
+            read_error_text(&path)
+        );
+        chown(&path, Some(ROOT_UID), None).unwrap();
         Secret::from_file(&path).unwrap();
-        chown(folder.path(), Some(NOBODY), None).unwrap();
-        assert!(error(&path).contains("user 65534"), "{}", error(&path));
+        chown(folder.path(), Some(NOBODY_UID), None).unwrap();
+        assert!(
+            read_error_text(&path).contains("user 65534"),
+            "{}",
+            read_error_text(&path)
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use tokio::time::timeout;
 
 use crate::Limits;
-use crate::access::Grant;
+use crate::access::AccessGrant;
 use crate::api::AppState;
 use crate::shutdown::ShutdownSignal;
 use crate::slots::{Slot, Slots};
@@ -26,14 +26,14 @@ pub(crate) struct WebSocketContext {
 }
 
 /// Upgrades a request to a WebSocket, or answers 503 when all slots of its owner are taken.
-pub(crate) async fn upgrade(
+pub(crate) async fn upgrade_to_websocket(
     State(state): State<AppState>,
-    Extension(grant): Extension<Grant>,
+    Extension(grant): Extension<AccessGrant>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
     let websockets = state.websockets;
-    let Some(slot) = websockets.slots.take(grant.owner) else {
-        return too_many_clients();
+    let Some(slot) = websockets.slots.take_slot(grant.owner) else {
+        return too_many_clients_response();
     };
     upgrade
         .max_frame_size(MAX_MESSAGE_BYTES)
@@ -45,7 +45,7 @@ pub(crate) async fn upgrade(
         })
 }
 
-fn too_many_clients() -> Response {
+fn too_many_clients_response() -> Response {
     let text =
         "you have too many WebSocket clients, or the daemon has; close one or try again later\n";
     let retry = [(header::RETRY_AFTER, "10")];
@@ -62,9 +62,9 @@ async fn serve_client(
     limits: Limits,
 ) {
     let close = tokio::select! {
-        () = slot.ended() => Some(close_frame(close_code::AGAIN, "another user needs the connection")),
+        () = slot.wait_until_ended() => Some(close_frame(close_code::AGAIN, "another user needs the connection")),
         close = push_snapshots(&mut socket, latest) => close,
-        () = shutdown.requested() => Some(close_frame(close_code::AWAY, "the daemon is shutting down")),
+        () = shutdown.wait_until_requested() => Some(close_frame(close_code::AWAY, "the daemon is shutting down")),
     };
     let Some(close) = close else { return };
     let closing = async {
@@ -76,7 +76,7 @@ async fn serve_client(
     };
     tokio::select! {
         _ = timeout(limits.grace, closing) => {}
-        () = shutdown.grace_over() => {}
+        () = shutdown.wait_until_grace_is_over() => {}
     }
 }
 

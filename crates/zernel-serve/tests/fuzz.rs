@@ -14,7 +14,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
-use zernel_serve::{Addresses, Expose, Health, Limits, Options, Scope, Server, Source, TextFormat};
+use zernel_serve::{
+    BoundAddresses, Expose, Health, Limits, Options, Scope, Server, Source, TextFormat,
+};
 use zernel_testkit::allocation::CountingAllocator;
 use zernel_testkit::fuzz::FuzzTarget;
 
@@ -22,10 +24,10 @@ use zernel_testkit::fuzz::FuzzTarget;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Longer than an answer takes on any machine. The server ends a connection when its client does.
-const PATIENCE: Duration = Duration::from_secs(60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Panics on any thread. The runtime catches the panic of a connection.
-static PANICS: AtomicU64 = AtomicU64::new(0);
+static PANIC_COUNT: AtomicU64 = AtomicU64::new(0);
 
 struct FixedSource;
 
@@ -53,7 +55,7 @@ impl Source for FixedSource {
 /// A server on the thread of its runtime.
 struct LocalServer {
     runtime: Runtime,
-    addresses: Addresses,
+    addresses: BoundAddresses,
     _folder: TempDir,
 }
 
@@ -67,8 +69,8 @@ impl LocalServer {
             expose: Expose::All,
             interval: Duration::from_millis(1),
             limits: Limits {
-                request_head: PATIENCE,
-                stall: PATIENCE,
+                request_head: ANSWER_TIMEOUT,
+                stall: ANSWER_TIMEOUT,
                 ..Limits::default()
             },
             ..Options::default()
@@ -86,26 +88,26 @@ impl LocalServer {
     }
 
     /// Sends bytes to the unix socket and returns the first bytes of the answer.
-    fn ask_unix(&self, bytes: &[u8]) -> Vec<u8> {
+    fn ask_on_unix_socket(&self, bytes: &[u8]) -> Vec<u8> {
         let path = self.addresses.unix.as_ref().expect("bound");
         self.runtime.block_on(async {
             let stream = UnixStream::connect(path).await.expect("it listens");
-            exchange(stream, bytes).await
+            send_and_read_answer(stream, bytes).await
         })
     }
 
     /// Sends bytes to the WebSocket address and returns the first bytes of the answer.
-    fn ask_websocket(&self, bytes: &[u8]) -> Vec<u8> {
+    fn ask_on_websocket_address(&self, bytes: &[u8]) -> Vec<u8> {
         let address = self.addresses.websocket.expect("bound");
         self.runtime.block_on(async {
             let stream = TcpStream::connect(address).await.expect("it listens");
-            exchange(stream, bytes).await
+            send_and_read_answer(stream, bytes).await
         })
     }
 }
 
 /// Sends bytes, closes that direction, and reads until the server closes the other one. Returns the first kilobyte.
-async fn exchange(stream: impl AsyncRead + AsyncWrite, bytes: &[u8]) -> Vec<u8> {
+async fn send_and_read_answer(stream: impl AsyncRead + AsyncWrite, bytes: &[u8]) -> Vec<u8> {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let write = async {
         // The server may close the connection before it has read everything.
@@ -126,7 +128,7 @@ async fn exchange(stream: impl AsyncRead + AsyncWrite, bytes: &[u8]) -> Vec<u8> 
         }
     };
     let both = async { tokio::join!(write, read).1 };
-    timeout(PATIENCE, both)
+    timeout(ANSWER_TIMEOUT, both)
         .await
         .expect("the server closes the connection")
 }
@@ -137,13 +139,13 @@ fn count_panics() {
     ONCE.call_once(|| {
         let print = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            PANICS.fetch_add(1, Ordering::SeqCst);
+            PANIC_COUNT.fetch_add(1, Ordering::SeqCst);
             print(info);
         }));
     });
 }
 
-const WORDS: [&str; 14] = [
+const REQUEST_WORDS: [&str; 14] = [
     "GET ",
     "HEAD ",
     " HTTP/1.1\r\n",
@@ -160,7 +162,7 @@ const WORDS: [&str; 14] = [
     "//",
 ];
 
-const UPGRADE: &str = "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+const UPGRADE_REQUEST: &str = "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
     Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 
 #[test]
@@ -172,11 +174,11 @@ fn fuzz_http() {
         .input("GET /api/v1/snapshot HTTP/1.1\r\nHost: localhost:9091\r\nOrigin: http://localhost\r\n\r\n")
         .input("POST /healthz?token=x HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 3\r\n\r\nabc")
         .input("GET /api/v1/ledger HTTP/1.0\r\nAuthorization: Bearer abc\r\n\r\n")
-        .words(WORDS);
+        .words(REQUEST_WORDS);
     let mut answers = 0_u64;
     let outcome = target.run(|bytes| {
-        answers += u64::from(server.ask_unix(bytes).starts_with(b"HTTP/1."));
-        assert_eq!(PANICS.load(Ordering::SeqCst), 0, "in the server");
+        answers += u64::from(server.ask_on_unix_socket(bytes).starts_with(b"HTTP/1."));
+        assert_eq!(PANIC_COUNT.load(Ordering::SeqCst), 0, "in the server");
     });
     assert!(
         answers > outcome.inputs / 4,
@@ -188,7 +190,7 @@ fn fuzz_http() {
 fn fuzz_websocket() {
     count_panics();
     let server = LocalServer::start();
-    let with_frames = |frames: &[u8]| [UPGRADE.as_bytes(), frames].concat();
+    let with_frames = |frames: &[u8]| [UPGRADE_REQUEST.as_bytes(), frames].concat();
     let target = FuzzTarget::new("websocket", 20_000)
         .input(with_frames(b"\x81\x85\x01\x02\x03\x04iejhn"))
         .input(with_frames(b"\x89\x80\0\0\0\0\x88\x82\0\0\0\0\x03\xe8"))
@@ -196,11 +198,15 @@ fn fuzz_websocket() {
         .input(with_frames(
             b"\x01\xff\x7f\xff\xff\xff\xff\xff\xff\xff\0\0\0\0",
         ))
-        .words(WORDS);
+        .words(REQUEST_WORDS);
     let mut upgrades = 0_u64;
     let outcome = target.run(|bytes| {
-        upgrades += u64::from(server.ask_websocket(bytes).starts_with(b"HTTP/1.1 101"));
-        assert_eq!(PANICS.load(Ordering::SeqCst), 0, "in the server");
+        upgrades += u64::from(
+            server
+                .ask_on_websocket_address(bytes)
+                .starts_with(b"HTTP/1.1 101"),
+        );
+        assert_eq!(PANIC_COUNT.load(Ordering::SeqCst), 0, "in the server");
     });
     assert!(
         upgrades > outcome.inputs / 20,

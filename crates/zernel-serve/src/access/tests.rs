@@ -5,25 +5,25 @@ use super::*;
 
 const TOKEN: &str = "0123456789/+=abcdef";
 
-const TRUSTED: Grant = Grant {
+const TRUSTED_GRANT: AccessGrant = AccessGrant {
     scope: Scope::All,
-    owner: Owner::Trusted,
+    owner: ConnectionOwner::Trusted,
 };
-const ANONYMOUS: Grant = Grant {
+const ANONYMOUS_GRANT: AccessGrant = AccessGrant {
     scope: Scope::All,
-    owner: Owner::Anonymous,
+    owner: ConnectionOwner::Anonymous,
 };
-const MACHINE: Grant = Grant {
+const MACHINE_GRANT: AccessGrant = AccessGrant {
     scope: Scope::Machine,
-    owner: Owner::Anonymous,
+    owner: ConnectionOwner::Anonymous,
 };
-const NO_TOKEN: Refusal = Refusal::Token { file: None };
+const TOKEN_REFUSAL: RequestRefusal = RequestRefusal::Token { file: None };
 
-fn authorize(
+fn authorize_request(
     expose: Expose,
     uri: &'static str,
     headers: &[(&'static str, &'static str)],
-) -> Result<Grant, Refusal> {
+) -> Result<AccessGrant, RequestRefusal> {
     let policy = AccessPolicy {
         expose,
         token: (expose != Expose::All).then(|| Secret::new(TOKEN).unwrap()),
@@ -47,45 +47,52 @@ fn authorize(
 fn the_host_header_must_name_this_machine() {
     for host in ["localhost", "10.0.0.7:9091", "gpu7:9091", "[::1]:9091"] {
         assert_eq!(
-            authorize(Expose::All, "/", &[("host", host)]),
-            Ok(ANONYMOUS),
+            authorize_request(Expose::All, "/", &[("host", host)]),
+            Ok(ANONYMOUS_GRANT),
             "{host}"
         );
     }
     for host in ["evil.example", "10.0.0.8", "gpu77", "", "a b"] {
         assert_eq!(
-            authorize(Expose::All, "/", &[("host", host)]),
-            Err(Refusal::Host),
+            authorize_request(Expose::All, "/", &[("host", host)]),
+            Err(RequestRefusal::Host),
             "{host}"
         );
     }
-    assert_eq!(authorize(Expose::All, "/", &[]), Err(Refusal::Host));
+    assert_eq!(
+        authorize_request(Expose::All, "/", &[]),
+        Err(RequestRefusal::Host)
+    );
     let two = [("host", "localhost"), ("host", "localhost")];
-    assert_eq!(authorize(Expose::All, "/", &two), Err(Refusal::Host));
+    assert_eq!(
+        authorize_request(Expose::All, "/", &two),
+        Err(RequestRefusal::Host)
+    );
 }
 
 #[test]
 fn a_host_in_the_request_line_is_checked_too() {
     let host = [("host", "localhost")];
     assert_eq!(
-        authorize(Expose::All, "http://localhost/", &host),
-        Ok(ANONYMOUS)
+        authorize_request(Expose::All, "http://localhost/", &host),
+        Ok(ANONYMOUS_GRANT)
     );
     assert_eq!(
-        authorize(Expose::All, "http://evil.example/", &host),
-        Err(Refusal::Host)
+        authorize_request(Expose::All, "http://evil.example/", &host),
+        Err(RequestRefusal::Host)
     );
 }
 
 #[test]
 fn an_origin_of_another_host_is_refused() {
-    let from = |origin| authorize(Expose::All, "/", &[("host", "gpu7"), ("origin", origin)]);
+    let from =
+        |origin| authorize_request(Expose::All, "/", &[("host", "gpu7"), ("origin", origin)]);
     for origin in ["http://gpu7", "https://gpu7:3000", "http://localhost:3000"] {
-        assert_eq!(from(origin), Ok(ANONYMOUS), "{origin}");
+        assert_eq!(from(origin), Ok(ANONYMOUS_GRANT), "{origin}");
     }
     // The host is allowed, but the page that sends the request is foreign.
     for origin in ["http://evil.example", "null", "", "http://10.0.0.8"] {
-        assert_eq!(from(origin), Err(Refusal::Origin), "{origin}");
+        assert_eq!(from(origin), Err(RequestRefusal::Origin), "{origin}");
     }
 }
 
@@ -93,10 +100,10 @@ fn an_origin_of_another_host_is_refused() {
 fn the_authorization_header_must_carry_the_token() {
     let with = |value| {
         let headers = [("host", "gpu7"), ("authorization", value)];
-        authorize(Expose::Token, "/metrics", &headers)
+        authorize_request(Expose::Token, "/metrics", &headers)
     };
-    assert_eq!(with("Bearer 0123456789/+=abcdef"), Ok(TRUSTED));
-    assert_eq!(with("bearer  0123456789/+=abcdef"), Ok(TRUSTED));
+    assert_eq!(with("Bearer 0123456789/+=abcdef"), Ok(TRUSTED_GRANT));
+    assert_eq!(with("bearer  0123456789/+=abcdef"), Ok(TRUSTED_GRANT));
     for value in [
         "",
         "Bearer",
@@ -104,7 +111,7 @@ fn the_authorization_header_must_carry_the_token() {
         "Basic 0123456789/+=abcdef",
         "Bearer 1",
     ] {
-        assert_eq!(with(value), Err(NO_TOKEN), "{value}");
+        assert_eq!(with(value), Err(TOKEN_REFUSAL), "{value}");
     }
 }
 
@@ -116,40 +123,46 @@ fn only_a_websocket_may_pass_the_token_in_the_query() {
         "/ws?token=0123456789/+=abcdef",
         "/ws?a=b&token=0123456789%2F%2B%3Dabcdef",
     ] {
-        assert_eq!(authorize(Expose::Token, uri, &[host, upgrade]), Ok(TRUSTED));
-        assert_eq!(authorize(Expose::Token, uri, &[host]), Err(NO_TOKEN));
+        assert_eq!(
+            authorize_request(Expose::Token, uri, &[host, upgrade]),
+            Ok(TRUSTED_GRANT)
+        );
+        assert_eq!(
+            authorize_request(Expose::Token, uri, &[host]),
+            Err(TOKEN_REFUSAL)
+        );
     }
-    let wrong = authorize(Expose::Token, "/ws?token=", &[host, upgrade]);
-    assert_eq!(wrong, Err(NO_TOKEN));
+    let wrong = authorize_request(Expose::Token, "/ws?token=", &[host, upgrade]);
+    assert_eq!(wrong, Err(TOKEN_REFUSAL));
 }
 
 #[test]
 fn health_without_a_token_shows_the_machine_alone() {
-    let health = authorize(Expose::Token, "/healthz", &[("host", "gpu7")]);
-    assert_eq!(health, Ok(MACHINE));
+    let health = authorize_request(Expose::Token, "/healthz", &[("host", "gpu7")]);
+    assert_eq!(health, Ok(MACHINE_GRANT));
     assert_eq!(
-        authorize(Expose::Token, "/healthz", &[("host", "x")]),
-        Err(Refusal::Host)
+        authorize_request(Expose::Token, "/healthz", &[("host", "x")]),
+        Err(RequestRefusal::Host)
     );
 }
 
 #[test]
 fn aggregates_need_no_token_and_processes_do() {
     let host = ("host", "gpu7");
-    let anonymous = authorize(Expose::Aggregate, "/api/v1/snapshot", &[host]);
-    assert_eq!(anonymous, Ok(MACHINE));
+    let anonymous = authorize_request(Expose::Aggregate, "/api/v1/snapshot", &[host]);
+    assert_eq!(anonymous, Ok(MACHINE_GRANT));
     let token = ("authorization", "Bearer 0123456789/+=abcdef");
-    let trusted = authorize(Expose::Aggregate, "/api/v1/snapshot", &[host, token]);
-    assert_eq!(trusted, Ok(TRUSTED));
+    let trusted = authorize_request(Expose::Aggregate, "/api/v1/snapshot", &[host, token]);
+    assert_eq!(trusted, Ok(TRUSTED_GRANT));
     let wrong = ("authorization", "Bearer 0123456789/+=abcdeX");
-    let anonymous = authorize(Expose::Aggregate, "/api/v1/snapshot", &[host, wrong]);
-    assert_eq!(anonymous, Ok(MACHINE));
+    let anonymous = authorize_request(Expose::Aggregate, "/api/v1/snapshot", &[host, wrong]);
+    assert_eq!(anonymous, Ok(MACHINE_GRANT));
 }
 
 #[test]
 fn a_refusal_names_the_file_and_the_lines_for_prometheus() {
     let file = Some("/var/lib/zernel/token".into());
-    let text = Refusal::Token { file }.to_string();
+    let text = RequestRefusal::Token { file }.to_string();
     for part in [
         "    authorization:\n      credentials_file: /var/lib/zernel/token\n",
         "--expose all",
@@ -168,8 +181,8 @@ fn unix_socket_clients_need_no_host_and_no_token() {
     };
     let scope = Scope::User(1);
     let tenant = Tenant::User(1);
-    let owner = Owner::Tenant(tenant.clone());
+    let owner = ConnectionOwner::Tenant(tenant.clone());
     let peer = Peer::Unix { scope, tenant };
     let authorized = policy.authorize(&peer, &Uri::from_static("/"), &HeaderMap::new());
-    assert_eq!(authorized, Ok(Grant { scope, owner }));
+    assert_eq!(authorized, Ok(AccessGrant { scope, owner }));
 }

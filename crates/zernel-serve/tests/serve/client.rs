@@ -25,7 +25,7 @@ impl Response {
         }
     }
 
-    pub(crate) fn header(&self, wanted: &str) -> Option<&str> {
+    pub(crate) fn find_header(&self, wanted: &str) -> Option<&str> {
         self.head
             .lines()
             .filter_map(|line| line.split_once(": "))
@@ -43,7 +43,7 @@ pub(crate) async fn connect_with_small_buffer(address: SocketAddr) -> TcpStream 
 }
 
 /// Sends `bytes` and returns everything received until the connection ends.
-pub(crate) async fn exchange(
+pub(crate) async fn send_and_read_all(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     bytes: &[u8],
 ) -> Vec<u8> {
@@ -63,15 +63,19 @@ pub(crate) async fn read_all(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
 }
 
 /// Sends a request with `headers`, each of which ends with a line break.
-pub(crate) async fn request(address: SocketAddr, method_and_path: &str, headers: &str) -> Response {
+pub(crate) async fn send_request(
+    address: SocketAddr,
+    method_and_path: &str,
+    headers: &str,
+) -> Response {
     let stream = TcpStream::connect(address).await.unwrap();
     let request = format!("{method_and_path} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
-    Response::parse(&exchange(stream, request.as_bytes()).await)
+    Response::parse(&send_and_read_all(stream, request.as_bytes()).await)
 }
 
 /// Sends a valid GET request.
-pub(crate) async fn get(address: SocketAddr, path: &str) -> Response {
-    request(address, &format!("GET {path}"), "Host: localhost\r\n").await
+pub(crate) async fn send_get(address: SocketAddr, path: &str) -> Response {
+    send_request(address, &format!("GET {path}"), "Host: localhost\r\n").await
 }
 
 /// Sends a WebSocket upgrade request and returns the head of the response.

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use zernel_serve::{
-    Addresses, Expose, Health, Limits, Options, Scope, Secret, ServeError, Server, Source,
+    BoundAddresses, Expose, Health, Limits, Options, Scope, Secret, ServeError, Server, Source,
     TextFormat,
 };
 
@@ -29,11 +29,11 @@ pub(crate) struct FakeSource {
     /// Whether the ledger panics.
     pub(crate) broken: Arc<AtomicBool>,
     /// A gate that the ledger waits at.
-    pub(crate) gate: Option<Gate>,
+    pub(crate) gate: Option<SourceGate>,
 }
 
 #[derive(Clone, Default)]
-pub(crate) struct Gate(Arc<(Mutex<GateState>, Condvar)>);
+pub(crate) struct SourceGate(Arc<(Mutex<GateState>, Condvar)>);
 
 #[derive(Default)]
 struct GateState {
@@ -41,9 +41,9 @@ struct GateState {
     open: bool,
 }
 
-impl Gate {
+impl SourceGate {
     /// Returns a closed gate, and a receiver that completes when a thread reaches it.
-    pub(crate) fn shut() -> (Self, oneshot::Receiver<()>) {
+    pub(crate) fn new_closed() -> (Self, oneshot::Receiver<()>) {
         let gate = Self::default();
         let (sender, receiver) = oneshot::channel();
         gate.0.0.lock().unwrap().reached = Some(sender);
@@ -55,7 +55,7 @@ impl Gate {
         self.0.1.notify_all();
     }
 
-    fn pass(&self) {
+    fn wait_until_open(&self) {
         let mut state = self.0.0.lock().unwrap();
         if let Some(reached) = state.reached.take() {
             // The test may have dropped the receiver.
@@ -79,7 +79,7 @@ impl Source for FakeSource {
     fn ledger(&self, scope: Scope) -> String {
         assert!(!self.broken.load(Ordering::SeqCst), "broken on purpose");
         if let Some(gate) = &self.gate {
-            gate.pass();
+            gate.wait_until_open();
         }
         let padding = "x".repeat(self.padding);
         json!({ "ledger": format!("{scope:?}"), "padding": padding }).to_string()
@@ -105,7 +105,7 @@ pub(crate) struct RunningServer {
 
 /// Returns options that expose everything, with free ports, a private socket path and no timeouts, so
 /// that tests can run in parallel on a busy machine.
-pub(crate) fn options(folder: &TempDir) -> Options {
+pub(crate) fn test_options(folder: &TempDir) -> Options {
     Options {
         http: Some("127.0.0.1:0".parse().unwrap()),
         websocket: Some("127.0.0.1:0".parse().unwrap()),
@@ -131,12 +131,12 @@ pub(crate) fn require_token(options: &mut Options) {
 }
 
 /// Starts a server with the default test options after `change`.
-pub(crate) fn start(source: FakeSource, change: impl FnOnce(&mut Options)) -> RunningServer {
+pub(crate) fn start_server(source: FakeSource, change: impl FnOnce(&mut Options)) -> RunningServer {
     let folder = tempfile::tempdir().unwrap();
-    let mut options = options(&folder);
+    let mut options = test_options(&folder);
     change(&mut options);
     let server = Server::bind(options, source).unwrap();
-    let Addresses {
+    let BoundAddresses {
         http,
         websocket,
         unix,
@@ -159,7 +159,7 @@ pub(crate) fn start(source: FakeSource, change: impl FnOnce(&mut Options)) -> Ru
 impl RunningServer {
     /// Requests shutdown. The returned future completes when the server has stopped, and yields its
     /// folder.
-    pub(crate) fn stop(self) -> impl Future<Output = TempDir> {
+    pub(crate) fn shut_down(self) -> impl Future<Output = TempDir> {
         let Self {
             stop, task, folder, ..
         } = self;

@@ -8,15 +8,17 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use zernel_serve::Expose;
 
-use crate::client::{Response, connect_with_small_buffer, exchange, get, read_all, request};
-use crate::fixture::{FakeSource, LONGER_THAN_ANY_TEST, require_token, start};
+use crate::client::{
+    Response, connect_with_small_buffer, read_all, send_and_read_all, send_get, send_request,
+};
+use crate::fixture::{FakeSource, LONGER_THAN_ANY_TEST, require_token, start_server};
 
-const LOCAL: &str = "Host: localhost\r\n";
-const WITH_TOKEN: &str = "Host: localhost\r\nAuthorization: Bearer 0123456789abcdef\r\n";
+const LOCALHOST_HEADER: &str = "Host: localhost\r\n";
+const HEADERS_WITH_TOKEN: &str = "Host: localhost\r\nAuthorization: Bearer 0123456789abcdef\r\n";
 
 pub(crate) async fn every_endpoint_in_the_index_answers() {
-    let server = start(FakeSource::default(), |_| {});
-    let index = get(server.http, "/").await;
+    let server = start_server(FakeSource::default(), |_| {});
+    let index = send_get(server.http, "/").await;
     assert_eq!(index.status, 200);
     let paths: Vec<_> = index
         .body
@@ -27,74 +29,80 @@ pub(crate) async fn every_endpoint_in_the_index_answers() {
     assert_eq!(paths.len(), 6, "{paths:?}");
     for path in paths {
         let expected = if path == "/ws" { 400 } else { 200 };
-        assert_eq!(get(server.http, path).await.status, expected, "{path}");
+        assert_eq!(send_get(server.http, path).await.status, expected, "{path}");
     }
 }
 
 pub(crate) async fn the_format_of_metrics_is_negotiated() {
-    let server = start(FakeSource::default(), |_| {});
-    let plain = get(server.http, "/metrics").await;
+    let server = start_server(FakeSource::default(), |_| {});
+    let plain = send_get(server.http, "/metrics").await;
     assert_eq!(
         (plain.status, plain.body.as_str()),
         (200, "All Prometheus\n")
     );
     assert_eq!(
-        plain.header("content-type"),
+        plain.find_header("content-type"),
         Some("text/plain; version=0.0.4; charset=utf-8")
     );
     let headers = "Host: localhost\r\nAccept: application/openmetrics-text; version=1.0.0\r\n";
-    let open = request(server.http, "GET /metrics", headers).await;
+    let open = send_request(server.http, "GET /metrics", headers).await;
     assert_eq!(
         (open.status, open.body.as_str()),
         (200, "All OpenMetrics\n")
     );
     assert_eq!(
-        open.header("content-type"),
+        open.find_header("content-type"),
         Some("application/openmetrics-text; version=1.0.0; charset=utf-8")
     );
-    assert_eq!(open.header("vary"), Some("Accept"));
+    assert_eq!(open.find_header("vary"), Some("Accept"));
 }
 
 pub(crate) async fn quantiles_snapshot_and_ledger_are_served() {
-    let server = start(FakeSource::default(), |_| {});
-    let quantiles = get(server.http, "/metrics/quantiles").await;
+    let server = start_server(FakeSource::default(), |_| {});
+    let quantiles = send_get(server.http, "/metrics/quantiles").await;
     assert_eq!(quantiles.body, "All Quantiles\n");
-    let snapshot = get(server.http, "/api/v1/snapshot").await;
-    assert_eq!(snapshot.header("content-type"), Some("application/json"));
-    assert_eq!(snapshot.header("cache-control"), Some("no-store"));
+    let snapshot = send_get(server.http, "/api/v1/snapshot").await;
+    assert_eq!(
+        snapshot.find_header("content-type"),
+        Some("application/json")
+    );
+    assert_eq!(snapshot.find_header("cache-control"), Some("no-store"));
     let snapshot: Value = serde_json::from_str(&snapshot.body).unwrap();
     assert_eq!(snapshot["scope"], "All");
-    let ledger = get(server.http, "/api/v1/ledger").await;
+    let ledger = send_get(server.http, "/api/v1/ledger").await;
     let ledger: Value = serde_json::from_str(&ledger.body).unwrap();
     assert_eq!(ledger["ledger"], "All");
 }
 
 pub(crate) async fn head_returns_the_headers_of_get_without_a_body() {
-    let server = start(FakeSource::default(), |_| {});
-    let head = request(server.http, "HEAD /metrics", LOCAL).await;
+    let server = start_server(FakeSource::default(), |_| {});
+    let head = send_request(server.http, "HEAD /metrics", LOCALHOST_HEADER).await;
     assert_eq!((head.status, head.body.as_str()), (200, ""));
-    assert_eq!(head.header("content-length"), Some("15"));
+    assert_eq!(head.find_header("content-length"), Some("15"));
 }
 
 pub(crate) async fn methods_other_than_get_and_head_are_refused() {
-    let server = start(FakeSource::default(), |_| {});
+    let server = start_server(FakeSource::default(), |_| {});
     for method in ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "BREW"] {
-        let answer = request(server.http, &format!("{method} /metrics"), LOCAL).await;
+        let answer =
+            send_request(server.http, &format!("{method} /metrics"), LOCALHOST_HEADER).await;
         assert_eq!(answer.status, 405, "{method}");
-        assert_eq!(answer.header("allow"), Some("GET,HEAD"), "{method}");
+        assert_eq!(answer.find_header("allow"), Some("GET,HEAD"), "{method}");
     }
     let body = "Host: localhost\r\nContent-Length: 1000000000000\r\n";
     assert_eq!(
-        request(server.http, "POST /metrics", body).await.status,
+        send_request(server.http, "POST /metrics", body)
+            .await
+            .status,
         405
     );
 }
 
 pub(crate) async fn unknown_paths_get_a_hint() {
-    let server = start(FakeSource::default(), |_| {});
+    let server = start_server(FakeSource::default(), |_| {});
     for address in [server.http, server.websocket] {
         for path in ["/metric", "/metrics/", "/../etc/passwd", "/%00", "/api"] {
-            let answer = get(address, path).await;
+            let answer = send_get(address, path).await;
             assert_eq!(answer.status, 404, "{path}");
             assert!(answer.body.contains("nothing here"), "{}", answer.body);
         }
@@ -102,8 +110,8 @@ pub(crate) async fn unknown_paths_get_a_hint() {
 }
 
 pub(crate) async fn health_lists_the_problems() {
-    let healthy = start(FakeSource::default(), |_| {});
-    let health = get(healthy.http, "/healthz").await;
+    let healthy = start_server(FakeSource::default(), |_| {});
+    let health = send_get(healthy.http, "/healthz").await;
     assert_eq!(health.status, 200);
     assert_eq!(
         health.body,
@@ -114,8 +122,8 @@ pub(crate) async fn health_lists_the_problems() {
         problems: vec!["no probe is attached".into()],
         ..FakeSource::default()
     };
-    let unhealthy = start(unhealthy, |_| {});
-    let health = get(unhealthy.http, "/healthz").await;
+    let unhealthy = start_server(unhealthy, |_| {});
+    let health = send_get(unhealthy.http, "/healthz").await;
     assert_eq!(health.status, 503);
     assert!(
         health.body.contains("no probe is attached"),
@@ -125,7 +133,7 @@ pub(crate) async fn health_lists_the_problems() {
 }
 
 pub(crate) async fn foreign_hosts_and_origins_are_refused() {
-    let server = start(FakeSource::default(), |options| {
+    let server = start_server(FakeSource::default(), |options| {
         options.hosts = vec!["gpu7".into()];
     });
     for headers in [
@@ -135,7 +143,9 @@ pub(crate) async fn foreign_hosts_and_origins_are_refused() {
         "Host: localhost\r\nOrigin: http://127.0.0.1:3000\r\n",
     ] {
         assert_eq!(
-            request(server.http, "GET /metrics", headers).await.status,
+            send_request(server.http, "GET /metrics", headers)
+                .await
+                .status,
             200,
             "{headers}"
         );
@@ -151,7 +161,7 @@ pub(crate) async fn foreign_hosts_and_origins_are_refused() {
         ("Host: localhost\r\nOrigin: null\r\n", "Origin"),
     ] {
         for path in ["/metrics", "/healthz", "/nowhere"] {
-            let answer = request(server.http, &format!("GET {path}"), headers).await;
+            let answer = send_request(server.http, &format!("GET {path}"), headers).await;
             assert_eq!(answer.status, 403, "{headers}");
             assert!(answer.body.contains(why), "{}", answer.body);
         }
@@ -163,12 +173,12 @@ pub(crate) async fn requests_without_the_token_are_refused() {
         problems: vec!["the disk of alice is full".into()],
         ..FakeSource::default()
     };
-    let server = start(unhealthy, require_token);
-    let without = get(server.http, "/metrics").await;
+    let server = start_server(unhealthy, require_token);
+    let without = send_get(server.http, "/metrics").await;
     assert_eq!(without.status, 401);
     assert!(
         without
-            .header("www-authenticate")
+            .find_header("www-authenticate")
             .unwrap()
             .starts_with("Bearer")
     );
@@ -182,33 +192,33 @@ pub(crate) async fn requests_without_the_token_are_refused() {
         "/ws",
         "/nowhere",
     ] {
-        assert_eq!(get(server.http, path).await.status, 401, "{path}");
+        assert_eq!(send_get(server.http, path).await.status, 401, "{path}");
     }
     assert_eq!(
-        request(server.http, "GET /metrics", WITH_TOKEN)
+        send_request(server.http, "GET /metrics", HEADERS_WITH_TOKEN)
             .await
             .status,
         200
     );
-    let health = get(server.http, "/healthz").await;
+    let health = send_get(server.http, "/healthz").await;
     assert_eq!(
         (health.status, health.body.as_str()),
         (503, "{\"ok\":false,\"problem_count\":1}")
     );
-    let health = request(server.http, "GET /healthz", WITH_TOKEN).await;
+    let health = send_request(server.http, "GET /healthz", HEADERS_WITH_TOKEN).await;
     assert!(health.body.contains("alice"), "{}", health.body);
 }
 
 pub(crate) async fn aggregates_are_served_without_the_token() {
-    let server = start(FakeSource::default(), |options| {
+    let server = start_server(FakeSource::default(), |options| {
         require_token(options);
         options.expose = Expose::Aggregate;
     });
-    for (headers, scope) in [(LOCAL, "Machine"), (WITH_TOKEN, "All")] {
-        let metrics = request(server.http, "GET /metrics", headers).await;
+    for (headers, scope) in [(LOCALHOST_HEADER, "Machine"), (HEADERS_WITH_TOKEN, "All")] {
+        let metrics = send_request(server.http, "GET /metrics", headers).await;
         assert_eq!(metrics.body, format!("{scope} Prometheus\n"));
         for (path, key) in [("/api/v1/snapshot", "scope"), ("/api/v1/ledger", "ledger")] {
-            let answer = request(server.http, &format!("GET {path}"), headers).await;
+            let answer = send_request(server.http, &format!("GET {path}"), headers).await;
             let answer: Value = serde_json::from_str(&answer.body).unwrap();
             assert_eq!(answer[key], scope, "{path}");
         }
@@ -216,7 +226,7 @@ pub(crate) async fn aggregates_are_served_without_the_token() {
 }
 
 pub(crate) async fn malformed_requests_get_400_and_the_server_keeps_serving() {
-    let server = start(FakeSource::default(), |_| {});
+    let server = start_server(FakeSource::default(), |_| {});
     let binary: Vec<u8> = (0..=255).collect();
     let tls_hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n";
     for bytes in [
@@ -230,18 +240,18 @@ pub(crate) async fn malformed_requests_get_400_and_the_server_keeps_serving() {
         b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5, 6\r\n\r\n",
     ] {
         let stream = TcpStream::connect(server.http).await.unwrap();
-        let answer = exchange(stream, bytes).await;
+        let answer = send_and_read_all(stream, bytes).await;
         if !answer.is_empty() {
             assert_eq!(Response::parse(&answer).status, 400, "{bytes:?}");
         }
     }
-    assert_eq!(get(server.http, "/metrics").await.status, 200);
+    assert_eq!(send_get(server.http, "/metrics").await.status, 200);
 }
 
 pub(crate) async fn too_many_or_too_long_headers_end_the_connection() {
-    let server = start(FakeSource::default(), |_| {});
+    let server = start_server(FakeSource::default(), |_| {});
     let many: String = (0..1000).map(|n| format!("X-{n}: y\r\n")).collect();
-    let many = request(server.http, "GET /", &format!("{LOCAL}{many}")).await;
+    let many = send_request(server.http, "GET /", &format!("{LOCALHOST_HEADER}{many}")).await;
     assert_eq!(many.status, 431);
     // A head that never ends: the server must stop reading at its limit.
     for start in ["GET /", "GET / HTTP/1.1\r\nHost: localhost\r\nX: "] {
@@ -256,11 +266,11 @@ pub(crate) async fn too_many_or_too_long_headers_end_the_connection() {
             "the server read everything after {start:?}"
         );
     }
-    assert_eq!(get(server.http, "/metrics").await.status, 200);
+    assert_eq!(send_get(server.http, "/metrics").await.status, 200);
 }
 
 pub(crate) async fn a_client_that_never_finishes_its_request_is_disconnected() {
-    let server = start(FakeSource::default(), |options| {
+    let server = start_server(FakeSource::default(), |options| {
         options.limits.request_head = Duration::from_millis(50);
     });
     let whole = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -277,7 +287,7 @@ pub(crate) async fn a_client_that_never_reads_its_response_is_disconnected() {
         padding: 32 << 20,
         ..FakeSource::default()
     };
-    let server = start(long, |options| {
+    let server = start_server(long, |options| {
         options.limits.stall = Duration::from_millis(50);
         options.limits.grace = LONGER_THAN_ANY_TEST;
     });
@@ -287,7 +297,7 @@ pub(crate) async fn a_client_that_never_reads_its_response_is_disconnected() {
     stream.readable().await.unwrap();
     // The server waits for the response in flight, so it stops only after it has disconnected the
     // client.
-    server.stop().await;
+    server.shut_down().await;
     let received = read_all(&mut stream).await;
     assert!(received.len() < 32 << 20, "{}", received.len());
 }
@@ -296,9 +306,9 @@ pub(crate) async fn a_panic_in_the_source_is_status_500() {
     let source = FakeSource::default();
     source.broken.store(true, Ordering::SeqCst);
     let broken = source.broken.clone();
-    let server = start(source, |_| {});
-    assert_eq!(get(server.http, "/api/v1/ledger").await.status, 500);
-    assert_eq!(get(server.http, "/metrics").await.status, 200);
+    let server = start_server(source, |_| {});
+    assert_eq!(send_get(server.http, "/api/v1/ledger").await.status, 500);
+    assert_eq!(send_get(server.http, "/metrics").await.status, 200);
     broken.store(false, Ordering::SeqCst);
-    assert_eq!(get(server.http, "/api/v1/ledger").await.status, 200);
+    assert_eq!(send_get(server.http, "/api/v1/ledger").await.status, 200);
 }

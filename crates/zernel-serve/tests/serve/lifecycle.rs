@@ -12,8 +12,10 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use zernel_serve::{Expose, ServeError, Server};
 
-use crate::client::{Response, exchange, get, read_all, upgrade_request};
-use crate::fixture::{FakeSource, Gate, LONGER_THAN_ANY_TEST, options, require_token, start};
+use crate::client::{Response, read_all, send_and_read_all, send_get, upgrade_request};
+use crate::fixture::{
+    FakeSource, LONGER_THAN_ANY_TEST, SourceGate, require_token, start_server, test_options,
+};
 use crate::websocket;
 
 pub(crate) async fn a_port_in_use_is_reported_and_nothing_stays_bound() {
@@ -22,7 +24,7 @@ pub(crate) async fn a_port_in_use_is_reported_and_nothing_stays_bound() {
     let bind = || TcpListener::bind("127.0.0.77:0").unwrap();
     let taken = bind();
     let free = bind().local_addr().unwrap();
-    let mut options = options(&folder);
+    let mut options = test_options(&folder);
     options.http = Some(free);
     options.websocket = Some(taken.local_addr().unwrap());
     let error = Server::bind(options.clone(), FakeSource::default())
@@ -45,7 +47,7 @@ pub(crate) async fn an_address_other_machines_reach_needs_a_token() {
     ] {
         for http in [true, false] {
             let folder = tempfile::tempdir().unwrap();
-            let mut options = options(&folder);
+            let mut options = test_options(&folder);
             match http {
                 true => options.http = Some(address.parse().unwrap()),
                 false => options.websocket = Some(address.parse().unwrap()),
@@ -56,23 +58,23 @@ pub(crate) async fn an_address_other_machines_reach_needs_a_token() {
         }
     }
     let folder = tempfile::tempdir().unwrap();
-    let mut wrapped = options(&folder);
+    let mut wrapped = test_options(&folder);
     wrapped.http = Some("[::ffff:127.0.0.1]:0".parse().unwrap());
     // Without IPv6 the bind fails for another reason.
     let result = Server::bind(wrapped, FakeSource::default());
     assert!(!matches!(result, Err(ServeError::ExposedToMachines { .. })));
-    let server = start(FakeSource::default(), |options| {
+    let server = start_server(FakeSource::default(), |options| {
         options.http = Some("0.0.0.0:0".parse().unwrap());
         require_token(options);
     });
     let address = ([127, 0, 0, 1], server.http.port()).into();
-    assert_eq!(get(address, "/metrics").await.status, 401);
+    assert_eq!(send_get(address, "/metrics").await.status, 401);
 }
 
 pub(crate) async fn a_server_without_a_token_must_expose_everything() {
     for expose in [Expose::Token, Expose::Aggregate] {
         let folder = tempfile::tempdir().unwrap();
-        let mut options = options(&folder);
+        let mut options = test_options(&folder);
         options.expose = expose;
         let error = Server::bind(options.clone(), FakeSource::default()).err();
         assert!(
@@ -87,7 +89,7 @@ pub(crate) async fn a_server_without_a_token_must_expose_everything() {
 
 pub(crate) async fn the_error_for_a_foreign_address_names_the_address() {
     let folder = tempfile::tempdir().unwrap();
-    let mut options = options(&folder);
+    let mut options = test_options(&folder);
     options.http = Some("192.0.2.1:9091".parse().unwrap());
     require_token(&mut options);
     let error = Server::bind(options, FakeSource::default()).err().unwrap();
@@ -96,22 +98,22 @@ pub(crate) async fn the_error_for_a_foreign_address_names_the_address() {
 
 pub(crate) async fn a_zero_interval_and_a_bad_host_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let mut without_pause = options(&folder);
+    let mut without_pause = test_options(&folder);
     without_pause.interval = Duration::ZERO;
     let error = Server::bind(without_pause, FakeSource::default())
         .err()
         .unwrap();
     assert!(matches!(error, ServeError::ZeroInterval), "{error}");
-    let mut no_host = options(&folder);
+    let mut no_host = test_options(&folder);
     no_host.hosts = vec!["http://gpu7/".into()];
     let error = Server::bind(no_host, FakeSource::default()).err().unwrap();
     assert!(error.to_string().contains("http://gpu7/"), "{error}");
 }
 
 pub(crate) async fn a_unix_socket_in_use_is_refused_and_a_stale_one_replaced() {
-    let server = start(FakeSource::default(), |_| {});
+    let server = start_server(FakeSource::default(), |_| {});
     let folder = tempfile::tempdir().unwrap();
-    let mut second = options(&folder);
+    let mut second = test_options(&folder);
     second.unix = Some(server.unix.clone());
     let error = Server::bind(second.clone(), FakeSource::default())
         .err()
@@ -119,9 +121,9 @@ pub(crate) async fn a_unix_socket_in_use_is_refused_and_a_stale_one_replaced() {
     assert!(matches!(error, ServeError::SocketInUse { .. }), "{error}");
     let stream = UnixStream::connect(&server.unix).await.unwrap();
     let request = b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n";
-    let answer = Response::parse(&exchange(stream, request).await);
+    let answer = Response::parse(&send_and_read_all(stream, request).await);
     assert_eq!(answer.status, 200);
-    server.stop().await;
+    server.shut_down().await;
 
     // A socket without a listener is replaced.
     let dead = folder.path().join("dead.sock");
@@ -131,28 +133,28 @@ pub(crate) async fn a_unix_socket_in_use_is_refused_and_a_stale_one_replaced() {
 }
 
 pub(crate) async fn shutdown_removes_the_unix_socket_and_closes_the_port() {
-    let server = start(FakeSource::default(), |_| {});
+    let server = start_server(FakeSource::default(), |_| {});
     let (unix, http) = (server.unix.clone(), server.http);
-    assert_eq!(get(http, "/").await.status, 200);
+    assert_eq!(send_get(http, "/").await.status, 200);
     assert!(unix.exists());
-    let folder = server.stop().await;
+    let folder = server.shut_down().await;
     assert!(folder.path().exists() && !unix.exists());
     assert!(TcpStream::connect(http).await.is_err());
 }
 
 pub(crate) async fn shutdown_waits_for_requests_in_flight() {
-    let (gate, reached) = Gate::shut();
+    let (gate, reached) = SourceGate::new_closed();
     let source = FakeSource {
         gate: Some(gate.clone()),
         ..FakeSource::default()
     };
-    let server = start(source, |options| {
+    let server = start_server(source, |options| {
         options.limits.grace = LONGER_THAN_ANY_TEST;
     });
     let http = server.http;
-    let request = tokio::spawn(get(http, "/api/v1/ledger"));
+    let request = tokio::spawn(send_get(http, "/api/v1/ledger"));
     reached.await.unwrap();
-    let stopped = tokio::spawn(server.stop());
+    let stopped = tokio::spawn(server.shut_down());
     // The port is closed before the request has finished.
     while TcpStream::connect(http).await.is_ok() {
         tokio::task::yield_now().await;
@@ -164,30 +166,32 @@ pub(crate) async fn shutdown_waits_for_requests_in_flight() {
 }
 
 pub(crate) async fn a_hanging_source_does_not_block_shutdown() {
-    let (gate, reached) = Gate::shut();
+    let (gate, reached) = SourceGate::new_closed();
     let source = FakeSource {
         gate: Some(gate.clone()),
         ..FakeSource::default()
     };
-    let server = start(source, |options| {
+    let server = start_server(source, |options| {
         options.limits.grace = Duration::from_millis(50);
     });
     let mut stream = TcpStream::connect(server.http).await.unwrap();
     let request = b"GET /api/v1/ledger HTTP/1.1\r\nHost: localhost\r\n\r\n";
     stream.write_all(request).await.unwrap();
     reached.await.unwrap();
-    server.stop().await;
+    server.shut_down().await;
     assert_eq!(read_all(&mut stream).await, b"");
     gate.open();
 }
 
 pub(crate) async fn websocket_clients_get_a_close_frame_at_shutdown() {
-    let server = start(FakeSource::default(), |options| {
+    let server = start_server(FakeSource::default(), |options| {
         options.limits.grace = LONGER_THAN_ANY_TEST;
     });
-    let mut socket = websocket::connect(server.websocket, "/").await.unwrap();
-    websocket::next(&mut socket).await;
-    let stopped = tokio::spawn(server.stop());
+    let mut socket = websocket::connect_websocket(server.websocket, "/")
+        .await
+        .unwrap();
+    websocket::next_snapshot(&mut socket).await;
+    let stopped = tokio::spawn(server.shut_down());
     match socket.next().await {
         Some(Ok(Message::Close(Some(frame)))) => assert_eq!(frame.code, CloseCode::Away),
         other => panic!("no close frame: {other:?}"),
@@ -197,14 +201,14 @@ pub(crate) async fn websocket_clients_get_a_close_frame_at_shutdown() {
 }
 
 pub(crate) async fn shutdown_waits_for_the_clients_close_frame() {
-    let server = start(FakeSource::default(), |options| {
+    let server = start_server(FakeSource::default(), |options| {
         options.limits.grace = LONGER_THAN_ANY_TEST;
     });
     let mut stream = TcpStream::connect(server.websocket).await.unwrap();
     let request = upgrade_request("/", "Host: localhost\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     while stream.read_u8().await.unwrap() != b'}' {}
-    let stopped = tokio::spawn(server.stop());
+    let stopped = tokio::spawn(server.shut_down());
     assert_eq!(stream.read_u8().await.unwrap(), 0x88);
     let mut payload = vec![0; stream.read_u8().await.unwrap().into()];
     stream.read_exact(&mut payload).await.unwrap();
@@ -220,13 +224,13 @@ pub(crate) async fn a_slow_websocket_client_gets_the_close_frame_too() {
         padding: 12 << 20,
         ..FakeSource::default()
     };
-    let server = start(long, |options| options.limits.grace = LONGER_THAN_ANY_TEST);
-    let mut socket = websocket::connect_with_small_buffer_to_websocket(server.websocket).await;
+    let server = start_server(long, |options| options.limits.grace = LONGER_THAN_ANY_TEST);
+    let mut socket = websocket::connect_websocket_with_small_buffer(server.websocket).await;
     // The server is now in the middle of a snapshot that exceeds the kernel's buffers.
     socket.get_mut().readable().await.unwrap();
-    let stopped = tokio::spawn(server.stop());
+    let stopped = tokio::spawn(server.shut_down());
     sleep(Duration::from_millis(50)).await;
-    websocket::next(&mut socket).await;
+    websocket::next_snapshot(&mut socket).await;
     let close = socket.next().await;
     assert!(matches!(close, Some(Ok(Message::Close(_)))), "{close:?}");
     assert!(socket.next().await.is_none());
@@ -234,7 +238,7 @@ pub(crate) async fn a_slow_websocket_client_gets_the_close_frame_too() {
 }
 
 pub(crate) async fn idle_and_half_sent_requests_do_not_block_shutdown() {
-    let server = start(FakeSource::default(), |options| {
+    let server = start_server(FakeSource::default(), |options| {
         options.limits.grace = Duration::from_millis(50);
     });
     let _silent = TcpStream::connect(server.http).await.unwrap();
@@ -244,14 +248,14 @@ pub(crate) async fn idle_and_half_sent_requests_do_not_block_shutdown() {
     let request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
     idle.write_all(request).await.unwrap();
     idle.read_u8().await.unwrap();
-    server.stop().await;
+    server.shut_down().await;
     read_all(&mut half).await;
     read_all(&mut idle).await;
 }
 
 pub(crate) async fn the_server_runs_on_a_plain_thread() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::bind(options(&folder), FakeSource::default()).unwrap();
+    let server = Server::bind(test_options(&folder), FakeSource::default()).unwrap();
     let http = server.local_addresses().http.unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let thread = std::thread::spawn(|| {
@@ -259,21 +263,23 @@ pub(crate) async fn the_server_runs_on_a_plain_thread() {
             let _ = stopped.await;
         })
     });
-    assert_eq!(get(http, "/metrics").await.status, 200);
+    assert_eq!(send_get(http, "/metrics").await.status, 200);
     stop.send(()).unwrap();
     thread.join().unwrap().unwrap();
 }
 
 pub(crate) async fn a_full_address_does_not_block_another_address() {
-    let server = start(FakeSource::default(), |options| {
+    let server = start_server(FakeSource::default(), |options| {
         options.limits.connections = 2;
     });
     let mut clients = Vec::new();
     for _ in 0..10 {
         clients.push(TcpStream::connect(server.http).await.unwrap());
     }
-    websocket::connect(server.websocket, "/").await.unwrap();
+    websocket::connect_websocket(server.websocket, "/")
+        .await
+        .unwrap();
     // The oldest clients make room for a new one.
-    assert_eq!(get(server.http, "/metrics").await.status, 200);
+    assert_eq!(send_get(server.http, "/metrics").await.status, 200);
     read_all(&mut clients[0]).await;
 }

@@ -12,11 +12,11 @@ use serde_json::Value;
 use tokio_tungstenite::client_async;
 use zernel_serve::Options;
 
-use crate::client::{Response, exchange};
-use crate::fixture::{FakeSource, RunningServer, start};
+use crate::client::{Response, send_and_read_all};
+use crate::fixture::{FakeSource, RunningServer, start_server};
 use crate::websocket;
 
-pub(crate) const NOBODY: u32 = 65534;
+pub(crate) const NOBODY_UID: u32 = 65534;
 
 /// Connects as another user. Linux keeps the uid per thread, so a thread suffices.
 pub(crate) fn connect_as(user: u32, path: &Path) -> tokio::net::UnixStream {
@@ -40,7 +40,7 @@ pub(crate) fn start_for_all_with(
     source: FakeSource,
     change: impl FnOnce(&mut Options),
 ) -> RunningServer {
-    let server = start(source, change);
+    let server = start_server(source, change);
     let folder = server.unix.parent().unwrap();
     set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
     server
@@ -53,41 +53,64 @@ fn source_with_a_problem() -> FakeSource {
     }
 }
 
-pub(crate) async fn get(stream: tokio::net::UnixStream, path: &str) -> Response {
+pub(crate) async fn send_get_on_unix_socket(
+    stream: tokio::net::UnixStream,
+    path: &str,
+) -> Response {
     let request = format!("GET {path} HTTP/1.1\r\nHost: anything\r\nConnection: close\r\n\r\n");
-    Response::parse(&exchange(stream, request.as_bytes()).await)
+    Response::parse(&send_and_read_all(stream, request.as_bytes()).await)
 }
 
 pub(crate) async fn the_daemons_user_sees_all_processes() {
-    let server = start(FakeSource::default(), |_| {});
+    let server = start_server(FakeSource::default(), |_| {});
     let stream = tokio::net::UnixStream::connect(&server.unix).await.unwrap();
-    assert_eq!(get(stream, "/metrics").await.body, "All Prometheus\n");
+    assert_eq!(
+        send_get_on_unix_socket(stream, "/metrics").await.body,
+        "All Prometheus\n"
+    );
 }
 
 pub(crate) async fn other_users_see_only_their_processes() {
     let server = start_for_all(|_| {});
-    let stream = || connect_as(NOBODY, &server.unix);
-    let metrics = get(stream(), "/metrics").await;
+    let stream = || connect_as(NOBODY_UID, &server.unix);
+    let metrics = send_get_on_unix_socket(stream(), "/metrics").await;
     assert_eq!(metrics.body, "User(65534) Prometheus\n");
-    let quantiles = get(stream(), "/metrics/quantiles").await;
+    let quantiles = send_get_on_unix_socket(stream(), "/metrics/quantiles").await;
     assert_eq!(quantiles.body, "User(65534) Quantiles\n");
     for (path, key) in [("/api/v1/snapshot", "scope"), ("/api/v1/ledger", "ledger")] {
-        let answer: Value = serde_json::from_str(&get(stream(), path).await.body).unwrap();
+        let answer: Value =
+            serde_json::from_str(&send_get_on_unix_socket(stream(), path).await.body).unwrap();
         assert_eq!(answer[key], "User(65534)", "{path}");
     }
     let root = || connect_as(0, &server.unix);
-    assert_eq!(get(root(), "/metrics").await.body, "All Prometheus\n");
+    assert_eq!(
+        send_get_on_unix_socket(root(), "/metrics").await.body,
+        "All Prometheus\n"
+    );
     // Problems name processes of other users.
-    let health = get(stream(), "/healthz").await;
+    let health = send_get_on_unix_socket(stream(), "/healthz").await;
     assert_eq!(health.body, "{\"ok\":false,\"problem_count\":1}");
-    assert!(get(root(), "/healthz").await.body.contains("4711"));
+    assert!(
+        send_get_on_unix_socket(root(), "/healthz")
+            .await
+            .body
+            .contains("4711")
+    );
 }
 
 pub(crate) async fn other_users_stream_only_their_processes() {
     let server = start_for_all(|_| {});
-    let mut all_users = websocket::connect(server.websocket, "/").await.unwrap();
-    let stream = connect_as(NOBODY, &server.unix);
+    let mut all_users = websocket::connect_websocket(server.websocket, "/")
+        .await
+        .unwrap();
+    let stream = connect_as(NOBODY_UID, &server.unix);
     let (mut nobody, _) = client_async("ws://anything/ws", stream).await.unwrap();
-    assert_eq!(websocket::next(&mut nobody).await["scope"], "User(65534)");
-    assert_eq!(websocket::next(&mut all_users).await["scope"], "All");
+    assert_eq!(
+        websocket::next_snapshot(&mut nobody).await["scope"],
+        "User(65534)"
+    );
+    assert_eq!(
+        websocket::next_snapshot(&mut all_users).await["scope"],
+        "All"
+    );
 }

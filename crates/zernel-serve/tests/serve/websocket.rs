@@ -14,14 +14,14 @@ use tokio_tungstenite::{WebSocketStream, client_async};
 use zernel_serve::{Expose, Secret};
 
 use crate::client::{
-    connect_with_small_buffer, get, read_all, request, request_upgrade, upgrade_request,
+    connect_with_small_buffer, read_all, request_upgrade, send_get, send_request, upgrade_request,
 };
-use crate::fixture::{FakeSource, start};
+use crate::fixture::{FakeSource, start_server};
 
 /// Interval between checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-pub(crate) async fn connect(
+pub(crate) async fn connect_websocket(
     address: SocketAddr,
     path: &str,
 ) -> Result<WebSocketStream<TcpStream>, Error> {
@@ -32,7 +32,7 @@ pub(crate) async fn connect(
 
 /// Connects with a small receive buffer, so that the server soon cannot write to a client that does
 /// not read.
-pub(crate) async fn connect_with_small_buffer_to_websocket(
+pub(crate) async fn connect_websocket_with_small_buffer(
     address: SocketAddr,
 ) -> WebSocketStream<TcpStream> {
     let stream = connect_with_small_buffer(address).await;
@@ -40,7 +40,7 @@ pub(crate) async fn connect_with_small_buffer_to_websocket(
 }
 
 /// Receives the next snapshot.
-pub(crate) async fn next<S>(socket: &mut WebSocketStream<S>) -> Value
+pub(crate) async fn next_snapshot<S>(socket: &mut WebSocketStream<S>) -> Value
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -53,7 +53,7 @@ where
 /// Connects, retrying while the server answers 503.
 async fn connect_when_a_slot_is_free(address: SocketAddr) -> WebSocketStream<TcpStream> {
     loop {
-        match connect(address, "/").await {
+        match connect_websocket(address, "/").await {
             Ok(socket) => return socket,
             Err(Error::Http(answer)) if answer.status() == 503 => sleep(POLL_INTERVAL).await,
             Err(error) => panic!("{error}"),
@@ -62,25 +62,25 @@ async fn connect_when_a_slot_is_free(address: SocketAddr) -> WebSocketStream<Tcp
 }
 
 pub(crate) async fn every_websocket_path_sends_a_snapshot_at_once() {
-    let server = start(FakeSource::default(), |_| {});
+    let server = start_server(FakeSource::default(), |_| {});
     for (address, path) in [
         (server.websocket, "/"),
         (server.websocket, "/ws"),
         (server.http, "/ws"),
     ] {
-        let mut socket = connect(address, path).await.unwrap();
-        assert_eq!(next(&mut socket).await["scope"], "All", "{path}");
+        let mut socket = connect_websocket(address, path).await.unwrap();
+        assert_eq!(next_snapshot(&mut socket).await["scope"], "All", "{path}");
     }
 }
 
 pub(crate) async fn a_new_snapshot_follows_at_every_interval() {
-    let server = start(FakeSource::default(), |options| {
+    let server = start_server(FakeSource::default(), |options| {
         options.interval = Duration::from_millis(5);
     });
-    let mut socket = connect(server.websocket, "/").await.unwrap();
+    let mut socket = connect_websocket(server.websocket, "/").await.unwrap();
     let mut last = 0;
     for _ in 0..20 {
-        let number = next(&mut socket).await["number"].as_u64().unwrap();
+        let number = next_snapshot(&mut socket).await["number"].as_u64().unwrap();
         assert!(number > last, "{number} after {last}");
         last = number;
     }
@@ -89,13 +89,13 @@ pub(crate) async fn a_new_snapshot_follows_at_every_interval() {
 pub(crate) async fn all_clients_share_one_snapshot() {
     let source = FakeSource::default();
     let snapshots = source.snapshots.clone();
-    let server = start(source, |_| {});
+    let server = start_server(source, |_| {});
     let mut sockets = Vec::new();
     for _ in 0..10 {
-        sockets.push(connect(server.websocket, "/").await.unwrap());
+        sockets.push(connect_websocket(server.websocket, "/").await.unwrap());
     }
     for socket in &mut sockets {
-        assert_eq!(next(socket).await["number"], 1);
+        assert_eq!(next_snapshot(socket).await["number"], 1);
     }
     assert_eq!(snapshots.load(Ordering::SeqCst), 1);
 }
@@ -103,15 +103,15 @@ pub(crate) async fn all_clients_share_one_snapshot() {
 pub(crate) async fn no_snapshot_is_taken_without_clients() {
     let source = FakeSource::default();
     let snapshots = source.snapshots.clone();
-    let server = start(source, |options| {
+    let server = start_server(source, |options| {
         options.interval = Duration::from_millis(1);
     });
     sleep(POLL_INTERVAL).await;
-    assert_eq!(get(server.http, "/metrics").await.status, 200);
+    assert_eq!(send_get(server.http, "/metrics").await.status, 200);
     assert_eq!(snapshots.load(Ordering::SeqCst), 0);
 
-    let mut socket = connect(server.websocket, "/").await.unwrap();
-    next(&mut socket).await;
+    let mut socket = connect_websocket(server.websocket, "/").await.unwrap();
+    next_snapshot(&mut socket).await;
     drop(socket);
     // Wait until the server takes no more snapshots.
     let mut before = u64::MAX;
@@ -120,8 +120,8 @@ pub(crate) async fn no_snapshot_is_taken_without_clients() {
         sleep(10 * POLL_INTERVAL).await;
     }
     // A new client must not get an old snapshot.
-    let mut socket = connect(server.websocket, "/").await.unwrap();
-    let number = next(&mut socket).await["number"].as_u64().unwrap();
+    let mut socket = connect_websocket(server.websocket, "/").await.unwrap();
+    let number = next_snapshot(&mut socket).await["number"].as_u64().unwrap();
     assert!(number > before, "{number} is not newer than {before}");
 }
 
@@ -130,18 +130,18 @@ pub(crate) async fn a_slow_client_skips_snapshots_and_delays_no_other_client() {
         padding: 256 << 10,
         ..FakeSource::default()
     };
-    let server = start(long, |options| {
+    let server = start_server(long, |options| {
         options.interval = Duration::from_millis(1);
     });
-    let mut slow = connect_with_small_buffer_to_websocket(server.websocket).await;
-    let mut quick = connect(server.websocket, "/").await.unwrap();
+    let mut slow = connect_websocket_with_small_buffer(server.websocket).await;
+    let mut quick = connect_websocket(server.websocket, "/").await.unwrap();
     let mut last = 0;
     for _ in 0..100 {
-        last = next(&mut quick).await["number"].as_u64().unwrap();
+        last = next_snapshot(&mut quick).await["number"].as_u64().unwrap();
     }
     let (mut received, mut number) = (0, 0);
     while number < last {
-        number = next(&mut slow).await["number"].as_u64().unwrap();
+        number = next_snapshot(&mut slow).await["number"].as_u64().unwrap();
         received += 1;
     }
     assert!(
@@ -155,20 +155,20 @@ pub(crate) async fn a_client_that_reads_nothing_is_disconnected() {
         padding: 256 << 10,
         ..FakeSource::default()
     };
-    let server = start(long, |options| {
+    let server = start_server(long, |options| {
         options.interval = Duration::from_millis(1);
         options.limits.websockets = 1;
         options.limits.stall = Duration::from_millis(50);
     });
-    let _stalled = connect_with_small_buffer_to_websocket(server.websocket).await;
+    let _stalled = connect_websocket_with_small_buffer(server.websocket).await;
     let mut other = connect_when_a_slot_is_free(server.websocket).await;
-    next(&mut other).await;
+    next_snapshot(&mut other).await;
 }
 
 pub(crate) async fn pings_are_answered_and_messages_ignored() {
-    let server = start(FakeSource::default(), |_| {});
-    let mut socket = connect(server.websocket, "/").await.unwrap();
-    next(&mut socket).await;
+    let server = start_server(FakeSource::default(), |_| {});
+    let mut socket = connect_websocket(server.websocket, "/").await.unwrap();
+    next_snapshot(&mut socket).await;
     for message in [Message::text("hello"), Message::binary(vec![0; 4000])] {
         socket.send(message).await.unwrap();
     }
@@ -181,7 +181,7 @@ pub(crate) async fn pings_are_answered_and_messages_ignored() {
 }
 
 pub(crate) async fn malformed_and_oversized_frames_end_the_connection() {
-    let server = start(FakeSource::default(), |_| {});
+    let server = start_server(FakeSource::default(), |_| {});
     let big_header = [
         0x82, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0,
     ];
@@ -213,29 +213,29 @@ pub(crate) async fn malformed_and_oversized_frames_end_the_connection() {
         assert_eq!(close.first(), Some(&0x88), "{what}: {close:?}");
         assert_eq!(close[2..4], 1002_u16.to_be_bytes(), "{what}");
     }
-    connect(server.websocket, "/").await.unwrap();
+    connect_websocket(server.websocket, "/").await.unwrap();
 }
 
 pub(crate) async fn websocket_client_65_gets_503() {
-    let server = start(FakeSource::default(), |_| {});
+    let server = start_server(FakeSource::default(), |_| {});
     let mut sockets = Vec::new();
     for index in 0..64 {
         let (address, path) = match index % 2 {
             0 => (server.websocket, "/"),
             _ => (server.http, "/ws"),
         };
-        sockets.push(connect(address, path).await.unwrap());
+        sockets.push(connect_websocket(address, path).await.unwrap());
     }
     let answer = request_upgrade(server.websocket, "/", "Host: localhost\r\n").await;
     assert_eq!(answer.status, 503);
-    assert!(answer.header("retry-after").is_some());
-    assert_eq!(get(server.http, "/metrics").await.status, 200);
+    assert!(answer.find_header("retry-after").is_some());
+    assert_eq!(send_get(server.http, "/metrics").await.status, 200);
     sockets.pop();
     connect_when_a_slot_is_free(server.websocket).await;
 }
 
 pub(crate) async fn websockets_of_foreign_origins_are_refused() {
-    let server = start(FakeSource::default(), |_| {});
+    let server = start_server(FakeSource::default(), |_| {});
     for (address, path) in [(server.websocket, "/"), (server.http, "/ws")] {
         for (headers, status) in [
             ("Host: localhost\r\nOrigin: http://localhost:3000\r\n", 101),
@@ -253,7 +253,7 @@ pub(crate) async fn websockets_of_foreign_origins_are_refused() {
 }
 
 pub(crate) async fn a_websocket_may_pass_the_token_in_the_query() {
-    let server = start(FakeSource::default(), |options| {
+    let server = start_server(FakeSource::default(), |options| {
         options.expose = Expose::Token;
         options.token = Some(Secret::new("0123456789abcd/+").unwrap());
     });
@@ -273,14 +273,14 @@ pub(crate) async fn a_websocket_may_pass_the_token_in_the_query() {
 }
 
 pub(crate) async fn plain_requests_to_the_websocket_port_get_a_hint() {
-    let server = start(FakeSource::default(), |_| {});
-    assert_eq!(get(server.websocket, "/").await.status, 400);
+    let server = start_server(FakeSource::default(), |_| {});
+    assert_eq!(send_get(server.websocket, "/").await.status, 400);
     assert_eq!(
-        request(server.websocket, "POST /", "Host: localhost\r\n")
+        send_request(server.websocket, "POST /", "Host: localhost\r\n")
             .await
             .status,
         405
     );
-    let hint = get(server.websocket, "/metrics").await;
+    let hint = send_get(server.websocket, "/metrics").await;
     assert!(hint.body.contains("WebSocket"), "{}", hint.body);
 }
