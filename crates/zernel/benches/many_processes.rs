@@ -12,11 +12,11 @@ use zernel_testkit::daemon::Daemon;
 use zernel_testkit::target::{self, Driver, Stage, call};
 use zernel_testkit::{StoppedThread, eventually};
 
-const PROCESSES: usize = 1000;
-const SCRAPES: usize = 50;
+const PROCESS_COUNT: usize = 1000;
+const SCRAPE_COUNT: usize = 50;
 
 fn main() -> ExitCode {
-    if let Some(code) = target::act(&[("parent", parent)]) {
+    if let Some(code) = target::act(&[("parent", fork_gpu_users)]) {
         return code;
     }
     if let Err(reason) = Capability::UprobeSession.try_out() {
@@ -25,17 +25,17 @@ fn main() -> ExitCode {
     }
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(env!("CARGO_BIN_EXE_zernel"), &stage);
-    report("nothing to observe", &daemon);
-    let mut target = stage.target("parent", PROCESSES as u64);
+    report_scrapes("nothing to observe", &daemon);
+    let mut target = stage.target("parent", PROCESS_COUNT as u64);
     target.step();
     wait_until_all_are_exported(&daemon);
-    report(&format!("{PROCESSES} processes"), &daemon);
-    report_stalled(&daemon);
+    report_scrapes(&format!("{PROCESS_COUNT} processes"), &daemon);
+    report_answers_while_stalled(&daemon);
     ExitCode::SUCCESS
 }
 
 /// The slowest answers while the observer's thread is stopped for 5 s.
-fn report_stalled(daemon: &Daemon) {
+fn report_answers_while_stalled(daemon: &Daemon) {
     let stopped = StoppedThread::named(daemon.pid(), "observer").expect("root may stop it");
     let end = Instant::now() + Duration::from_secs(5);
     let (mut metrics, mut health, mut count) = (Duration::ZERO, Duration::ZERO, 0);
@@ -60,7 +60,7 @@ fn report_stalled(daemon: &Daemon) {
 }
 
 /// Forks `children` children that make a few GPU calls and wait.
-fn parent(driver: &Driver, children: u64) {
+fn fork_gpu_users(driver: &Driver, children: u64) {
     let (mut ready, mut report) = std::io::pipe().expect("a pipe");
     for _ in 0..children {
         // SAFETY: a target has one thread.
@@ -69,7 +69,7 @@ fn parent(driver: &Driver, children: u64) {
         if pid == 0 {
             // SAFETY: a system call that takes plain numbers.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-            use_a_little(driver);
+            make_a_few_gpu_calls(driver);
             std::io::Write::write_all(&mut report, b".").expect("a pipe");
             loop {
                 thread::park();
@@ -80,7 +80,7 @@ fn parent(driver: &Driver, children: u64) {
     std::io::Read::read_exact(&mut ready, &mut all).expect("every child reports");
 }
 
-fn use_a_little(driver: &Driver) {
+fn make_a_few_gpu_calls(driver: &Driver) {
     driver.open();
     let function = driver.kernel();
     driver.allocate(4096);
@@ -97,12 +97,12 @@ fn wait_until_all_are_exported(daemon: &Daemon) {
             .matches("zernel_cuda_launches_total{")
             .count()
     };
-    eventually("every process is exported", || exported() >= PROCESSES);
+    eventually("every process is exported", || exported() >= PROCESS_COUNT);
     println!("{} processes are exported", exported());
 }
 
-fn report(what: &str, daemon: &Daemon) {
-    let mut times: Vec<Duration> = (0..SCRAPES)
+fn report_scrapes(what: &str, daemon: &Daemon) {
+    let mut times: Vec<Duration> = (0..SCRAPE_COUNT)
         .map(|_| {
             let begin = Instant::now();
             daemon.metrics();
@@ -112,14 +112,14 @@ fn report(what: &str, daemon: &Daemon) {
     times.sort();
     let text = daemon.metrics();
     let series = text.lines().filter(|line| !line.starts_with('#')).count();
-    let (resident, maps) = (resident_bytes(daemon.pid()), map_bytes(daemon.pid()));
+    let (resident, maps) = (resident_bytes(daemon.pid()), bpf_map_bytes(daemon.pid()));
     println!(
-        "{what}: resident {:.1} MB, maps {:.1} MB; scrape {:.1} ms (median), {:.1} ms (worst of {SCRAPES}), \
+        "{what}: resident {:.1} MB, maps {:.1} MB; scrape {:.1} ms (median), {:.1} ms (worst of {SCRAPE_COUNT}), \
          {series} series, {:.1} MB",
         resident as f64 / 1e6,
         maps as f64 / 1e6,
-        times[SCRAPES / 2].as_secs_f64() * 1e3,
-        times[SCRAPES - 1].as_secs_f64() * 1e3,
+        times[SCRAPE_COUNT / 2].as_secs_f64() * 1e3,
+        times[SCRAPE_COUNT - 1].as_secs_f64() * 1e3,
         text.len() as f64 / 1e6,
     );
 }
@@ -145,7 +145,7 @@ fn resident_bytes(pid: u32) -> u64 {
 }
 
 /// Memory of the process's BPF maps, from the kernel, each map counted once.
-fn map_bytes(pid: u32) -> u64 {
+fn bpf_map_bytes(pid: u32) -> u64 {
     let entries = fs::read_dir(format!("/proc/{pid}/fdinfo")).expect("it runs");
     let mut maps = std::collections::BTreeMap::new();
     for entry in entries.flatten() {

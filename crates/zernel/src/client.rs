@@ -10,13 +10,13 @@ use serde::Deserialize;
 use zernel_model::snapshot::{FORMAT, Snapshot, VERSION, is_late, lateness};
 
 /// Longest wait for the daemon.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest response that is read. Snapshots are smaller.
 const MAX_RESPONSE_BYTES: u64 = 256 << 20;
 
 /// The daemon's socket.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct Socket {
+pub(crate) struct DaemonSocket {
     /// Socket of `zernel observe`
     #[arg(long, value_name = "PATH", default_value = "/run/zernel/observe.sock")]
     socket: PathBuf,
@@ -63,10 +63,10 @@ pub(crate) enum ClientError {
     },
 }
 
-impl Socket {
+impl DaemonSocket {
     /// The current state. A daemon whose observer is late is an error: its figures no longer describe the processes.
     pub(crate) fn fresh_snapshot(&self) -> Result<Snapshot, ClientError> {
-        let snapshot = self.snapshot()?;
+        let snapshot = self.latest_snapshot()?;
         let age = Duration::try_from_secs_f64(snapshot.age_seconds).unwrap_or_default();
         match is_late(age) {
             true => Err(ClientError::Late(lateness(age))),
@@ -75,9 +75,9 @@ impl Socket {
     }
 
     /// The newest snapshot of the daemon: all of it for root, own processes for other users.
-    pub(crate) fn snapshot(&self) -> Result<Snapshot, ClientError> {
+    pub(crate) fn latest_snapshot(&self) -> Result<Snapshot, ClientError> {
         let path = || self.socket.clone();
-        let response = request(&self.socket).map_err(|source| match source.kind() {
+        let response = request_snapshot(&self.socket).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 ClientError::NoDaemon(path())
             }
@@ -90,7 +90,8 @@ impl Socket {
             path: path(),
             problem,
         };
-        let (status, body) = parse(&response).map_err(|problem| invalid(problem.to_owned()))?;
+        let (status, body) =
+            parse_response(&response).map_err(|problem| invalid(problem.to_owned()))?;
         if status != 200 {
             let text = String::from_utf8_lossy(body);
             let refused = format!("{status} {}", zernel_report::text::shorten(&text, 200));
@@ -103,7 +104,7 @@ impl Socket {
             if header.format != FORMAT {
                 return Err(ClientError::OtherVersion {
                     path: path(),
-                    daemon: header.daemon(),
+                    daemon: header.daemon_name_and_version(),
                 });
             }
         }
@@ -121,7 +122,7 @@ struct SnapshotHeader {
 
 impl SnapshotHeader {
     /// The program that wrote the snapshot.
-    fn daemon(&self) -> String {
+    fn daemon_name_and_version(&self) -> String {
         match self.zernel_version.as_str() {
             "" => "older than zernel 0.2.0".to_owned(),
             version => format!("zernel {}", zernel_report::text::shorten(version, 40)),
@@ -129,10 +130,10 @@ impl SnapshotHeader {
     }
 }
 
-fn request(socket: &Path) -> io::Result<Vec<u8>> {
+fn request_snapshot(socket: &Path) -> io::Result<Vec<u8>> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.set_write_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(DAEMON_TIMEOUT))?;
+    stream.set_write_timeout(Some(DAEMON_TIMEOUT))?;
     // In HTTP/1.0 a response ends with the connection and has no chunks.
     stream.write_all(b"GET /api/v1/snapshot HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
     let mut response = Vec::new();
@@ -141,15 +142,17 @@ fn request(socket: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// The status and the body of a response.
-fn parse(response: &[u8]) -> Result<(u16, &[u8]), &'static str> {
-    const END: &[u8] = b"\r\n\r\n";
-    let head = response.windows(END.len()).position(|bytes| bytes == END);
+fn parse_response(response: &[u8]) -> Result<(u16, &[u8]), &'static str> {
+    const END_OF_HEAD: &[u8] = b"\r\n\r\n";
+    let head = response
+        .windows(END_OF_HEAD.len())
+        .position(|bytes| bytes == END_OF_HEAD);
     let (head, body) = response.split_at(head.ok_or("the response has no end of headers")?);
     let status = head.split(|byte| *byte == b' ').nth(1);
     let status = status.and_then(|status| str::from_utf8(status).ok()?.parse().ok());
     let is_http = head.starts_with(b"HTTP/1.");
     match status.filter(|_| is_http) {
-        Some(status) => Ok((status, &body[END.len()..])),
+        Some(status) => Ok((status, &body[END_OF_HEAD.len()..])),
         None => Err("its response is not HTTP"),
     }
 }
@@ -161,16 +164,16 @@ mod tests {
     #[test]
     fn a_response_has_a_status_and_a_body() {
         let response = b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\n{}";
-        assert_eq!(parse(response), Ok((200, &b"{}"[..])));
+        assert_eq!(parse_response(response), Ok((200, &b"{}"[..])));
         let response = b"HTTP/1.1 503 Service Unavailable\r\n\r\n";
-        assert_eq!(parse(response), Ok((503, &b""[..])));
+        assert_eq!(parse_response(response), Ok((503, &b""[..])));
         for invalid in [
             &b""[..],
             b"hello",
             b"SSH-2.0 200 OK\r\n\r\n",
             b"HTTP/1.1 ok\r\n\r\n",
         ] {
-            assert!(parse(invalid).is_err());
+            assert!(parse_response(invalid).is_err());
         }
     }
 
@@ -187,11 +190,11 @@ mod tests {
     }
 
     /// The snapshot of a daemon that answers with this body.
-    fn snapshot_of(body: &str) -> Result<Snapshot, ClientError> {
+    fn snapshot_from_answer(body: &str) -> Result<Snapshot, ClientError> {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("observe.sock");
         let daemon = answer_once(&socket, body);
-        let snapshot = Socket { socket }.snapshot();
+        let snapshot = DaemonSocket { socket }.latest_snapshot();
         daemon.join().unwrap();
         snapshot
     }
@@ -199,28 +202,28 @@ mod tests {
     #[test]
     fn a_daemon_with_another_format_is_named_with_both_versions() {
         let newer = r#"{"format": 2, "zernel_version": "9.9.9", "observed": 7}"#;
-        let error = snapshot_of(newer).unwrap_err().to_string();
+        let error = snapshot_from_answer(newer).unwrap_err().to_string();
         assert!(error.contains("zernel 9.9.9"), "{error}");
         assert!(error.contains(VERSION), "{error}");
         let older = r#"{"observed": []}"#;
-        let error = snapshot_of(older).unwrap_err().to_string();
+        let error = snapshot_from_answer(older).unwrap_err().to_string();
         assert!(error.contains("older than zernel 0.2.0"), "{error}");
     }
 
     #[test]
     fn another_version_with_the_same_format_is_understood() {
         let newer = r#"{"format": 1, "zernel_version": "0.3.0", "new": 1, "observed": [{"pid": 7, "new": 2}]}"#;
-        let snapshot = snapshot_of(newer).unwrap();
+        let snapshot = snapshot_from_answer(newer).unwrap();
         assert_eq!(snapshot.observed[0].pid, 7);
     }
 
     #[test]
     fn the_error_without_a_daemon_names_the_command_to_start_one() {
         let folder = tempfile::tempdir().unwrap();
-        let socket = Socket {
+        let socket = DaemonSocket {
             socket: folder.path().join("observe.sock"),
         };
-        let error = socket.snapshot().unwrap_err().to_string();
+        let error = socket.latest_snapshot().unwrap_err().to_string();
         assert!(error.contains("zernel observe"), "{error}");
     }
 }

@@ -10,7 +10,7 @@ use zernel_testkit::documented::{DocumentedCommand, commands_of_block, documente
 use crate::Cli;
 
 /// Subcommands, and the file that runs them, relative to this crate.
-const RUN_BY: &[(&str, &str)] = &[
+const TESTS_OF_SUBCOMMANDS: &[(&str, &str)] = &[
     ("attach", "tests/run/attach.rs"),
     ("doctor", "tests/doctor.rs"),
     ("generate", "src/generate.rs"),
@@ -31,7 +31,7 @@ const RUN_BY: &[(&str, &str)] = &[
 ];
 
 /// Subcommands whose arguments are only parsed.
-const ONLY_PARSED: &[&str] = &[
+const ONLY_PARSED_SUBCOMMANDS: &[&str] = &[
     // Minutes of virtual machines. Tests of zernel-lab cover its parts.
     "lab compare",
     // Downloads a kernel.
@@ -43,7 +43,7 @@ const ONLY_PARSED: &[&str] = &[
 ];
 
 /// What placeholders stand for where the parser wants a number, a time or a name that exists.
-const PLACEHOLDERS: &[(&str, &str)] = &[
+const PLACEHOLDER_VALUES: &[(&str, &str)] = &[
     ("PID", "4711"),
     ("N", "1"),
     ("SECONDS", "1"),
@@ -61,14 +61,19 @@ fn zernel_commands(words: &[String]) -> Vec<Vec<String>> {
         is_zernel(&words[*start]) && next.is_some_and(|next| *start == 0 || is_subcommand(next))
     });
     starts
-        .map(|start| words[start..].iter().map(|word| filled_in(word)).collect())
+        .map(|start| {
+            words[start..]
+                .iter()
+                .map(|word| fill_in_placeholder(word))
+                .collect()
+        })
         .collect()
 }
 
 /// A word without the brackets of an optional argument, with a value for a placeholder.
-fn filled_in(word: &str) -> String {
+fn fill_in_placeholder(word: &str) -> String {
     let word = word.trim_matches(['[', ']']);
-    let mut placeholders = PLACEHOLDERS.iter();
+    let mut placeholders = PLACEHOLDER_VALUES.iter();
     let known = placeholders.find(|(placeholder, _)| *placeholder == word);
     match known {
         Some((_, value)) => (*value).to_owned(),
@@ -78,7 +83,7 @@ fn filled_in(word: &str) -> String {
 }
 
 /// What the parser finds wrong with a command.
-fn mistake(words: &[String], in_sentence: bool) -> Option<String> {
+fn find_mistake(words: &[String], in_sentence: bool) -> Option<String> {
     let error = Cli::command().try_get_matches_from(words).err()?;
     let is_allowed = match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => true,
@@ -92,7 +97,7 @@ fn mistake(words: &[String], in_sentence: bool) -> Option<String> {
 }
 
 /// The names of the subcommands, such as `lab kernel list`.
-fn subcommand(words: &[String]) -> String {
+fn subcommand_names(words: &[String]) -> String {
     let (mut command, mut names) = (Cli::command(), Vec::new());
     for word in &words[1..] {
         let Some(found) = command.find_subcommand(word).cloned() else {
@@ -105,7 +110,7 @@ fn subcommand(words: &[String]) -> String {
 }
 
 /// The examples in the help of a command and of its subcommands.
-fn examples(command: &Command) -> Vec<DocumentedCommand> {
+fn examples_in_help(command: &Command) -> Vec<DocumentedCommand> {
     let text = command.get_after_help().map(ToString::to_string);
     let text = text.unwrap_or_default();
     let lines = text.lines().filter(|line| line.starts_with("  "));
@@ -119,19 +124,19 @@ fn examples(command: &Command) -> Vec<DocumentedCommand> {
             words,
             in_sentence: false,
         });
-    let below = command.get_subcommands().flat_map(examples);
+    let below = command.get_subcommands().flat_map(examples_in_help);
     own.chain(below).collect()
 }
 
 #[test]
 fn every_documented_command_is_parsed() {
     let mut commands = documented_commands();
-    commands.extend(examples(&Cli::command()));
+    commands.extend(examples_in_help(&Cli::command()));
     let (mut parsed, mut mistakes) = (0, Vec::new());
     for command in &commands {
         for words in zernel_commands(&command.words) {
             parsed += 1;
-            if let Some(mistake) = mistake(&words, command.in_sentence) {
+            if let Some(mistake) = find_mistake(&words, command.in_sentence) {
                 mistakes.push(format!("{}\n{mistake}", command.describe()));
             }
         }
@@ -145,14 +150,16 @@ fn every_documented_subcommand_is_run_or_listed_as_parsed() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     for command in documented_commands() {
         for words in zernel_commands(&command.words) {
-            let name = subcommand(&words);
+            let name = subcommand_names(&words);
             let is_group = Cli::command()
                 .find_subcommand(&name)
                 .is_some_and(Command::is_subcommand_required_set);
-            if name.is_empty() || is_group || ONLY_PARSED.contains(&&*name) {
+            if name.is_empty() || is_group || ONLY_PARSED_SUBCOMMANDS.contains(&&*name) {
                 continue;
             }
-            let mut entries = RUN_BY.iter().filter(|(subcommand, _)| *subcommand == name);
+            let mut entries = TESTS_OF_SUBCOMMANDS
+                .iter()
+                .filter(|(subcommand, _)| *subcommand == name);
             let (_, file) = entries
                 .next()
                 .unwrap_or_else(|| panic!("no test runs `zernel {name}` of {}", command.place));
@@ -168,7 +175,7 @@ fn wrong_commands_are_found() {
     let mistake_of = |line: &str| {
         let commands = commands_of_block(line);
         let mut parts = zernel_commands(&commands[0]).into_iter();
-        parts.find_map(|words| mistake(&words, false))
+        parts.find_map(|words| find_mistake(&words, false))
     };
     assert!(mistake_of("zernel run --htlm a -- b").is_some());
     assert!(mistake_of("zernel attach PIDS").is_some());

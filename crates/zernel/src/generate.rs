@@ -21,7 +21,7 @@ pub(crate) struct Options {
 }
 
 /// The file below `share` that each shell reads its completions from.
-const COMPLETIONS: [(Shell, &str); 3] = [
+const COMPLETION_FILES: [(Shell, &str); 3] = [
     (Shell::Bash, "bash-completion/completions/zernel"),
     (Shell::Zsh, "zsh/site-functions/_zernel"),
     (Shell::Fish, "fish/vendor_completions.d/zernel.fish"),
@@ -29,13 +29,13 @@ const COMPLETIONS: [(Shell, &str); 3] = [
 
 pub(crate) fn run(options: &Options, zernel: Command) -> Result<ExitCode, Box<dyn Error>> {
     let share = options.prefix.join("share");
-    completions(&share, shown(&zernel))?;
-    manual(&share.join("man/man1"), zernel)?;
+    write_completions(&share, without_hidden_subcommands(&zernel))?;
+    write_manual(&share.join("man/man1"), zernel)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The command without hidden subcommands, which some shells would offer, too.
-fn shown(zernel: &Command) -> Command {
+fn without_hidden_subcommands(zernel: &Command) -> Command {
     let subcommands = zernel.get_subcommands().filter(|sub| !sub.is_hide_set());
     Command::new("zernel")
         .version(env!("CARGO_PKG_VERSION"))
@@ -43,58 +43,58 @@ fn shown(zernel: &Command) -> Command {
         .subcommands(subcommands.cloned())
 }
 
-fn completions(share: &Path, mut zernel: Command) -> Result<(), Failed> {
-    for (shell, file) in COMPLETIONS {
+fn write_completions(share: &Path, mut zernel: Command) -> Result<(), GenerateError> {
+    for (shell, file) in COMPLETION_FILES {
         let file = share.join(file);
         let mut script = Vec::new();
         clap_complete::generate(shell, &mut zernel, "zernel", &mut script);
         let folder = file.parent().unwrap_or(share);
-        make(folder)?;
-        fs::write(&file, script).map_err(failed(&file))?;
+        make_folder(folder)?;
+        fs::write(&file, script).map_err(error_at(&file))?;
     }
     Ok(())
 }
 
-fn manual(folder: &Path, zernel: Command) -> Result<(), Failed> {
-    make(folder)?;
+fn write_manual(folder: &Path, zernel: Command) -> Result<(), GenerateError> {
+    make_folder(folder)?;
     // Each command has its own page, so `help` needs none.
     let mut zernel = zernel.disable_help_subcommand(true);
     zernel.build();
-    page(folder, &zernel)
+    write_manual_pages(folder, &zernel)
 }
 
 /// Writes the page of a command and of its subcommands.
-fn page(folder: &Path, command: &Command) -> Result<(), Failed> {
+fn write_manual_pages(folder: &Path, command: &Command) -> Result<(), GenerateError> {
     let man = Man::new(command.clone())
         .source(concat!("zernel ", env!("CARGO_PKG_VERSION")))
         .manual("Zernel");
     let file = folder.join(man.get_filename());
     let mut text = Vec::new();
-    man.render(&mut text).map_err(failed(&file))?;
+    man.render(&mut text).map_err(error_at(&file))?;
     // clap titles the text after the options EXTRA. Ours are examples with a heading of their own.
     let text = String::from_utf8_lossy(&text)
         .replace(".SH EXTRA", ".SH EXAMPLES")
         .replace("\nExamples:\n", "\n");
-    fs::write(&file, text).map_err(failed(&file))?;
+    fs::write(&file, text).map_err(error_at(&file))?;
     let mut subcommands = command.get_subcommands().filter(|sub| !sub.is_hide_set());
-    subcommands.try_for_each(|subcommand| page(folder, subcommand))
+    subcommands.try_for_each(|subcommand| write_manual_pages(folder, subcommand))
 }
 
-fn make(folder: &Path) -> Result<(), Failed> {
-    fs::create_dir_all(folder).map_err(failed(folder))
+fn make_folder(folder: &Path) -> Result<(), GenerateError> {
+    fs::create_dir_all(folder).map_err(error_at(folder))
 }
 
 /// A file that could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}: {source}; choose a folder that you can write to", path.display())]
-struct Failed {
+struct GenerateError {
     path: PathBuf,
     source: std::io::Error,
 }
 
-fn failed(path: &Path) -> impl FnOnce(std::io::Error) -> Failed {
+fn error_at(path: &Path) -> impl FnOnce(std::io::Error) -> GenerateError {
     let path = path.to_owned();
-    |source| Failed { path, source }
+    |source| GenerateError { path, source }
 }
 
 #[cfg(test)]
@@ -122,7 +122,7 @@ mod tests {
         }
         let page = fs::read_to_string(share.join("man/man1/zernel-run.1")).unwrap();
         assert!(page.contains(".SH EXAMPLES"), "{page}");
-        for (_, file) in COMPLETIONS {
+        for (_, file) in COMPLETION_FILES {
             let script = fs::read_to_string(share.join(file)).unwrap();
             assert!(script.contains("observe"), "{file}: {script}");
             assert!(script.contains("version"), "{file}: {script}");

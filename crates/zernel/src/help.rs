@@ -161,13 +161,13 @@ A file has a duration and groups of workers:
 mod tests {
     use clap::{Command, CommandFactory};
 
-    fn check(command: &Command) {
+    fn check_examples(command: &Command) {
         let name = command.get_name();
         let examples = command.get_after_help().map(ToString::to_string);
         for line in examples.unwrap_or_default().lines() {
             assert!(line.chars().count() <= 80, "{name}: {line}");
         }
-        command.get_subcommands().for_each(check);
+        command.get_subcommands().for_each(check_examples);
     }
 
     /// The help of a command and of its subcommands.
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn examples_fit_a_narrow_terminal() {
-        check(&crate::Cli::command());
+        check_examples(&crate::Cli::command());
         let commands = crate::Cli::command();
         let mut shown = commands.get_subcommands().filter(|sub| !sub.is_hide_set());
         assert!(shown.all(|command| command.get_after_help().is_some()));

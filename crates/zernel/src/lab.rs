@@ -104,45 +104,45 @@ struct RunOptions {
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     match &options.command {
         Command::Compare(options) => compare::run(options),
-        Command::Guest(options) => scenario::guest(options),
+        Command::Guest(options) => scenario::run_plan_in_guest(options),
         Command::Kernel(options) => kernel::run(options),
         Command::Peers(options) => peers::run(options),
         Command::Run(options) => run_in_vm(options),
-        Command::Scenario(options) => scenario::run(options),
-        Command::Scheduler(options) => scenario::scheduler(options),
-        Command::Test(options) => scenario::test(options),
+        Command::Scenario(options) => scenario::run_scenario(options),
+        Command::Scheduler(options) => scenario::run_lab_scheduler(options),
+        Command::Test(options) => scenario::test_scenarios(options),
     }
 }
 
 fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let interrupt = interrupt::flag()?;
-    let kernel = kernel::obtain(options.kernel.as_ref())?;
+    let interrupt = interrupt::interrupt_flag()?;
+    let kernel = kernel::obtain_kernel(options.kernel.as_ref())?;
     if io::stderr().is_terminal() {
         eprintln!("zernel: booting; the output follows when the command exits");
     }
     let mut files = Initramfs::new();
     for file in &options.with {
-        files.add_same(own_or(file.as_os_str())?)?;
+        files.add_same(program_path(file.as_os_str())?)?;
     }
     let (program, arguments) = options.command.split_first().expect("clap requires it");
-    let result = machine(options, kernel)
+    let result = vm_spec(options, kernel)
         .files(files)
         .interrupted_by(interrupt)
-        .run(own_or(program)?, arguments);
+        .run(program_path(program)?, arguments);
     match result {
         Ok(outcome) => {
-            pass_on(&outcome.stdout, &outcome.stderr)?;
+            print_output(&outcome.stdout, &outcome.stderr)?;
             if let Some(determinism) = outcome.determinism {
                 print_determinism(options.seed, &determinism, outcome.boot_time);
             }
-            Ok(ExitCode::from(exit_code(outcome.status)))
+            Ok(ExitCode::from(shell_exit_code(outcome.status)))
         }
         Err(error) => {
             if let Some(remains) = error.remains() {
-                pass_on(&remains.stdout, &remains.stderr)?;
+                print_output(&remains.stdout, &remains.stderr)?;
             }
             match error {
-                VmError::Interrupted { .. } => Ok(ExitCode::from(interrupt::EXIT_CODE)),
+                VmError::Interrupted { .. } => Ok(ExitCode::from(interrupt::INTERRUPTED_EXIT_CODE)),
                 error => Err(error.into()),
             }
         }
@@ -150,7 +150,7 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// The virtual machine of the options, without files.
-fn machine(options: &RunOptions, kernel: Kernel) -> VmSpec {
+fn vm_spec(options: &RunOptions, kernel: Kernel) -> VmSpec {
     let topology = options
         .topology
         .unwrap_or(CpuTopology::flat(options.cpus.unwrap_or(2)));
@@ -185,14 +185,14 @@ fn print_determinism(seed: u64, determinism: &Determinism, boot_time: Duration) 
 }
 
 /// The path of a program. `zernel` is the running program.
-fn own_or(program: &OsStr) -> io::Result<PathBuf> {
+fn program_path(program: &OsStr) -> io::Result<PathBuf> {
     if program == "zernel" {
         return env::current_exe();
     }
     Ok(program.into())
 }
 
-fn pass_on(stdout: &[u8], stderr: &[u8]) -> io::Result<()> {
+fn print_output(stdout: &[u8], stderr: &[u8]) -> io::Result<()> {
     io::stderr().write_all(stderr)?;
     match io::stdout().write_all(stdout) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -201,7 +201,7 @@ fn pass_on(stdout: &[u8], stderr: &[u8]) -> io::Result<()> {
 }
 
 /// The exit code that a shell would report: 128 plus the number of a signal.
-fn exit_code(status: CommandStatus) -> u8 {
+fn shell_exit_code(status: CommandStatus) -> u8 {
     let code = match status {
         CommandStatus::Exited(code) => code,
         CommandStatus::Killed { signal } => 128 + signal,

@@ -18,13 +18,13 @@ use zernel_ebpf::{metrics, quarantine};
 use zernel_model::snapshot::{Snapshot, is_late, lateness};
 use zernel_serve::{Expose, Health, Scope, Secret, Server, Source, TextFormat};
 
-use crate::run::attach::parse_time;
+use crate::run::attach::parse_duration;
 use crate::sched::published;
 use crate::service::ServiceManager;
 use crate::{interrupt, print};
 
 /// The token file without `--token-file`. The service can write to this directory.
-const TOKEN_FILE: &str = "/var/lib/zernel/token";
+const DEFAULT_TOKEN_FILE: &str = "/var/lib/zernel/token";
 
 /// How often what the probes counted is read and published.
 const ROUND_INTERVAL: Duration = Duration::from_millis(500);
@@ -81,7 +81,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PATH")]
     hints: Option<PathBuf>,
     /// Stop after TIME, such as 60s, 5m or 1h [default: run until stopped]
-    #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     time: Option<Duration>,
     /// Print which functions are probed, and exit after 2 s or --for TIME; serve nothing
     #[arg(long)]
@@ -90,7 +90,9 @@ pub(crate) struct Options {
 
 impl Options {
     fn token_file(&self) -> &Path {
-        self.token_file.as_deref().unwrap_or(Path::new(TOKEN_FILE))
+        self.token_file
+            .as_deref()
+            .unwrap_or(Path::new(DEFAULT_TOKEN_FILE))
     }
 }
 
@@ -126,7 +128,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         );
         return Ok(ExitCode::from(2));
     }
-    let stop = interrupt::flag()?;
+    let stop = interrupt::interrupt_flag()?;
     if !options.ledger
         && let Err(error) = quarantine::keep_in(&options.state_directory)
     {
@@ -140,21 +142,21 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         return print_ledger(observer, &stop, time);
     }
     let published = observer.published();
-    let daemon = Daemon {
+    let daemon = PublishedSource {
         published: Arc::clone(&published),
     };
     let server = Server::bind(server_options(options)?, daemon)?;
     // Before the addresses are printed: without a handler these signals kill the daemon.
     let pausing = pause_on_signals(observer.requests())?;
-    announce(&server, options, &published.snapshot());
+    announce_addresses(&server, options, &published.snapshot());
     let manager = ServiceManager::from_environment();
-    if let Some(Err(error)) = manager.as_ref().map(ServiceManager::ready) {
+    if let Some(Err(error)) = manager.as_ref().map(ServiceManager::notify_ready) {
         eprintln!("zernel: cannot notify the service manager: {error}");
     }
     let end = options.time.map(|time| Instant::now() + time);
     let mut stopping = None;
     let served = server.run_on_this_thread(async {
-        until_stopped(&stop, &published, end, manager).await;
+        wait_until_stopped(&stop, &published, end, manager).await;
         pausing.close();
         // The observer ends while clients get their last answers.
         stopping = Some(thread::spawn(|| observer.stop_before_exit()));
@@ -227,7 +229,7 @@ fn server_options(options: &Options) -> Result<zernel_serve::Options, zernel_ser
     })
 }
 
-fn announce(server: &Server, options: &Options, snapshot: &Snapshot) {
+fn announce_addresses(server: &Server, options: &Options, snapshot: &Snapshot) {
     let addresses = server.local_addresses();
     eprintln!(
         "observing through {}; a probed call costs its thread {:.1} µs here",
@@ -252,7 +254,7 @@ fn announce(server: &Server, options: &Options, snapshot: &Snapshot) {
 
 /// Returns on a signal, when the observer has ended, or when the time is up. Until then, keeps the service manager from
 /// restarting the daemon, as long as the observer publishes.
-async fn until_stopped(
+async fn wait_until_stopped(
     stop: &AtomicBool,
     published: &Published,
     end: Option<Instant>,
@@ -273,11 +275,11 @@ async fn until_stopped(
 }
 
 /// Answers requests from what the observer has published.
-struct Daemon {
+struct PublishedSource {
     published: Arc<Published>,
 }
 
-impl Source for Daemon {
+impl Source for PublishedSource {
     fn version(&self) -> Option<u64> {
         // The last answers, while the daemon stops, must not show that the observer runs.
         let has_ended = self.published.end().is_some();
@@ -285,7 +287,7 @@ impl Source for Daemon {
     }
 
     fn metrics(&self, scope: Scope, format: TextFormat) -> String {
-        let scheduler = published::read(Path::new(published::DIRECTORY)).ok();
+        let scheduler = published::read_statistics(Path::new(published::STATISTICS_DIRECTORY)).ok();
         let snapshot = self.published.snapshot();
         metrics::text_with_scheduler(&snapshot, scheduler.as_ref(), scope, format)
     }

@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Serialize;
 use zernel_phase::task_state::WorkloadPhase;
 
-use crate::client::Socket;
+use crate::client::DaemonSocket;
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 use zernel_report::text::shorten;
 
@@ -30,14 +30,14 @@ pub(crate) struct Options {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    socket: Socket,
+    socket: DaemonSocket,
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    let trainers = trainers(&options.socket.fresh_snapshot()?);
+    let trainers = running_trainers(&options.socket.fresh_snapshot()?);
     let text = match options.json {
         true => format!("{:#}\n", serde_json::to_value(&trainers)?),
-        false => table(&trainers),
+        false => trainer_table(&trainers),
     };
     crate::print(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
@@ -88,7 +88,7 @@ impl TrainerRow {
 }
 
 /// The running trainers by job and rank. Trainers without a job come last.
-fn trainers(snapshot: &Snapshot) -> Vec<TrainerRow> {
+fn running_trainers(snapshot: &Snapshot) -> Vec<TrainerRow> {
     let observed = snapshot.observed.iter();
     let mut trainers: Vec<TrainerRow> = observed
         .filter(|process| process.is_trainer())
@@ -101,25 +101,25 @@ fn trainers(snapshot: &Snapshot) -> Vec<TrainerRow> {
     trainers
 }
 
-fn table(trainers: &[TrainerRow]) -> String {
-    let mut rows = vec![HEADER.map(str::to_owned)];
-    rows.extend(trainers.iter().map(cells));
-    let widths: Vec<usize> = (0..HEADER.len())
+fn trainer_table(trainers: &[TrainerRow]) -> String {
+    let mut rows = vec![TABLE_HEADER.map(str::to_owned)];
+    rows.extend(trainers.iter().map(trainer_cells));
+    let widths: Vec<usize> = (0..TABLE_HEADER.len())
         .map(|column| {
             let lengths = rows.iter().map(|row| row[column].chars().count());
             lengths.max().unwrap_or(0)
         })
         .collect();
-    rows.iter().map(|row| line(row, &widths)).collect()
+    rows.iter().map(|row| format_line(row, &widths)).collect()
 }
 
-const HEADER: [&str; 10] = [
+const TABLE_HEADER: [&str; 10] = [
     "PID", "JOB", "RANK", "GPU", "PHASE", "STEP", "DATA", "COMM", "COST", "NAME",
 ];
 /// Left-aligned columns. The other columns have numbers and are right-aligned.
 const TEXT_COLUMNS: [&str; 3] = ["JOB", "PHASE", "NAME"];
 
-fn cells(trainer: &TrainerRow) -> [String; 10] {
+fn trainer_cells(trainer: &TrainerRow) -> [String; 10] {
     let unknown = || "-".to_owned();
     let unread = || if trainer.environment_read { "-" } else { "?" }.to_owned();
     let gpus: Vec<String> = trainer.gpus.iter().map(u32::to_string).collect();
@@ -138,16 +138,18 @@ fn cells(trainer: &TrainerRow) -> [String; 10] {
             .map_or_else(unknown, |phase| phase.to_string()),
         (trainer.median_step_seconds)
             .map_or_else(unknown, |seconds| format!("{:.1}", 1e3 * seconds)),
-        trainer.data_share.map_or_else(unknown, percent),
-        trainer.collective_share.map_or_else(unknown, percent),
+        trainer.data_share.map_or_else(unknown, format_percent),
+        trainer
+            .collective_share
+            .map_or_else(unknown, format_percent),
         format!("{:.2}%", 100.0 * trainer.cost_share),
         shorten(&trainer.comm, 15),
     ]
 }
 
-fn line(row: &[String; 10], widths: &[usize]) -> String {
+fn format_line(row: &[String; 10], widths: &[usize]) -> String {
     let mut line = String::new();
-    for ((cell, name), width) in row.iter().zip(HEADER).zip(widths) {
+    for ((cell, name), width) in row.iter().zip(TABLE_HEADER).zip(widths) {
         // Writing to a string cannot fail.
         let _ = match TEXT_COLUMNS.contains(&name) {
             true => write!(line, "{cell:<width$}  "),
@@ -157,7 +159,7 @@ fn line(row: &[String; 10], widths: &[usize]) -> String {
     format!("{}\n", line.trim_end())
 }
 
-fn percent(share: f64) -> String {
+fn format_percent(share: f64) -> String {
     format!("{:.0}%", 100.0 * share)
 }
 
@@ -188,12 +190,12 @@ mod tests {
             {"pid": 15, "role": "trainer", "identity": {"environment_read": true}, "phase_times": null},
             {"pid": 16, "role": "trainer", "identity": null, "phase_times": null},
         ]});
-        trainers(&serde_json::from_value(snapshot).unwrap())
+        running_trainers(&serde_json::from_value(snapshot).unwrap())
     }
 
     #[test]
     fn the_table_has_a_line_per_running_trainer() {
-        let table = table(&example_trainers());
+        let table = trainer_table(&example_trainers());
         let lines: Vec<Vec<&str>> = table
             .lines()
             .map(|line| line.split_whitespace().collect())

@@ -41,8 +41,8 @@ impl ServiceManager {
     }
 
     /// Notifies the manager that the daemon serves.
-    pub(crate) fn ready(&self) -> io::Result<()> {
-        notify(&self.socket, b"READY=1")
+    pub(crate) fn notify_ready(&self) -> io::Result<()> {
+        send_notification(&self.socket, b"READY=1")
     }
 
     /// Notifies the manager that the daemon works, if that is due. Call this often, and only while the daemon works.
@@ -57,11 +57,11 @@ impl ServiceManager {
             return Ok(());
         }
         watchdog.last = Some(Instant::now());
-        notify(&self.socket, b"WATCHDOG=1")
+        send_notification(&self.socket, b"WATCHDOG=1")
     }
 }
 
-fn notify(socket: &OsStr, message: &[u8]) -> io::Result<()> {
+fn send_notification(socket: &OsStr, message: &[u8]) -> io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
@@ -77,7 +77,7 @@ fn notify(socket: &OsStr, message: &[u8]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn manager() -> (tempfile::TempDir, UnixDatagram, OsString) {
+    fn fake_manager() -> (tempfile::TempDir, UnixDatagram, OsString) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
@@ -85,7 +85,7 @@ mod tests {
         (folder, socket, path.into_os_string())
     }
 
-    fn received(manager: &UnixDatagram) -> Option<String> {
+    fn received_message(manager: &UnixDatagram) -> Option<String> {
         let mut message = [0; 64];
         let length = manager.recv(&mut message).ok()?;
         Some(String::from_utf8(message[..length].to_vec()).unwrap())
@@ -93,9 +93,9 @@ mod tests {
 
     #[test]
     fn a_service_manager_is_notified() {
-        let (_folder, socket, path) = manager();
-        ServiceManager::new(path, None).ready().unwrap();
-        assert_eq!(received(&socket).as_deref(), Some("READY=1"));
+        let (_folder, socket, path) = fake_manager();
+        ServiceManager::new(path, None).notify_ready().unwrap();
+        assert_eq!(received_message(&socket).as_deref(), Some("READY=1"));
     }
 
     #[test]
@@ -104,32 +104,32 @@ mod tests {
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let socket = UnixDatagram::bind_addr(&address).unwrap();
         let manager = ServiceManager::new(format!("@{name}").into(), None);
-        manager.ready().unwrap();
-        assert_eq!(received(&socket).as_deref(), Some("READY=1"));
+        manager.notify_ready().unwrap();
+        assert_eq!(received_message(&socket).as_deref(), Some("READY=1"));
     }
 
     #[test]
     fn a_missing_socket_is_an_error() {
         let manager = ServiceManager::new("/nowhere/notify".into(), None);
-        assert!(manager.ready().is_err());
+        assert!(manager.notify_ready().is_err());
     }
 
     #[test]
     fn a_watchdog_is_notified_twice_in_its_time() {
-        let (_folder, socket, path) = manager();
+        let (_folder, socket, path) = fake_manager();
         let mut manager = ServiceManager::new(path.clone(), Some(3_600_000_000));
         for _ in 0..10 {
             manager.keep_alive().unwrap();
         }
-        assert_eq!(received(&socket).as_deref(), Some("WATCHDOG=1"));
-        assert_eq!(received(&socket), None);
+        assert_eq!(received_message(&socket).as_deref(), Some("WATCHDOG=1"));
+        assert_eq!(received_message(&socket), None);
         let watchdog = manager.watchdog.as_mut().unwrap();
         assert_eq!(watchdog.interval, Duration::from_secs(1800));
         watchdog.last = Instant::now().checked_sub(watchdog.interval);
         manager.keep_alive().unwrap();
-        assert_eq!(received(&socket).as_deref(), Some("WATCHDOG=1"));
+        assert_eq!(received_message(&socket).as_deref(), Some("WATCHDOG=1"));
         // Without a watchdog there is nothing to notify.
         ServiceManager::new(path, None).keep_alive().unwrap();
-        assert_eq!(received(&socket), None);
+        assert_eq!(received_message(&socket), None);
     }
 }

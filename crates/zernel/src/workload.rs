@@ -60,12 +60,12 @@ struct ListOptions {
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     match &options.command {
-        Command::Run(options) => run_file(options),
-        Command::List(options) => list(options),
+        Command::Run(options) => run_spec_file(options),
+        Command::List(options) => list_work_types(options),
     }
 }
 
-fn run_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
+fn run_spec_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     // Before signals are caught: a signal ends a program that waits for its input.
     let spec = match Spec::load(&options.file) {
         Ok(spec) => spec,
@@ -74,11 +74,11 @@ fn run_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
             return Ok(ExitCode::from(2));
         }
     };
-    let interrupt = interrupt::flag()?;
+    let interrupt = interrupt::interrupt_flag()?;
     let shows_progress = io::stderr().is_terminal();
     let watch = |progress: &Progress| {
         if shows_progress {
-            show(progress);
+            show_progress(progress);
         }
         match interrupt.load(Ordering::Relaxed) {
             true => ControlFlow::Break(()),
@@ -95,7 +95,7 @@ fn run_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     if shows_progress {
         eprint!("\r\x1b[K");
     }
-    crate::print(&report(&outcome, options.json)?)?;
+    crate::print(&format_outcome(&outcome, options.json)?)?;
     let all_well = outcome
         .reports
         .iter()
@@ -109,7 +109,7 @@ fn is_spec_error(error: &zernel_workload::Error) -> bool {
     matches!(error, SpecFile { .. } | Invalid { .. } | Topology { .. })
 }
 
-fn report(outcome: &Outcome, as_json: bool) -> Result<Vec<u8>, Box<dyn Error>> {
+fn format_outcome(outcome: &Outcome, as_json: bool) -> Result<Vec<u8>, Box<dyn Error>> {
     if as_json {
         let mut text = serde_json::to_vec_pretty(outcome)?;
         writeln!(text)?;
@@ -127,7 +127,7 @@ fn report(outcome: &Outcome, as_json: bool) -> Result<Vec<u8>, Box<dyn Error>> {
 }
 
 /// Prints the progress over the line before.
-fn show(progress: &Progress) {
+fn show_progress(progress: &Progress) {
     let rounds: Vec<_> = progress
         .rounds
         .iter()
@@ -143,17 +143,17 @@ fn show(progress: &Progress) {
 
 /// A work type as `list --json` prints it.
 #[derive(Serialize)]
-struct ListedWork {
+struct ListedWorkType {
     #[serde(flatten)]
     about: WorkTypeInfo,
     workers: String,
     parameters: Vec<Key>,
 }
 
-fn list(options: &ListOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let all: Vec<ListedWork> = WorkType::all()
+fn list_work_types(options: &ListOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let all: Vec<ListedWorkType> = WorkType::all()
         .iter()
-        .map(|work| ListedWork {
+        .map(|work| ListedWorkType {
             about: work.describe(),
             workers: work.worker_rule(),
             parameters: work.parameters(),
@@ -165,14 +165,14 @@ fn list(options: &ListOptions) -> Result<ExitCode, Box<dyn Error>> {
         writeln!(text)?;
     } else {
         for work in &all {
-            write_work(&mut text, work)?;
+            write_work_type(&mut text, work)?;
         }
     }
     crate::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn write_work(text: &mut Vec<u8>, work: &ListedWork) -> io::Result<()> {
+fn write_work_type(text: &mut Vec<u8>, work: &ListedWorkType) -> io::Result<()> {
     writeln!(text, "{}", work.about.name)?;
     writeln!(text, "    {}", work.about.does)?;
     writeln!(text, "    exercises: {}", work.about.exercises)?;

@@ -2,43 +2,43 @@
 
 use zernel_ebpf::capability::{Capability, Refusal};
 
-use super::Trials;
+use super::CapabilityTrials;
 use super::kernel::Privilege;
-use super::row::Row;
+use super::row::CheckRow;
 
-pub(super) fn rows(trials: &Trials) -> Vec<Row> {
+pub(super) fn bpf_rows(trials: &CapabilityTrials) -> Vec<CheckRow> {
     trials
         .iter()
         .map(|(capability, trial)| match trial {
-            Ok(()) => Row::ok(capability.name(), "loads, attaches and runs"),
-            Err(refusal) => refused(*capability, refusal),
+            Ok(()) => CheckRow::ok(capability.name(), "loads, attaches and runs"),
+            Err(refusal) => refused_capability_row(*capability, refusal),
         })
         .collect()
 }
 
-fn refused(capability: Capability, refusal: &Refusal) -> Row {
-    let row = Row::missing(
+fn refused_capability_row(capability: Capability, refusal: &Refusal) -> CheckRow {
+    let row = CheckRow::missing(
         capability.name(),
         refusal.to_string(),
-        consequence(capability),
+        consequence_without(capability),
     );
-    let lacking = Privilege::own();
+    let lacking = Privilege::of_this_process();
     match capability {
         _ if refusal.is_permission() && !lacking.can_load_bpf() => {
-            row.remedy("run as root, or with CAP_BPF and CAP_PERFMON")
+            row.with_remedy("run as root, or with CAP_BPF and CAP_PERFMON")
         }
         Capability::UprobePerf if refusal.is_permission() && !lacking.is_root() => {
-            row.remedy("run as root")
+            row.with_remedy("run as root")
         }
         _ if refusal.is_permission() => row,
-        Capability::UprobeSession => row.remedy("Linux 6.13 or newer"),
-        Capability::UprobeMulti => row.remedy("Linux 6.6 or newer"),
-        Capability::Tracepoint => row.remedy("mount -t tracefs tracefs /sys/kernel/tracing"),
+        Capability::UprobeSession => row.with_remedy("Linux 6.13 or newer"),
+        Capability::UprobeMulti => row.with_remedy("Linux 6.6 or newer"),
+        Capability::Tracepoint => row.with_remedy("mount -t tracefs tracefs /sys/kernel/tracing"),
         _ => row,
     }
 }
 
-fn consequence(capability: Capability) -> &'static str {
+fn consequence_without(capability: Capability) -> &'static str {
     match capability {
         Capability::BtfTracepoint => "no scheduler events: nothing can be observed",
         Capability::TaskStorage => "no state per task: nothing can be observed",

@@ -10,32 +10,32 @@ use zernel_elf::LibraryKind;
 use zernel_identity::gpu::{Gpus, NvmlUnavailable};
 use zernel_identity::visit_mapped_regions;
 
-use super::row::Row;
+use super::row::CheckRow;
 
-pub(super) fn rows() -> Vec<Row> {
+pub(super) fn gpu_rows() -> Vec<CheckRow> {
     vec![
-        nvml(),
-        library(LibraryKind::Cuda, "the NVIDIA driver"),
-        library(LibraryKind::Nccl, "NCCL, for example with PyTorch"),
+        nvml_row(),
+        library_row(LibraryKind::Cuda, "the NVIDIA driver"),
+        library_row(LibraryKind::Nccl, "NCCL, for example with PyTorch"),
     ]
 }
 
-fn nvml() -> Row {
+fn nvml_row() -> CheckRow {
     let name = "NVIDIA GPUs";
     let gpus = Gpus::open();
     let Some(unavailable) = gpus.unavailable() else {
-        let (count, finding) = describe(&gpus);
+        let (count, finding) = describe_gpus(&gpus);
         return match count {
-            0 => Row::missing(name, finding, "there is no GPU to observe"),
-            _ => Row::ok(name, finding),
+            0 => CheckRow::missing(name, finding, "there is no GPU to observe"),
+            _ => CheckRow::ok(name, finding),
         };
     };
-    Row::missing(
+    CheckRow::missing(
         name,
         unavailable.to_string(),
         "no GPU utilisation and memory from the driver",
     )
-    .remedy(match unavailable {
+    .with_remedy(match unavailable {
         NvmlUnavailable::NoLibrary(_) => {
             "install the NVIDIA driver, if this machine has such a GPU"
         }
@@ -44,7 +44,7 @@ fn nvml() -> Row {
 }
 
 /// The number of GPUs, and their description.
-fn describe(gpus: &Gpus) -> (u32, String) {
+fn describe_gpus(gpus: &Gpus) -> (u32, String) {
     let (count, driver) = (gpus.count(), gpus.driver_version());
     let mut names: Vec<_> = gpus.facts().into_iter().map(|gpu| gpu.name).collect();
     match (count as usize).saturating_sub(names.len()) {
@@ -58,21 +58,21 @@ fn describe(gpus: &Gpus) -> (u32, String) {
     )
 }
 
-fn library(kind: LibraryKind, source: &str) -> Row {
+fn library_row(kind: LibraryKind, source: &str) -> CheckRow {
     let name = kind.stem();
     let found = find_library(kind);
     match found.first() {
-        Some(first) if found.len() == 1 => Row::ok(name, first.display().to_string()),
-        Some(first) => Row::ok(
+        Some(first) if found.len() == 1 => CheckRow::ok(name, first.display().to_string()),
+        Some(first) => CheckRow::ok(
             name,
             format!("{} and {} more", first.display(), found.len() - 1),
         ),
-        None => Row::missing(
+        None => CheckRow::missing(
             name,
             format!("no {name} in the linker's cache, Python packages or running processes"),
             "its calls cannot be observed until a process loads it",
         )
-        .remedy(format!("comes with {source}")),
+        .with_remedy(format!("comes with {source}")),
     }
 }
 

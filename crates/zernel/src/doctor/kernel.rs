@@ -10,33 +10,33 @@ use rustix::system::uname;
 use rustix::thread::CapabilitySet;
 use zernel_ebpf::privilege;
 
-use super::row::Row;
+use super::row::CheckRow;
 use zernel_report::text::shorten;
 
-pub(super) fn rows(processes: &Visibility) -> Vec<Row> {
-    let lacking = privilege::lacking(&privilege::TO_SEE, Privilege::own().held);
-    let others = other_processes(processes, &lacking);
-    let mut rows = vec![version(), privilege(), others, btf()];
-    rows.extend(lockdown());
+pub(super) fn kernel_rows(processes: &ProcessVisibility) -> Vec<CheckRow> {
+    let lacking = privilege::lacking(&privilege::TO_SEE, Privilege::of_this_process().held);
+    let others = other_processes_row(processes, &lacking);
+    let mut rows = vec![kernel_version_row(), privilege_row(), others, btf_row()];
+    rows.extend(lockdown_row());
     rows.extend([
-        file_system(
+        file_system_row(
             "bpffs",
             "bpf",
             "/sys/fs/bpf",
             "task state cannot be shared between the observer and the scheduler",
         ),
-        file_system(
+        file_system_row(
             "tracefs",
             "tracefs",
             "/sys/kernel/tracing",
             "no classic tracepoints; Zernel uses typed ones instead",
         ),
-        perf_events(),
+        perf_events_row(),
     ]);
     rows
 }
 
-fn version() -> Row {
+fn kernel_version_row() -> CheckRow {
     let name = uname();
     let text = format!(
         "{} {} {}",
@@ -45,8 +45,8 @@ fn version() -> Row {
         name.machine().to_string_lossy()
     );
     match std::env::consts::ARCH {
-        "x86_64" => Row::ok("kernel", text),
-        _ => Row::degraded("kernel", text, "Zernel is tested on x86_64 only"),
+        "x86_64" => CheckRow::ok("kernel", text),
+        _ => CheckRow::degraded("kernel", text, "Zernel is tested on x86_64 only"),
     }
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Privilege {
 }
 
 impl Privilege {
-    pub(super) fn own() -> Self {
+    pub(super) fn of_this_process() -> Self {
         Self {
             // Capabilities in another user namespace have no effect on BPF and on other processes.
             held: if in_initial_namespace("user") {
@@ -76,7 +76,7 @@ impl Privilege {
     }
 
     /// Names of the capabilities that observing needs and this process lacks.
-    pub(super) fn lacking(&self) -> Vec<&'static str> {
+    pub(super) fn missing_capabilities(&self) -> Vec<&'static str> {
         let needed = [&privilege::TO_LOAD[..], &privilege::TO_SEE].concat();
         privilege::lacking(&needed, self.held)
     }
@@ -93,13 +93,13 @@ fn in_initial_namespace(kind: &str) -> bool {
         .map_or(true, |namespace| namespace.ino() == initial)
 }
 
-fn privilege() -> Row {
-    let name = PRIVILEGE;
-    let privilege = Privilege::own();
-    let lacking = privilege.lacking();
+fn privilege_row() -> CheckRow {
+    let name = PRIVILEGE_ROW_NAME;
+    let privilege = Privilege::of_this_process();
+    let lacking = privilege.missing_capabilities();
     let user = rustix::process::geteuid().as_raw();
     if lacking.is_empty() {
-        return Row::ok(name, format!("uid {user} with all capabilities needed"));
+        return CheckRow::ok(name, format!("uid {user} with all capabilities needed"));
     }
     let finding = match in_initial_namespace("user") {
         true => format!("uid {user} without {}", lacking.join(", ")),
@@ -109,17 +109,17 @@ fn privilege() -> Row {
         true => "libraries of other users' processes are not found",
         false => "no BPF program can be loaded by this user",
     };
-    Row::missing(name, finding, consequence).remedy(
+    CheckRow::missing(name, finding, consequence).with_remedy(
         "run as root, outside user namespaces, or let the node's administrator run the observer",
     )
 }
 
-pub(super) const PRIVILEGE: &str = "privilege";
-pub(super) const OTHER_PROCESSES: &str = "other processes";
+pub(super) const PRIVILEGE_ROW_NAME: &str = "privilege";
+pub(super) const OTHER_PROCESSES_ROW_NAME: &str = "other processes";
 
 /// Which other processes can be read.
 #[derive(Default)]
-pub(super) struct Visibility {
+pub(super) struct ProcessVisibility {
     pub(super) others: usize,
     /// Processes that cannot be read, each with the reason.
     pub(super) unseen: Vec<String>,
@@ -127,15 +127,15 @@ pub(super) struct Visibility {
     pub(super) in_container: bool,
 }
 
-impl Visibility {
-    pub(super) fn look() -> Self {
+impl ProcessVisibility {
+    pub(super) fn count_readable() -> Self {
         let own_pid = rustix::process::getpid().as_raw_nonzero().get();
         let others: Vec<_> = all_processes()
             .into_iter()
             .flatten()
             .flatten()
             .filter(|process| process.pid != own_pid && !is_kernel_thread(process))
-            .map(|process| (follow_maps(process.pid), process))
+            .map(|process| (open_a_mapped_file(process.pid), process))
             .filter(|(_, process)| process.is_alive())
             .collect();
         let unseen = others.iter().filter_map(|(followed, process)| {
@@ -152,7 +152,7 @@ impl Visibility {
     }
 
     /// Whether there are other processes, and none can be read.
-    pub(super) fn is_blind(&self) -> bool {
+    pub(super) fn sees_no_other_process(&self) -> bool {
         self.others > 0 && self.unseen.len() == self.others
     }
 }
@@ -161,8 +161,8 @@ impl Visibility {
 const MAX_NAMED_PROCESSES: usize = 3;
 
 /// Whether other processes can be read. `lacking` are the missing capabilities.
-fn other_processes(processes: &Visibility, lacking: &[&str]) -> Row {
-    let Visibility { others, unseen, .. } = processes;
+fn other_processes_row(processes: &ProcessVisibility, lacking: &[&str]) -> CheckRow {
+    let ProcessVisibility { others, unseen, .. } = processes;
     let mut finding = format!(
         "the libraries of {} of {others} can be seen",
         others - unseen.len()
@@ -186,40 +186,45 @@ fn other_processes(processes: &Visibility, lacking: &[&str]) -> Row {
         }
         false => format!("run with {}", lacking.join(", ")),
     };
-    if processes.is_blind() {
-        Row::missing(OTHER_PROCESSES, finding, "no process can be observed").remedy(remedy)
+    if processes.sees_no_other_process() {
+        CheckRow::missing(
+            OTHER_PROCESSES_ROW_NAME,
+            finding,
+            "no process can be observed",
+        )
+        .with_remedy(remedy)
     } else if processes.in_container {
-        Row::degraded(
-            OTHER_PROCESSES,
+        CheckRow::degraded(
+            OTHER_PROCESSES_ROW_NAME,
             finding,
             "only this container's processes are observed",
         )
-        .remedy("run in the host's pid namespace")
+        .with_remedy("run in the host's pid namespace")
     } else if !unseen.is_empty() {
-        Row::degraded(
-            OTHER_PROCESSES,
+        CheckRow::degraded(
+            OTHER_PROCESSES_ROW_NAME,
             finding,
             "the other processes are not observed",
         )
-        .remedy(remedy)
+        .with_remedy(remedy)
     } else {
-        Row::ok(OTHER_PROCESSES, finding)
+        CheckRow::ok(OTHER_PROCESSES_ROW_NAME, finding)
     }
 }
 
 /// Lockdown mode; `None` unless lockdown is built in and securityfs is mounted.
-fn lockdown() -> Option<Row> {
+fn lockdown_row() -> Option<CheckRow> {
     let modes = fs::read_to_string("/sys/kernel/security/lockdown").ok()?;
     let (_, rest) = modes.split_once('[')?;
     let (mode, _) = rest.split_once(']')?;
     Some(match mode {
-        "confidentiality" => Row::missing(
+        "confidentiality" => CheckRow::missing(
             "lockdown",
             mode,
             "BPF programs may not read the kernel's memory: nothing can be observed",
         )
-        .remedy("boot with lockdown=integrity, or without it"),
-        _ => Row::ok("lockdown", mode),
+        .with_remedy("boot with lockdown=integrity, or without it"),
+        _ => CheckRow::ok("lockdown", mode),
     })
 }
 
@@ -231,7 +236,7 @@ fn is_kernel_thread(process: &Process) -> bool {
 }
 
 /// Tries to open a file that a process maps, through `/proc/PID/map_files`. Succeeds if the process maps no file.
-fn follow_maps(pid: i32) -> io::Result<()> {
+fn open_a_mapped_file(pid: i32) -> io::Result<()> {
     for entry in fs::read_dir(format!("/proc/{pid}/map_files"))? {
         match fs::metadata(entry?.path()) {
             // It was unmapped meanwhile.
@@ -242,29 +247,34 @@ fn follow_maps(pid: i32) -> io::Result<()> {
     Ok(())
 }
 
-fn btf() -> Row {
-    const FILE: &str = "/sys/kernel/btf/vmlinux";
-    match fs::File::open(FILE).and_then(|file| file.metadata()) {
-        Ok(metadata) => Row::ok("BTF", format!("{FILE}, {} KiB", metadata.len() / 1024)),
-        Err(error) => Row::missing(
+fn btf_row() -> CheckRow {
+    const VMLINUX_BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
+    match fs::File::open(VMLINUX_BTF_PATH).and_then(|file| file.metadata()) {
+        Ok(metadata) => CheckRow::ok(
             "BTF",
-            format!("{FILE} cannot be read ({})", os_message(&error)),
+            format!("{VMLINUX_BTF_PATH}, {} KiB", metadata.len() / 1024),
+        ),
+        Err(error) => CheckRow::missing(
+            "BTF",
+            format!("{VMLINUX_BTF_PATH} cannot be read ({})", os_message(&error)),
             "BPF programs cannot be fitted to this kernel",
         )
-        .remedy("use a kernel built with CONFIG_DEBUG_INFO_BTF=y (all current distributions')"),
+        .with_remedy(
+            "use a kernel built with CONFIG_DEBUG_INFO_BTF=y (all current distributions')",
+        ),
     }
 }
 
-fn file_system(
+fn file_system_row(
     name: &'static str,
     kind: &str,
     usual_place: &str,
     consequence: &'static str,
-) -> Row {
+) -> CheckRow {
     match mount_point(kind) {
-        Some(place) => Row::ok(name, format!("mounted on {}", place.display())),
-        None => Row::degraded(name, "not mounted", consequence)
-            .remedy(format!("mount -t {kind} {kind} {usual_place}")),
+        Some(place) => CheckRow::ok(name, format!("mounted on {}", place.display())),
+        None => CheckRow::degraded(name, "not mounted", consequence)
+            .with_remedy(format!("mount -t {kind} {kind} {usual_place}")),
     }
 }
 
@@ -275,20 +285,20 @@ pub(super) fn mount_point(kind: &str) -> Option<PathBuf> {
     Some(mount.mount_point)
 }
 
-fn perf_events() -> Row {
-    const FILE: &str = "/proc/sys/kernel/perf_event_paranoid";
-    match fs::read_to_string(FILE) {
-        Ok(level) => Row::ok(
+fn perf_events_row() -> CheckRow {
+    const PERF_EVENT_PARANOID_PATH: &str = "/proc/sys/kernel/perf_event_paranoid";
+    match fs::read_to_string(PERF_EVENT_PARANOID_PATH) {
+        Ok(level) => CheckRow::ok(
             "perf events",
             format!("perf_event_paranoid is {}", level.trim()),
         ),
-        Err(_) if Path::new("/proc/sys/kernel").exists() => Row::missing(
+        Err(_) if Path::new("/proc/sys/kernel").exists() => CheckRow::missing(
             "perf events",
             "the kernel has none",
             "no uprobes on kernels without uprobe.multi",
         )
-        .remedy("use a kernel built with CONFIG_PERF_EVENTS=y"),
-        Err(error) => Row::missing(
+        .with_remedy("use a kernel built with CONFIG_PERF_EVENTS=y"),
+        Err(error) => CheckRow::missing(
             "perf events",
             os_message(&error),
             "it is unknown whether perf events work",
@@ -309,36 +319,36 @@ pub(super) fn os_message(error: &io::Error) -> String {
 mod tests {
     use super::*;
 
-    fn row(unseen: usize, lacking: &[&str]) -> Row {
+    fn other_processes_row_with(unseen: usize, lacking: &[&str]) -> CheckRow {
         let unseen = (1..=unseen).map(|pid| format!("{pid} init: Permission denied"));
-        let processes = Visibility {
+        let processes = ProcessVisibility {
             others: 9,
             unseen: unseen.collect(),
             in_container: false,
         };
-        other_processes(&processes, lacking)
+        other_processes_row(&processes, lacking)
     }
 
     #[test]
     fn with_all_capabilities_the_remedy_is_not_root() {
-        let found = row(1, &[]);
+        let found = other_processes_row_with(1, &[]);
         let remedy = found.remedy.expect("a remedy");
         assert!(!remedy.contains("root"), "{remedy}");
         assert!(remedy.contains("no capability is missing"), "{remedy}");
         let finding = "the libraries of 8 of 9 can be seen; not those of 1 init: Permission denied";
         assert_eq!(found.finding, finding);
-        let found = row(5, &[]).finding;
+        let found = other_processes_row_with(5, &[]).finding;
         assert!(
             found.ends_with("3 init: Permission denied and 2 more"),
             "{found}"
         );
-        assert_eq!(row(0, &[]).remedy, None);
+        assert_eq!(other_processes_row_with(0, &[]).remedy, None);
     }
 
     #[test]
     fn missing_capabilities_are_named() {
         for unseen in [8, 9] {
-            let found = row(unseen, &["CAP_SYS_PTRACE"]);
+            let found = other_processes_row_with(unseen, &["CAP_SYS_PTRACE"]);
             let remedy = found.remedy.expect("a remedy");
             assert!(remedy.contains("CAP_SYS_PTRACE"), "{remedy}");
             assert!(!remedy.contains("CHECKPOINT"), "{remedy}");

@@ -7,68 +7,68 @@ use std::process::Command;
 use zernel_lab::{KernelCache, KernelRequest};
 
 use super::kernel::os_message;
-use super::row::Row;
+use super::row::CheckRow;
 
-pub(super) fn rows() -> Vec<Row> {
-    vec![virtual_machines(), qemu(), kvm()]
+pub(super) fn lab_rows() -> Vec<CheckRow> {
+    vec![virtual_machines_row(), qemu_row(), kvm_row()]
 }
 
-fn virtual_machines() -> Row {
+fn virtual_machines_row() -> CheckRow {
     let name = "virtual machines";
     let request = KernelRequest::SchedExt;
     if let Err(unavailable) = zernel_lab::available(&request) {
-        return Row::missing(
+        return CheckRow::missing(
             name,
             unavailable.reasons.join("; "),
             "schedulers cannot be compared in the lab",
         );
     }
     match KernelCache::from_environment().and_then(|cache| cache.cached(&request)) {
-        Ok(Some(kernel)) => Row::ok(name, format!("kernel {} is there", kernel.version)),
-        _ => Row::degraded(
+        Ok(Some(kernel)) => CheckRow::ok(name, format!("kernel {} is there", kernel.version)),
+        _ => CheckRow::degraded(
             name,
             "no kernel with sched_ext is here yet",
             "the first use of the lab fetches one over the network",
         )
-        .remedy("zernel lab run true"),
+        .with_remedy("zernel lab run true"),
     }
 }
 
-fn qemu() -> Row {
+fn qemu_row() -> CheckRow {
     let name = "QEMU";
     match Command::new("qemu-system-x86_64").arg("--version").output() {
         Ok(output) if output.status.success() => {
             let text = String::from_utf8_lossy(&output.stdout);
-            Row::ok(name, text.lines().next().unwrap_or_default())
+            CheckRow::ok(name, text.lines().next().unwrap_or_default())
         }
-        Ok(output) => Row::missing(
+        Ok(output) => CheckRow::missing(
             name,
             format!("qemu-system-x86_64 --version fails: {}", output.status),
             "schedulers cannot be compared in the lab",
         ),
-        Err(error) => Row::missing(
+        Err(error) => CheckRow::missing(
             name,
             format!("qemu-system-x86_64: {}", os_message(&error)),
             "schedulers cannot be compared in the lab",
         )
-        .remedy("apt-get install qemu-system-x86"),
+        .with_remedy("apt-get install qemu-system-x86"),
     }
 }
 
-fn kvm() -> Row {
+fn kvm_row() -> CheckRow {
     let name = "KVM";
     let slow = "virtual machines are emulated, which is much slower";
     match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-        Ok(_) if is_virtual_machine() => Row::degraded(
+        Ok(_) if is_virtual_machine() => CheckRow::degraded(
             name,
             "/dev/kvm opens, but this is itself a virtual machine",
             "stock kernels may not boot with it; the lab then emulates",
         ),
-        Ok(_) => Row::ok(name, "/dev/kvm opens"),
+        Ok(_) => CheckRow::ok(name, "/dev/kvm opens"),
         Err(error) => {
-            let row = Row::missing(name, format!("/dev/kvm: {}", os_message(&error)), slow);
+            let row = CheckRow::missing(name, format!("/dev/kvm: {}", os_message(&error)), slow);
             match error.kind() {
-                ErrorKind::PermissionDenied => row.remedy("become a member of the group kvm"),
+                ErrorKind::PermissionDenied => row.with_remedy("become a member of the group kvm"),
                 _ => row,
             }
         }

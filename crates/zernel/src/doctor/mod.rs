@@ -1,6 +1,6 @@
 //! `zernel doctor`: checks what this machine supports, and prints how to fix what is missing.
 //!
-//! Each check examines one thing and returns one [`Row`]. Kernel versions prove nothing, so features
+//! Each check examines one thing and returns one [`CheckRow`]. Kernel versions prove nothing, so features
 //! are tried. The verdict, whether `zernel observe` works here, follows from the checks that
 //! observing needs.
 
@@ -19,9 +19,9 @@ use std::process::ExitCode;
 use serde::Serialize;
 use zernel_ebpf::capability::{Capability, Refusal};
 
-use kernel::Visibility;
-use row::Row;
-pub(crate) use scheduling::malformed_functions;
+use kernel::ProcessVisibility;
+use row::CheckRow;
+pub(crate) use scheduling::count_malformed_functions;
 
 /// Check what this machine supports and print fixes
 ///
@@ -38,15 +38,15 @@ pub(crate) struct Options {
 
 /// The results of all checks.
 #[derive(Debug, Serialize)]
-struct Report {
+struct DoctorReport {
     version: &'static str,
-    observe: Verdict,
-    sections: Vec<Section>,
+    observe: ObservingVerdict,
+    sections: Vec<ReportSection>,
 }
 
 /// Whether `zernel observe` works here.
 #[derive(Debug, Serialize)]
-struct Verdict {
+struct ObservingVerdict {
     possible: bool,
     /// The best way to attach uprobes that works.
     rung: Option<&'static str>,
@@ -55,52 +55,58 @@ struct Verdict {
 }
 
 #[derive(Debug, Serialize)]
-struct Section {
+struct ReportSection {
     title: &'static str,
-    rows: Vec<Row>,
+    rows: Vec<CheckRow>,
 }
 
 /// Each capability with the result of trying it.
-type Trials = Vec<(Capability, Result<(), Refusal>)>;
+type CapabilityTrials = Vec<(Capability, Result<(), Refusal>)>;
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    let report = examine();
+    let report = examine_machine();
     let mut text = Vec::new();
     if options.json {
         serde_json::to_writer_pretty(&mut text, &report)?;
         writeln!(text)?;
     } else {
-        render::table(&mut text, &report)?;
+        render::write_table(&mut text, &report)?;
     }
     crate::print(&text)?;
     Ok(ExitCode::from(u8::from(!report.observe.possible)))
 }
 
-fn examine() -> Report {
-    let trials: Trials = Capability::ALL
+fn examine_machine() -> DoctorReport {
+    let trials: CapabilityTrials = Capability::ALL
         .into_iter()
         .map(|capability| (capability, capability.try_out()))
         .collect();
-    let processes = Visibility::look();
-    let section = |title, rows| Section { title, rows };
-    Report {
+    let processes = ProcessVisibility::count_readable();
+    let section = |title, rows| ReportSection { title, rows };
+    DoctorReport {
         version: env!("CARGO_PKG_VERSION"),
-        observe: verdict(
+        observe: judge_observing(
             &trials,
             &processes,
-            kernel::Privilege::own().lacking().is_empty(),
+            kernel::Privilege::of_this_process()
+                .missing_capabilities()
+                .is_empty(),
         ),
         sections: vec![
-            section("kernel and privilege", kernel::rows(&processes)),
-            section("BPF, each tried", bpf::rows(&trials)),
-            section("scheduling", scheduling::rows()),
-            section("GPU", gpu::rows()),
-            section("lab", lab::rows()),
+            section("kernel and privilege", kernel::kernel_rows(&processes)),
+            section("BPF, each tried", bpf::bpf_rows(&trials)),
+            section("scheduling", scheduling::scheduling_rows()),
+            section("GPU", gpu::gpu_rows()),
+            section("lab", lab::lab_rows()),
         ],
     }
 }
 
-fn verdict(trials: &Trials, processes: &Visibility, privileged: bool) -> Verdict {
+fn judge_observing(
+    trials: &CapabilityTrials,
+    processes: &ProcessVisibility,
+    privileged: bool,
+) -> ObservingVerdict {
     let works = |wanted: Capability| {
         trials
             .iter()
@@ -117,13 +123,13 @@ fn verdict(trials: &Trials, processes: &Visibility, privileged: bool) -> Verdict
     if rung.is_none() {
         blocked_by.push("uprobes of any kind");
     }
-    if processes.is_blind() {
-        blocked_by.push(kernel::OTHER_PROCESSES);
+    if processes.sees_no_other_process() {
+        blocked_by.push(kernel::OTHER_PROCESSES_ROW_NAME);
     }
     if !privileged {
-        blocked_by.push(kernel::PRIVILEGE);
+        blocked_by.push(kernel::PRIVILEGE_ROW_NAME);
     }
-    Verdict {
+    ObservingVerdict {
         possible: blocked_by.is_empty(),
         rung: rung.map(Capability::name),
         blocked_by,
@@ -134,50 +140,50 @@ fn verdict(trials: &Trials, processes: &Visibility, privileged: bool) -> Verdict
 mod tests {
     use super::*;
 
-    fn all_work() -> Trials {
+    fn trials_that_all_work() -> CapabilityTrials {
         Capability::ALL.into_iter().map(|c| (c, Ok(()))).collect()
     }
 
-    fn seen(seen: usize, others: usize) -> Visibility {
-        Visibility {
+    fn visibility_of(seen: usize, others: usize) -> ProcessVisibility {
+        ProcessVisibility {
             others,
             unseen: vec![String::new(); others - seen],
             in_container: false,
         }
     }
 
-    fn without(missing: &[Capability]) -> Verdict {
-        let mut trials = all_work();
+    fn verdict_without(missing: &[Capability]) -> ObservingVerdict {
+        let mut trials = trials_that_all_work();
         for (capability, trial) in &mut trials {
             if missing.contains(capability) {
                 *trial = Err(Refusal::Silent);
             }
         }
-        let processes = seen(2, 3);
-        verdict(&trials, &processes, true)
+        let processes = visibility_of(2, 3);
+        judge_observing(&trials, &processes, true)
     }
 
     #[test]
     fn without_access_to_other_processes_observing_is_impossible() {
         assert_eq!(
-            verdict(&all_work(), &seen(0, 3), true).blocked_by,
+            judge_observing(&trials_that_all_work(), &visibility_of(0, 3), true).blocked_by,
             ["other processes"]
         );
-        assert!(verdict(&all_work(), &seen(0, 0), true).possible);
+        assert!(judge_observing(&trials_that_all_work(), &visibility_of(0, 0), true).possible);
     }
 
     #[test]
     fn without_privilege_observing_is_impossible() {
         assert_eq!(
-            verdict(&all_work(), &seen(0, 0), false).blocked_by,
+            judge_observing(&trials_that_all_work(), &visibility_of(0, 0), false).blocked_by,
             ["privilege"]
         );
     }
 
     #[test]
     fn the_best_rung_that_works_is_named() {
-        assert_eq!(without(&[]).rung, Some("uprobe.session"));
-        let no_session = without(&[Capability::UprobeSession]);
+        assert_eq!(verdict_without(&[]).rung, Some("uprobe.session"));
+        let no_session = verdict_without(&[Capability::UprobeSession]);
         assert_eq!(
             (no_session.possible, no_session.rung),
             (true, Some("uprobe.multi"))
@@ -187,7 +193,7 @@ mod tests {
     #[test]
     fn a_missing_requirement_makes_observing_impossible() {
         assert!(
-            without(&[
+            verdict_without(&[
                 Capability::Kprobe,
                 Capability::Fentry,
                 Capability::Tracepoint
@@ -195,10 +201,10 @@ mod tests {
             .possible
         );
         assert_eq!(
-            without(&[Capability::TaskStorage]).blocked_by,
+            verdict_without(&[Capability::TaskStorage]).blocked_by,
             ["task storage"]
         );
-        let no_rung = without(&Capability::UPROBE_LADDER);
+        let no_rung = verdict_without(&Capability::UPROBE_LADDER);
         assert_eq!((no_rung.possible, no_rung.rung), (false, None));
     }
 }

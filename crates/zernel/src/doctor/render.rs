@@ -4,29 +4,29 @@ use std::io::{self, Write};
 
 use anstyle::{AnsiColor, Style};
 
-use super::row::{Row, Status};
-use super::{Report, Verdict};
+use super::row::{CheckRow, CheckStatus};
+use super::{DoctorReport, ObservingVerdict};
 
 /// Width of the column of names.
 const NAME_WIDTH: usize = 20;
 
-pub(super) fn table(out: &mut impl Write, report: &Report) -> io::Result<()> {
+pub(super) fn write_table(out: &mut impl Write, report: &DoctorReport) -> io::Result<()> {
     for section in &report.sections {
         let bold = Style::new().bold();
         writeln!(out, "{bold}{}{bold:#}", section.title)?;
         for row in &section.rows {
-            line(out, row)?;
+            write_row(out, row)?;
         }
         writeln!(out)?;
     }
-    verdict(out, &report.observe)
+    write_verdict(out, &report.observe)
 }
 
-fn line(out: &mut impl Write, row: &Row) -> io::Result<()> {
+fn write_row(out: &mut impl Write, row: &CheckRow) -> io::Result<()> {
     let (word, colour) = match row.status {
-        Status::Ok => ("ok", AnsiColor::Green),
-        Status::Degraded => ("degraded", AnsiColor::Yellow),
-        Status::Missing => ("missing", AnsiColor::Red),
+        CheckStatus::Ok => ("ok", AnsiColor::Green),
+        CheckStatus::Degraded => ("degraded", AnsiColor::Yellow),
+        CheckStatus::Missing => ("missing", AnsiColor::Red),
     };
     let style = colour.on_default();
     writeln!(
@@ -43,7 +43,7 @@ fn line(out: &mut impl Write, row: &Row) -> io::Result<()> {
     Ok(())
 }
 
-fn verdict(out: &mut impl Write, verdict: &Verdict) -> io::Result<()> {
+fn write_verdict(out: &mut impl Write, verdict: &ObservingVerdict) -> io::Result<()> {
     match verdict.rung {
         Some(rung) if verdict.possible => {
             writeln!(out, "zernel observe can work here, attaching with {rung}")

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Status {
+pub(super) enum CheckStatus {
     Ok,
     /// Available with limits, or uncertain.
     Degraded,
@@ -14,9 +14,9 @@ pub(super) enum Status {
 
 /// Result of one check. A row that is not ok states the consequence, and the remedy if there is one.
 #[derive(Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct CheckRow {
     pub(super) name: &'static str,
-    pub(super) status: Status,
+    pub(super) status: CheckStatus,
     pub(super) finding: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) consequence: Option<String>,
@@ -24,11 +24,11 @@ pub(super) struct Row {
     pub(super) remedy: Option<String>,
 }
 
-impl Row {
+impl CheckRow {
     pub(super) fn ok(name: &'static str, finding: impl Into<String>) -> Self {
         Self {
             name,
-            status: Status::Ok,
+            status: CheckStatus::Ok,
             finding: finding.into(),
             consequence: None,
             remedy: None,
@@ -41,7 +41,7 @@ impl Row {
         consequence: impl Into<String>,
     ) -> Self {
         Self {
-            status: Status::Degraded,
+            status: CheckStatus::Degraded,
             consequence: Some(consequence.into()),
             ..Self::ok(name, finding)
         }
@@ -53,12 +53,12 @@ impl Row {
         consequence: impl Into<String>,
     ) -> Self {
         Self {
-            status: Status::Missing,
+            status: CheckStatus::Missing,
             ..Self::degraded(name, finding, consequence)
         }
     }
 
-    pub(super) fn remedy(self, remedy: impl Into<String>) -> Self {
+    pub(super) fn with_remedy(self, remedy: impl Into<String>) -> Self {
         Self {
             remedy: Some(remedy.into()),
             ..self

@@ -15,18 +15,18 @@ use super::syscalls;
 use zernel_report::text::shorten;
 
 /// How long the CPU time of threads is measured.
-const SAMPLE_TIME: Duration = Duration::from_millis(200);
+const CPU_SAMPLE_TIME: Duration = Duration::from_millis(200);
 /// Share of that time on a CPU from which on a thread counts as running, even if it sleeps at the end.
-const BUSY_SHARE: f64 = 0.5;
+const MIN_RUNNING_SHARE: f64 = 0.5;
 /// Most threads that are read.
-const MAX_THREADS: usize = 1024;
+const MAX_READ_THREADS: usize = 1024;
 /// Most children that are read.
-const MAX_CHILDREN: usize = 64;
+const MAX_READ_CHILDREN: usize = 64;
 
 /// What a process does.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Activity {
-    pub(super) state: State,
+pub(super) struct ProcessActivity {
+    pub(super) state: ActivityState,
     /// A predicate without its subject, which is the process.
     pub(super) text: String,
     /// The thread that does it.
@@ -43,7 +43,7 @@ pub(super) struct Activity {
 /// What a process can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum State {
+pub(super) enum ActivityState {
     /// Stopped by a signal or a debugger.
     Stopped,
     /// In a system call on a file, or in uninterruptible sleep.
@@ -63,7 +63,7 @@ pub(super) enum State {
 
 /// The process to inspect.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Target {
+pub(super) struct InspectedProcess {
     pub(super) pid: u32,
     /// Start time of the process, in clock ticks since boot.
     pub(super) start_time: Option<u64>,
@@ -71,8 +71,8 @@ pub(super) struct Target {
     pub(super) step_thread: Option<u32>,
 }
 
-/// Inspects a process. Takes at least [`SAMPLE_TIME`].
-pub(super) fn inspect(target: Target) -> Activity {
+/// Inspects a process. Takes at least [`CPU_SAMPLE_TIME`].
+pub(super) fn inspect_process(target: InspectedProcess) -> ProcessActivity {
     let process = match open_process(target) {
         Ok(process) => process,
         Err(activity) => return activity,
@@ -85,19 +85,21 @@ pub(super) fn inspect(target: Target) -> Activity {
         .or_else(|| threads.iter().find(|thread| thread.tid == process.pid))
         .or(threads.first());
     let Some(thread) = thread else {
-        return ended();
+        return ended_activity();
     };
     let mut activity = thread.activity();
-    if matches!(activity.state, State::Lock | State::Waits) {
+    if matches!(activity.state, ActivityState::Lock | ActivityState::Waits) {
         let others = threads.iter().filter(|other| other.tid != thread.tid);
-        activity.meanwhile = others.filter_map(Thread::blocker).collect();
-        activity.meanwhile.extend(children(&process));
+        activity.meanwhile = others
+            .filter_map(SampledThread::blocking_activity)
+            .collect();
+        activity.meanwhile.extend(activities_of_children(&process));
     }
     activity
 }
 
 /// Whether a process is stopped by a signal or a debugger.
-pub(super) fn is_stopped(target: Target) -> bool {
+pub(super) fn is_stopped(target: InspectedProcess) -> bool {
     let state = open_process(target)
         .ok()
         .and_then(|process| process.stat().ok());
@@ -105,18 +107,18 @@ pub(super) fn is_stopped(target: Target) -> bool {
     matches!(state, Some(ProcState::Stopped | ProcState::Tracing))
 }
 
-fn ended() -> Activity {
-    Activity::new(State::Ended, "has exited")
+fn ended_activity() -> ProcessActivity {
+    ProcessActivity::new(ActivityState::Ended, "has exited")
 }
 
-fn open_process(target: Target) -> Result<Process, Activity> {
+fn open_process(target: InspectedProcess) -> Result<Process, ProcessActivity> {
     let process = i32::try_from(target.pid)
         .ok()
         .and_then(|pid| Process::new(pid).ok());
     let stat = process.as_ref().and_then(|process| process.stat().ok());
     let (Some(process), Some(stat)) = (process, stat) else {
-        return Err(Activity::new(
-            State::Hidden,
+        return Err(ProcessActivity::new(
+            ActivityState::Hidden,
             "is not visible: it has exited or is in another PID namespace",
         ));
     };
@@ -125,17 +127,17 @@ fn open_process(target: Target) -> Result<Process, Activity> {
         .is_some_and(|start| start != stat.starttime)
     {
         let text = "cannot be inspected: its pid belongs to another process (pid reused, or another PID namespace)";
-        return Err(Activity::new(State::Hidden, text));
+        return Err(ProcessActivity::new(ActivityState::Hidden, text));
     }
     match stat.state() {
-        Ok(ProcState::Zombie | ProcState::Dead) => Err(ended()),
+        Ok(ProcState::Zombie | ProcState::Dead) => Err(ended_activity()),
         _ => Ok(process),
     }
 }
 
-/// A thread, measured for [`SAMPLE_TIME`].
+/// A thread, measured for [`CPU_SAMPLE_TIME`].
 #[derive(Debug)]
-struct Thread {
+struct SampledThread {
     pid: i32,
     tid: i32,
     name: String,
@@ -150,27 +152,32 @@ struct Thread {
 }
 
 /// Measures all threads of a process.
-fn sample_threads(process: &Process) -> Vec<Thread> {
+fn sample_threads(process: &Process) -> Vec<SampledThread> {
     let tasks: Vec<Task> = process.tasks().map_or_else(
         |_| Vec::new(),
-        |tasks| tasks.filter_map(Result::ok).take(MAX_THREADS).collect(),
+        |tasks| {
+            tasks
+                .filter_map(Result::ok)
+                .take(MAX_READ_THREADS)
+                .collect()
+        },
     );
     let on_cpu = |task: &Task| task.schedstat().ok().map(|stat| stat.sum_exec_runtime);
     let begin = Instant::now();
     let before: Vec<Option<u64>> = tasks.iter().map(on_cpu).collect();
-    thread::sleep(SAMPLE_TIME);
+    thread::sleep(CPU_SAMPLE_TIME);
     let watched = begin.elapsed();
     let tasks = tasks.iter().zip(before);
     tasks
         .filter_map(|(task, before)| {
             let ran = on_cpu(task)?.saturating_sub(before?);
             let busy = ran as f64 / watched.as_nanos() as f64;
-            Thread::read(process, task, busy)
+            SampledThread::read(process, task, busy)
         })
         .collect()
 }
 
-impl Thread {
+impl SampledThread {
     fn read(process: &Process, task: &Task, busy: f64) -> Option<Self> {
         let stat: Stat = task.stat().ok()?;
         // Reading the system call needs the right to trace the process.
@@ -179,7 +186,10 @@ impl Thread {
                 syscall_number,
                 argument_registers: [first, ..],
                 ..
-            }) => (Some(syscall_number), file(process, syscall_number, first)),
+            }) => (
+                Some(syscall_number),
+                file_of_system_call(process, syscall_number, first),
+            ),
             _ => (None, None),
         };
         let place = fs::read_to_string(format!("/proc/{}/task/{}/wchan", task.pid, task.tid));
@@ -195,48 +205,58 @@ impl Thread {
         })
     }
 
-    fn activity(&self) -> Activity {
+    fn activity(&self) -> ProcessActivity {
         let at = self.place_text();
         let (state, text) = match self.state {
             ProcState::Stopped => (
-                State::Stopped,
+                ActivityState::Stopped,
                 format!("is stopped; `kill -CONT {}` resumes it", self.pid),
             ),
-            ProcState::Tracing => (State::Stopped, "is stopped by a debugger".to_owned()),
-            ProcState::Running if self.busy == 0.0 => {
-                (State::WaitsForCpu, "is runnable without a CPU".to_owned())
-            }
-            _ if self.state == ProcState::Running || self.busy >= BUSY_SHARE => (
-                State::OnCpu,
+            ProcState::Tracing => (
+                ActivityState::Stopped,
+                "is stopped by a debugger".to_owned(),
+            ),
+            ProcState::Running if self.busy == 0.0 => (
+                ActivityState::WaitsForCpu,
+                "is runnable without a CPU".to_owned(),
+            ),
+            _ if self.state == ProcState::Running || self.busy >= MIN_RUNNING_SHARE => (
+                ActivityState::OnCpu,
                 format!(
                     "is on CPU: thread {} (tid {}) ran for {:.0} % of the last {:.1} s",
                     self.name,
                     self.tid,
                     100.0 * self.busy.min(1.0),
-                    SAMPLE_TIME.as_secs_f64(),
+                    CPU_SAMPLE_TIME.as_secs_f64(),
                 ),
             ),
-            _ if self.is_in_io() => (State::Io, format!("is in I/O: {}{at}", self.access())),
+            _ if self.is_in_io() => (
+                ActivityState::Io,
+                format!("is in I/O: {}{at}", self.unfinished_file_access()),
+            ),
             _ => {
-                let (state, what) = self.waits_for();
+                let (state, what) = self.state_and_reason_of_wait();
                 (state, format!("{what}{at}"))
             }
         };
         let path = match &self.target {
-            Some(FDTarget::Path(path)) if state == State::Io => Some(path.clone()),
+            Some(FDTarget::Path(path)) if state == ActivityState::Io => Some(path.clone()),
             _ => None,
         };
-        Activity {
+        ProcessActivity {
             tid: Some(self.tid),
             path,
-            ..Activity::new(state, text)
+            ..ProcessActivity::new(state, text)
         }
     }
 
     /// What this thread does, if another one may wait for it.
-    fn blocker(&self) -> Option<String> {
+    fn blocking_activity(&self) -> Option<String> {
         let activity = self.activity();
-        let is_blocker = matches!(activity.state, State::Io | State::OnCpu | State::Stopped);
+        let is_blocker = matches!(
+            activity.state,
+            ActivityState::Io | ActivityState::OnCpu | ActivityState::Stopped
+        );
         is_blocker.then(|| format!("thread {} (tid {}) {}", self.name, self.tid, activity.text))
     }
 
@@ -254,8 +274,8 @@ impl Thread {
     }
 
     /// The file access that has not returned.
-    fn access(&self) -> String {
-        let call = self.syscall.and_then(syscalls::name);
+    fn unfinished_file_access(&self) -> String {
+        let call = self.syscall.and_then(syscalls::file_call_name);
         match (call, &self.target) {
             (Some(call), Some(FDTarget::Path(path))) => {
                 let path = shorten(&path.to_string_lossy(), 200);
@@ -266,37 +286,51 @@ impl Thread {
         }
     }
 
-    fn waits_for(&self) -> (State, &'static str) {
+    fn state_and_reason_of_wait(&self) -> (ActivityState, &'static str) {
         if self.syscall.is_some_and(syscalls::is_futex) {
-            return (State::Lock, LOCK_WAIT_TEXT);
+            return (ActivityState::Lock, LOCK_WAIT_TEXT);
         }
         let place = self.place.as_deref().unwrap_or("");
         let known = [
-            ("futex", State::Lock, LOCK_WAIT_TEXT),
-            ("locks_lock", State::Lock, "waits for a lock on a file"),
+            ("futex", ActivityState::Lock, LOCK_WAIT_TEXT),
+            (
+                "locks_lock",
+                ActivityState::Lock,
+                "waits for a lock on a file",
+            ),
             (
                 "poll",
-                State::Waits,
+                ActivityState::Waits,
                 "waits for one of several files or sockets",
             ),
             (
                 "select",
-                State::Waits,
+                ActivityState::Waits,
                 "waits for one of several files or sockets",
             ),
-            ("nanosleep", State::Waits, "sleeps until a timer expires"),
-            ("pipe", State::Waits, "waits on a pipe for another process"),
+            (
+                "nanosleep",
+                ActivityState::Waits,
+                "sleeps until a timer expires",
+            ),
+            (
+                "pipe",
+                ActivityState::Waits,
+                "waits on a pipe for another process",
+            ),
             (
                 "unix",
-                State::Waits,
+                ActivityState::Waits,
                 "waits on a socket for another process",
             ),
-            ("tcp", State::Waits, "waits for the network"),
-            ("sk_wait", State::Waits, "waits for the network"),
-            ("wait", State::Waits, "waits for a child process"),
+            ("tcp", ActivityState::Waits, "waits for the network"),
+            ("sk_wait", ActivityState::Waits, "waits for the network"),
+            ("wait", ActivityState::Waits, "waits for a child process"),
         ];
         let found = known.iter().find(|(part, _, _)| place.contains(part));
-        found.map_or((State::Waits, "sleeps"), |(_, state, what)| (*state, what))
+        found.map_or((ActivityState::Waits, "sleeps"), |(_, state, what)| {
+            (*state, what)
+        })
     }
 
     fn place_text(&self) -> String {
@@ -322,7 +356,7 @@ fn is_file_system_wait(place: &str) -> bool {
 }
 
 /// The file of a system call's descriptor. Does not access the file itself, because that may hang.
-fn file(process: &Process, syscall: i64, first: u64) -> Option<FDTarget> {
+fn file_of_system_call(process: &Process, syscall: i64, first: u64) -> Option<FDTarget> {
     let descriptor = i32::try_from(first)
         .ok()
         .filter(|_| syscalls::takes_a_descriptor(syscall))?;
@@ -330,23 +364,23 @@ fn file(process: &Process, syscall: i64, first: u64) -> Option<FDTarget> {
 }
 
 /// What the children of a process do, if the process may wait for that.
-fn children(process: &Process) -> Vec<String> {
+fn activities_of_children(process: &Process) -> Vec<String> {
     let tasks = process.tasks().into_iter().flatten().filter_map(Result::ok);
     let pids = tasks.filter_map(|task| task.children().ok()).flatten();
-    let children = pids.take(MAX_CHILDREN).filter_map(|pid| {
+    let children = pids.take(MAX_READ_CHILDREN).filter_map(|pid| {
         let child = Process::new(i32::try_from(pid).ok()?).ok()?;
         let main = child.task_main_thread().ok()?;
         // A child that runs makes progress, so its CPU time is not measured.
-        let thread = Thread::read(&child, &main, 0.0)?;
+        let thread = SampledThread::read(&child, &main, 0.0)?;
         let activity = thread.activity();
-        let is_blocker = matches!(activity.state, State::Io | State::Stopped);
+        let is_blocker = matches!(activity.state, ActivityState::Io | ActivityState::Stopped);
         is_blocker.then(|| format!("its child {} (pid {pid}) {}", thread.name, activity.text))
     });
     children.collect()
 }
 
-impl Activity {
-    pub(super) fn new(state: State, text: impl Into<String>) -> Self {
+impl ProcessActivity {
+    pub(super) fn new(state: ActivityState, text: impl Into<String>) -> Self {
         Self {
             state,
             text: text.into(),
@@ -365,8 +399,8 @@ mod tests {
 
     use super::*;
 
-    fn target(pid: u32) -> Target {
-        Target {
+    fn target_with_pid(pid: u32) -> InspectedProcess {
+        InspectedProcess {
             pid,
             start_time: None,
             step_thread: None,
@@ -377,15 +411,18 @@ mod tests {
     fn stopped_sleeping_and_exited_processes_differ() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id();
-        wait_for(pid, State::Waits);
+        wait_for_state(pid, ActivityState::Waits);
         kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
-        wait_for(pid, State::Stopped);
-        assert!(is_stopped(target(pid)));
+        wait_for_state(pid, ActivityState::Stopped);
+        assert!(is_stopped(target_with_pid(pid)));
         child.kill().unwrap();
-        wait_for(pid, State::Ended);
+        wait_for_state(pid, ActivityState::Ended);
         child.wait().unwrap();
-        assert_eq!(inspect(target(pid)).state, State::Hidden);
-        assert!(!is_stopped(target(pid)));
+        assert_eq!(
+            inspect_process(target_with_pid(pid)).state,
+            ActivityState::Hidden
+        );
+        assert!(!is_stopped(target_with_pid(pid)));
     }
 
     #[test]
@@ -394,7 +431,7 @@ mod tests {
             .args(["-c", "while :; do :; done"])
             .spawn()
             .unwrap();
-        wait_for(child.id(), State::OnCpu);
+        wait_for_state(child.id(), ActivityState::OnCpu);
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -412,7 +449,11 @@ mod tests {
         let child: i32 = line.trim().parse().unwrap();
         let child = Pid::from_raw(child).unwrap();
         kill_process(child, Signal::STOP).unwrap();
-        let blockers = || inspect(target(parent.id())).meanwhile.join(" ");
+        let blockers = || {
+            inspect_process(target_with_pid(parent.id()))
+                .meanwhile
+                .join(" ")
+        };
         let expected = format!("(pid {}) is stopped", child.as_raw_nonzero());
         assert!(
             (0..100).any(|_| blockers().contains(&expected)),
@@ -425,16 +466,16 @@ mod tests {
 
     #[test]
     fn a_reused_pid_is_not_described() {
-        let other = Target {
+        let other = InspectedProcess {
             start_time: Some(1),
-            ..target(std::process::id())
+            ..target_with_pid(std::process::id())
         };
-        assert_eq!(inspect(other).state, State::Hidden);
+        assert_eq!(inspect_process(other).state, ActivityState::Hidden);
     }
 
     /// Retries, because signals take a moment.
-    fn wait_for(pid: u32, state: State) {
-        let found = (0..300).any(|_| inspect(target(pid)).state == state);
-        assert!(found, "{:?}", inspect(target(pid)));
+    fn wait_for_state(pid: u32, state: ActivityState) {
+        let found = (0..300).any(|_| inspect_process(target_with_pid(pid)).state == state);
+        assert!(found, "{:?}", inspect_process(target_with_pid(pid)));
     }
 }

@@ -17,24 +17,24 @@ use zernel_model::snapshot::{CommunicatorSnapshot, ProcessSnapshot, Snapshot};
 /// Shortest wait, in seconds, for which a late rank is reported.
 const MIN_REPORTED_WAIT: f64 = 1.0;
 /// Seconds that ranks may wait for another one to join. Programs start at different times.
-const JOIN_TIME: f64 = 60.0;
+const MAX_JOIN_SECONDS: f64 = 60.0;
 /// How much longer than its longest time without a collective a rank may take: the same work does not take the same time
 /// twice. A sleep of 12 s came back 15 ms later the second time.
-const GAP_MARGIN: f64 = 1.1;
+const LONGEST_GAP_MARGIN: f64 = 1.1;
 /// Number of most recent collectives of a rank with a known operation.
-const KNOWN_OPERATIONS: u64 = 16;
+const KNOWN_OPERATION_COUNT: u64 = 16;
 
 /// A communicator with its ranks on this node.
 #[derive(Debug)]
-pub(super) struct Communicator<'a> {
+pub(super) struct LocalCommunicator<'a> {
     pub(super) hash: &'a str,
     /// Sorted by rank.
-    pub(super) members: Vec<Member<'a>>,
+    pub(super) members: Vec<CommunicatorMember<'a>>,
 }
 
 /// One rank of a communicator.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Member<'a> {
+pub(super) struct CommunicatorMember<'a> {
     pub(super) process: &'a ProcessSnapshot,
     pub(super) state: &'a CommunicatorSnapshot,
 }
@@ -49,9 +49,9 @@ pub(super) struct HangThreshold {
 
 /// A rank that makes others wait.
 #[derive(Debug)]
-pub(super) struct Finding<'a> {
-    pub(super) member: &'a Member<'a>,
-    pub(super) problem: Problem,
+pub(super) struct LateRank<'a> {
+    pub(super) member: &'a CommunicatorMember<'a>,
+    pub(super) problem: RankProblem,
     /// Whether the wait is not expected to end. Otherwise the rank is late.
     pub(super) hangs: bool,
     /// The longest wait of another rank, in seconds.
@@ -61,7 +61,7 @@ pub(super) struct Finding<'a> {
 /// What is wrong with a rank.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "problem", rename_all = "kebab-case")]
-pub(super) enum Problem {
+pub(super) enum RankProblem {
     /// It has exited before the collective was complete.
     #[serde(rename = "gone")]
     Exited,
@@ -87,11 +87,11 @@ pub(super) enum Problem {
 }
 
 /// The communicators of a job, or of all jobs.
-pub(super) fn communicators<'a>(
+pub(super) fn communicators_of_job<'a>(
     snapshot: &'a Snapshot,
     job: Option<&str>,
-) -> Vec<Communicator<'a>> {
-    let mut communicators: BTreeMap<&str, Vec<Member<'_>>> = BTreeMap::new();
+) -> Vec<LocalCommunicator<'a>> {
+    let mut communicators: BTreeMap<&str, Vec<CommunicatorMember<'_>>> = BTreeMap::new();
     let running = snapshot.observed.iter();
     let running = running.filter(|process| process.ended_seconds_ago.is_none());
     for process in running.chain(&snapshot.gone_ranks) {
@@ -100,15 +100,15 @@ pub(super) fn communicators<'a>(
         }
         for state in &process.probes.nccl.communicators {
             let members = communicators.entry(&state.communicator).or_default();
-            members.push(Member { process, state });
+            members.push(CommunicatorMember { process, state });
         }
     }
-    let mut communicators: Vec<Communicator<'_>> = communicators
+    let mut communicators: Vec<LocalCommunicator<'_>> = communicators
         .into_iter()
-        .map(|(hash, members)| Communicator { hash, members })
+        .map(|(hash, members)| LocalCommunicator { hash, members })
         .collect();
     for communicator in &mut communicators {
-        communicator.add_absent(snapshot);
+        communicator.add_absent_ranks(snapshot);
         communicator
             .members
             .sort_by_key(|member| (member.rank(), member.process.pid));
@@ -117,16 +117,17 @@ pub(super) fn communicators<'a>(
 }
 
 /// The state of a rank that has not joined a communicator.
-static ABSENT: LazyLock<CommunicatorSnapshot> = LazyLock::new(CommunicatorSnapshot::default);
+static ABSENT_MEMBER_STATE: LazyLock<CommunicatorSnapshot> =
+    LazyLock::new(CommunicatorSnapshot::default);
 
-impl Member<'_> {
+impl CommunicatorMember<'_> {
     pub(super) fn rank(&self) -> Option<u32> {
         self.state.rank.or_else(|| self.process.rank())
     }
 
     /// Whether the rank has not joined the communicator.
     fn is_absent(&self) -> bool {
-        ptr::eq(self.state, &*ABSENT)
+        ptr::eq(self.state, &*ABSENT_MEMBER_STATE)
     }
 
     pub(super) fn has_exited(&self) -> bool {
@@ -134,14 +135,14 @@ impl Member<'_> {
     }
 
     /// The problem of the rank while the communicator is being created.
-    fn problem_in_joining(&self, is_stopped: bool) -> Option<Problem> {
+    fn problem_in_joining(&self, is_stopped: bool) -> Option<RankProblem> {
         if self.has_exited() {
-            return Some(Problem::Exited);
+            return Some(RankProblem::Exited);
         }
         if self.is_absent() {
-            return Some(Problem::NotJoined);
+            return Some(RankProblem::NotJoined);
         }
-        is_stopped.then_some(Problem::Stopped)
+        is_stopped.then_some(RankProblem::Stopped)
     }
 
     fn waits_for_its_gpu(&self) -> bool {
@@ -153,7 +154,7 @@ impl Member<'_> {
     }
 
     /// The operation of its collective `sequence`, if still known.
-    fn operation(&self, sequence: u64) -> Option<&str> {
+    fn operation_at(&self, sequence: u64) -> Option<&str> {
         let place = usize::try_from(self.state.sequence.checked_sub(sequence)?).ok()?;
         match place {
             0 if sequence > 0 => Some(&self.state.op),
@@ -162,10 +163,10 @@ impl Member<'_> {
     }
 }
 
-impl<'a> Communicator<'a> {
+impl<'a> LocalCommunicator<'a> {
     /// Adds the ranks of the job that have not joined, if all ranks are creating this communicator.
-    fn add_absent(&mut self, snapshot: &'a Snapshot) {
-        if !self.is_being_made() || self.ranks() == Some(self.members.len() as u32) {
+    fn add_absent_ranks(&mut self, snapshot: &'a Snapshot) {
+        if !self.is_being_made() || self.rank_count() == Some(self.members.len() as u32) {
             return;
         }
         let job = self.job().map(str::to_owned);
@@ -179,26 +180,27 @@ impl<'a> Communicator<'a> {
             process.is_rank()
                 && process.job() == job.as_deref()
                 && world_size.is_some()
-                && world_size == self.ranks()
+                && world_size == self.rank_count()
                 && !has_joined(process)
         };
-        let absent: Vec<Member<'a>> = snapshot
+        let absent: Vec<CommunicatorMember<'a>> = snapshot
             .observed
             .iter()
             .filter(is_absent)
-            .map(|process| Member {
+            .map(|process| CommunicatorMember {
                 process,
-                state: &ABSENT,
+                state: &ABSENT_MEMBER_STATE,
             })
             .collect();
         self.members.extend(absent);
     }
 }
 
-impl Communicator<'_> {
+impl LocalCommunicator<'_> {
     /// Whether a rank waits for others to join.
     pub(super) fn is_being_made(&self) -> bool {
-        self.running().any(|member| member.state.is_being_made)
+        self.running_members()
+            .any(|member| member.state.is_being_made)
     }
 
     pub(super) fn job(&self) -> Option<&str> {
@@ -206,51 +208,51 @@ impl Communicator<'_> {
     }
 
     /// Number of ranks on all nodes.
-    pub(super) fn ranks(&self) -> Option<u32> {
+    pub(super) fn rank_count(&self) -> Option<u32> {
         self.members.iter().find_map(|member| member.state.ranks)
     }
 
-    fn running(&self) -> impl Iterator<Item = &Member<'_>> {
+    fn running_members(&self) -> impl Iterator<Item = &CommunicatorMember<'_>> {
         self.members.iter().filter(|member| !member.has_exited())
     }
 
     /// The highest collective that a running rank has entered.
-    pub(super) fn furthest(&self) -> u64 {
-        let sequences = self.running().map(|member| member.state.sequence);
+    pub(super) fn highest_entered_collective(&self) -> u64 {
+        let sequences = self.running_members().map(|member| member.state.sequence);
         sequences.max().unwrap_or(0)
     }
 
     /// The running ranks that have entered the highest collective.
-    pub(super) fn leaders(&self) -> impl Iterator<Item = &Member<'_>> {
-        let furthest = self.furthest();
-        self.running()
+    pub(super) fn leaders(&self) -> impl Iterator<Item = &CommunicatorMember<'_>> {
+        let furthest = self.highest_entered_collective();
+        self.running_members()
             .filter(move |member| member.state.sequence == furthest)
     }
 
     /// The ranks that others wait for. `is_stopped` returns whether a process is stopped by a signal or a debugger.
-    pub(super) fn findings(
+    pub(super) fn find_late_ranks(
         &self,
         threshold: HangThreshold,
         is_stopped: impl Fn(&ProcessSnapshot) -> bool,
-    ) -> Vec<Finding<'_>> {
-        let waited = self.waited();
-        let mismatch = self.mismatch();
+    ) -> Vec<LateRank<'_>> {
+        let waited = self.longest_leader_wait();
+        let mismatch = self.find_mismatch();
         let members = self.members.iter();
         members
             .filter_map(|member| {
                 let is_stopped = !member.has_exited() && is_stopped(member.process);
                 let problem = match self.is_being_made() {
                     true => member.problem_in_joining(is_stopped)?,
-                    false => self.problem(member, mismatch.as_ref(), is_stopped)?,
+                    false => self.problem_of(member, mismatch.as_ref(), is_stopped)?,
                 };
                 let is_expired = match problem {
-                    Problem::Exited | Problem::Different { .. } => true,
+                    RankProblem::Exited | RankProblem::Different { .. } => true,
                     _ if is_stopped => true,
-                    Problem::NotJoined => threshold.is_exceeded_by_join(waited),
+                    RankProblem::NotJoined => threshold.is_exceeded_by_join(waited),
                     _ => threshold.is_exceeded_by(member),
                 };
                 let hangs = is_expired && waited >= threshold.seconds;
-                (hangs || waited >= MIN_REPORTED_WAIT).then_some(Finding {
+                (hangs || waited >= MIN_REPORTED_WAIT).then_some(LateRank {
                     member,
                     problem,
                     hangs,
@@ -261,45 +263,46 @@ impl Communicator<'_> {
     }
 
     /// The longest time since a leader entered its collective.
-    fn waited(&self) -> f64 {
+    fn longest_leader_wait(&self) -> f64 {
         let waits = self
             .leaders()
             .filter_map(|leader| leader.state.entered_seconds_ago);
         waits.fold(0.0, f64::max)
     }
 
-    fn problem(
+    fn problem_of(
         &self,
-        member: &Member<'_>,
-        mismatch: Option<&Mismatch<'_>>,
+        member: &CommunicatorMember<'_>,
+        mismatch: Option<&OperationMismatch<'_>>,
         is_stopped: bool,
-    ) -> Option<Problem> {
-        if let Some(different) = mismatch.and_then(|mismatch| mismatch.problem(member)) {
+    ) -> Option<RankProblem> {
+        if let Some(different) = mismatch.and_then(|mismatch| mismatch.problem_of_member(member)) {
             return Some(different);
         }
         // A rank that has reached the mismatch cannot get past it.
         let has_reached_mismatch =
             mismatch.is_some_and(|mismatch| member.state.sequence >= mismatch.sequence);
-        let is_behind = member.state.sequence < self.furthest() && !has_reached_mismatch;
+        let is_behind =
+            member.state.sequence < self.highest_entered_collective() && !has_reached_mismatch;
         if member.has_exited() {
-            return (is_behind || self.leader_waits_for_gpu()).then_some(Problem::Exited);
+            return (is_behind || self.leader_waits_for_gpu()).then_some(RankProblem::Exited);
         }
         if is_behind {
-            return Some(Problem::Behind {
+            return Some(RankProblem::Behind {
                 leaders: self.leaders().count(),
                 next: member.state.sequence + 1,
             });
         }
         if is_stopped {
-            return Some(Problem::Stopped);
+            return Some(RankProblem::Stopped);
         }
         let others_have_left = self.leaders().any(|leader| !leader.state.in_call);
-        (member.state.in_call && others_have_left).then_some(Problem::InCall)
+        (member.state.in_call && others_have_left).then_some(RankProblem::InCall)
     }
 
     /// Whether a leader waits for its GPU, and so perhaps for its collective.
     fn leader_waits_for_gpu(&self) -> bool {
-        self.leaders().any(Member::waits_for_its_gpu)
+        self.leaders().any(CommunicatorMember::waits_for_its_gpu)
     }
 
     /// Whether all ranks here have entered the same collective and wait longer than ever before. Then a rank on another
@@ -307,29 +310,29 @@ impl Communicator<'_> {
     pub(super) fn all_ranks_wait(&self, threshold: HangThreshold) -> bool {
         let mut members = self.members.iter();
         if self.is_being_made() {
-            let is_expired = threshold.is_exceeded_by_join(self.waited());
+            let is_expired = threshold.is_exceeded_by_join(self.longest_leader_wait());
             return is_expired && members.all(|member| member.state.is_being_made);
         }
-        self.furthest() > 0
-            && self.waited() >= threshold.seconds
+        self.highest_entered_collective() > 0
+            && self.longest_leader_wait() >= threshold.seconds
             && members.all(|member| {
-                member.state.sequence == self.furthest()
+                member.state.sequence == self.highest_entered_collective()
                     && member.waits_for_its_gpu()
                     && threshold.is_exceeded_by(member)
             })
     }
 
     /// The first known collective that ranks entered as different operations.
-    fn mismatch(&self) -> Option<Mismatch<'_>> {
-        let furthest = self.furthest();
-        let first = furthest.saturating_sub(KNOWN_OPERATIONS - 1).max(1);
+    fn find_mismatch(&self) -> Option<OperationMismatch<'_>> {
+        let furthest = self.highest_entered_collective();
+        let first = furthest.saturating_sub(KNOWN_OPERATION_COUNT - 1).max(1);
         (first..=furthest).find_map(|sequence| {
             let common = self.most_common_operation(sequence)?;
-            let mismatch = Mismatch { sequence, common };
+            let mismatch = OperationMismatch { sequence, common };
             let is_mismatch = self
                 .members
                 .iter()
-                .any(|member| mismatch.problem(member).is_some());
+                .any(|member| mismatch.problem_of_member(member).is_some());
             is_mismatch.then_some(mismatch)
         })
     }
@@ -340,7 +343,7 @@ impl Communicator<'_> {
         for operation in self
             .members
             .iter()
-            .filter_map(|member| member.operation(sequence))
+            .filter_map(|member| member.operation_at(sequence))
         {
             match counts.iter_mut().find(|(known, _)| *known == operation) {
                 Some((_, count)) => *count += 1,
@@ -355,9 +358,9 @@ impl Communicator<'_> {
 
 impl HangThreshold {
     /// Whether a rank has gone too long without a collective.
-    fn is_exceeded_by(self, member: &Member<'_>) -> bool {
+    fn is_exceeded_by(self, member: &CommunicatorMember<'_>) -> bool {
         let silent = member.state.entered_seconds_ago;
-        let allowed = GAP_MARGIN * member.state.longest_gap_seconds;
+        let allowed = LONGEST_GAP_MARGIN * member.state.longest_gap_seconds;
         let is_longest = silent.is_none_or(|silent| silent > allowed);
         is_longest || !self.allows_longest_gap
     }
@@ -365,7 +368,7 @@ impl HangThreshold {
     /// Whether others have waited too long for a rank to join.
     fn is_exceeded_by_join(self, waited: f64) -> bool {
         let seconds = match self.allows_longest_gap {
-            true => self.seconds.max(JOIN_TIME),
+            true => self.seconds.max(MAX_JOIN_SECONDS),
             false => self.seconds,
         };
         waited >= seconds
@@ -374,17 +377,17 @@ impl HangThreshold {
 
 /// A collective that ranks entered as different operations.
 #[derive(Debug)]
-struct Mismatch<'a> {
+struct OperationMismatch<'a> {
     sequence: u64,
     /// The operation that most of them entered.
     common: &'a str,
 }
 
-impl Mismatch<'_> {
+impl OperationMismatch<'_> {
     /// The problem of a rank that entered another operation.
-    fn problem(&self, member: &Member<'_>) -> Option<Problem> {
-        let own = member.operation(self.sequence)?;
-        (own != self.common).then(|| Problem::Different {
+    fn problem_of_member(&self, member: &CommunicatorMember<'_>) -> Option<RankProblem> {
+        let own = member.operation_at(self.sequence)?;
+        (own != self.common).then(|| RankProblem::Different {
             sequence: self.sequence,
             own: own.to_owned(),
             others: self.common.to_owned(),

@@ -20,8 +20,8 @@ use std::process::ExitCode;
 use clap::Args;
 use zernel_model::snapshot::ProcessSnapshot;
 
-use crate::client::Socket;
-use activity::Target;
+use crate::client::DaemonSocket;
+use activity::InspectedProcess;
 use analysis::HangThreshold;
 use report::{HangReport, HangVerdict};
 
@@ -57,7 +57,7 @@ pub(crate) struct Options {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    socket: Socket,
+    socket: DaemonSocket,
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {
@@ -84,21 +84,21 @@ fn write_report(options: &Options) -> Result<HangVerdict, Box<dyn Error>> {
         allows_longest_gap: options.after.is_none(),
     };
     let job = options.job.as_deref();
-    let is_stopped = |process: &ProcessSnapshot| activity::is_stopped(target(process));
+    let is_stopped = |process: &ProcessSnapshot| activity::is_stopped(inspected_process(process));
     let report = HangReport::new(&snapshot, job, threshold, is_stopped, |process| {
-        activity::inspect(target(process))
+        activity::inspect_process(inspected_process(process))
     });
     let text = match options.json {
         true => format!("{:#}\n", serde_json::to_value(&report)?),
-        false => render::text(&report),
+        false => render::render_text(&report),
     };
     crate::print(text.as_bytes())?;
     Ok(report.verdict)
 }
 
-fn target(process: &ProcessSnapshot) -> Target {
+fn inspected_process(process: &ProcessSnapshot) -> InspectedProcess {
     let identity = process.identity.as_ref();
-    Target {
+    InspectedProcess {
         pid: process.pid,
         start_time: identity.map(|identity| identity.start_time),
         step_thread: process.phases.step_thread,

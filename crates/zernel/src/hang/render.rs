@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use super::analysis::Problem;
-use super::report::{CommunicatorReport, FindingReport, HangReport, HangVerdict, RankReport};
+use super::analysis::RankProblem;
+use super::report::{CommunicatorReport, HangReport, HangVerdict, LateRankReport, RankReport};
 use zernel_report::text::{format_bytes, keep_on_one_line, shorten, wrap_lines};
 
 /// Renders the whole report.
-pub(super) fn text(report: &HangReport) -> String {
+pub(super) fn render_text(report: &HangReport) -> String {
     let mut out = String::new();
     for ranks in &report.communicators {
         write_communicator(&mut out, ranks);
@@ -60,7 +60,7 @@ fn write_communicator(out: &mut String, ranks: &CommunicatorReport) {
     );
     push_line(
         out,
-        &row([
+        &format_row([
             "RANK",
             "PID",
             "NAME",
@@ -79,7 +79,7 @@ fn write_communicator(out: &mut String, ranks: &CommunicatorReport) {
     let conclusion = match ranks.verdict {
         HangVerdict::Hang => return,
         HangVerdict::NothingHangs => "no rank hangs".to_owned(),
-        HangVerdict::CannotTell => all_ranks_wait(ranks),
+        HangVerdict::CannotTell => all_ranks_wait_text(ranks),
     };
     push_paragraph(out, "  ", &conclusion);
 }
@@ -93,7 +93,7 @@ fn member_row(member: &RankReport) -> String {
         (None, None) => "never".to_owned(),
     };
     let is_any = member.sequence > 0;
-    row([
+    format_row([
         &member.rank.map_or("-".to_owned(), |rank| rank.to_string()),
         &member.pid.to_string(),
         &shorten(&member.comm, 15),
@@ -108,7 +108,7 @@ fn member_row(member: &RankReport) -> String {
     ])
 }
 
-fn row(cells: [&str; 7]) -> String {
+fn format_row(cells: [&str; 7]) -> String {
     let [rank, pid, name, collective, operation, bytes, entered] = cells;
     format!(
         "  {rank:>4} {pid:>8} {name:<15} {collective:>10} {operation:<14} {bytes:>10}  {entered}"
@@ -116,7 +116,7 @@ fn row(cells: [&str; 7]) -> String {
 }
 
 /// All ranks here wait, and none of them is the cause.
-fn all_ranks_wait(ranks: &CommunicatorReport) -> String {
+fn all_ranks_wait_text(ranks: &CommunicatorReport) -> String {
     let waited = ranks
         .members
         .iter()
@@ -134,7 +134,7 @@ fn all_ranks_wait(ranks: &CommunicatorReport) -> String {
     if ranks.members.iter().any(|member| member.is_being_made) {
         return format!(
             "can't tell: all ranks here have waited for {} for others to join: {why}",
-            seconds(waited)
+            format_seconds(waited)
         );
     }
     format!(
@@ -143,7 +143,7 @@ fn all_ranks_wait(ranks: &CommunicatorReport) -> String {
     )
 }
 
-fn finding_text(found: &FindingReport) -> String {
+fn finding_text(found: &LateRankReport) -> String {
     let verdict = if found.hangs { "HANG" } else { "late" };
     let mut text = format!("{verdict}: {}", problem_text(found));
     for other in &found.activity.meanwhile {
@@ -160,39 +160,39 @@ fn finding_text(found: &FindingReport) -> String {
         let _ = write!(
             text,
             "; it has gone {} without a collective before, so it may just be slow",
-            seconds(found.rank.longest_gap_seconds)
+            format_seconds(found.rank.longest_gap_seconds)
         );
     }
     text
 }
 
 /// What a rank has not done, and what it does instead.
-fn problem_text(found: &FindingReport) -> String {
+fn problem_text(found: &LateRankReport) -> String {
     let rank = &found.rank;
     let subject = match rank.rank {
         Some(number) => format!("rank {number} (pid {})", rank.pid),
         None => format!("a rank (pid {})", rank.pid),
     };
     let activity = &found.activity.text;
-    let waited = seconds(found.waited_seconds);
+    let waited = format_seconds(found.waited_seconds);
     let last = keep_on_one_line(&format!("{} {}", rank.op, rank.sequence));
     match &found.problem {
-        Problem::Exited => format!(
+        RankProblem::Exited => format!(
             "{subject} {activity}; its last collective was {last}, and others have waited for {waited}"
         ),
-        Problem::NotJoined => format!(
+        RankProblem::NotJoined => format!(
             "{subject} has not joined the communicator; others have waited for {waited}; it {activity}"
         ),
-        Problem::Behind { leaders, next } => format!(
+        RankProblem::Behind { leaders, next } => format!(
             "{subject} has not entered collective {next}; {leaders} others have waited in it for {waited}; it {activity}"
         ),
-        Problem::InCall => format!(
+        RankProblem::InCall => format!(
             "{subject} has been in the call of {last} for {waited}; others have left it; it {activity}"
         ),
-        Problem::Stopped => format!(
+        RankProblem::Stopped => format!(
             "{subject} entered {last} with the others {waited} ago, but it may be incomplete; it {activity}"
         ),
-        Problem::Different {
+        RankProblem::Different {
             sequence,
             own,
             others,
@@ -203,7 +203,7 @@ fn problem_text(found: &FindingReport) -> String {
     }
 }
 
-fn seconds(seconds: f64) -> String {
+fn format_seconds(seconds: f64) -> String {
     keep_on_one_line(&format!("{seconds:.1} s"))
 }
 
@@ -223,7 +223,7 @@ fn push_paragraph(out: &mut String, indent: &str, text: &str) {
 mod tests {
     use serde_json::json;
 
-    use super::super::activity::{Activity, State};
+    use super::super::activity::{ActivityState, ProcessActivity};
     use super::super::analysis::HangThreshold;
     use super::*;
     use zernel_model::snapshot::Snapshot;
@@ -234,8 +234,8 @@ mod tests {
             seconds: 5.0,
             allows_longest_gap: true,
         };
-        let inspect = |_: &_| Activity::new(State::Stopped, "is stopped");
-        text(&HangReport::new(
+        let inspect = |_: &_| ProcessActivity::new(ActivityState::Stopped, "is stopped");
+        render_text(&HangReport::new(
             &snapshot,
             Some("slurm-7"),
             threshold,
@@ -244,7 +244,7 @@ mod tests {
         ))
     }
 
-    fn member(rank: u32, sequence: u64, longest: f64) -> serde_json::Value {
+    fn member_json(rank: u32, sequence: u64, longest: f64) -> serde_json::Value {
         json!({
             "pid": 100 + rank, "role": "trainer",
             "identity": {"comm": "python-with-a-name", "job": "slurm-7"},
@@ -268,7 +268,11 @@ mod tests {
 
     #[test]
     fn a_rank_that_is_behind_is_reported_with_its_activity() {
-        let text = report_text(&[member(0, 7, 1.0), member(1, 7, 1.0), member(2, 6, 1.0)]);
+        let text = report_text(&[
+            member_json(0, 7, 1.0),
+            member_json(1, 7, 1.0),
+            member_json(2, 6, 1.0),
+        ]);
         assert_contains(
             &text,
             &[
@@ -282,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_slow_rank_is_late_and_no_hang() {
-        let text = report_text(&[member(0, 7, 1.0), member(2, 6, 60.0)]);
+        let text = report_text(&[member_json(0, 7, 1.0), member_json(2, 6, 60.0)]);
         assert_contains(
             &text,
             &[

@@ -2,8 +2,10 @@
 
 use serde::Serialize;
 
-use super::activity::{Activity, State};
-use super::analysis::{self, Communicator, Finding, HangThreshold, Member, Problem};
+use super::activity::{ActivityState, ProcessActivity};
+use super::analysis::{
+    self, CommunicatorMember, HangThreshold, LateRank, LocalCommunicator, RankProblem,
+};
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 
 /// The report on all communicators.
@@ -46,7 +48,7 @@ pub(super) struct CommunicatorReport {
     pub(super) ranks: Option<u32>,
     /// The ranks on this node.
     pub(super) members: Vec<RankReport>,
-    pub(super) findings: Vec<FindingReport>,
+    pub(super) findings: Vec<LateRankReport>,
 }
 
 /// A rank with its last collective.
@@ -68,7 +70,7 @@ pub(super) struct RankReport {
 
 /// A rank that others wait for.
 #[derive(Debug, Serialize)]
-pub(super) struct FindingReport {
+pub(super) struct LateRankReport {
     #[serde(flatten)]
     pub(super) rank: RankReport,
     /// Whether it hangs. Otherwise it is late.
@@ -76,9 +78,9 @@ pub(super) struct FindingReport {
     /// The longest wait of another rank.
     pub(super) waited_seconds: f64,
     #[serde(flatten)]
-    pub(super) problem: Problem,
+    pub(super) problem: RankProblem,
     #[serde(rename = "doing")]
-    pub(super) activity: Activity,
+    pub(super) activity: ProcessActivity,
     /// Another communicator on which this rank waits for a rank that hangs.
     pub(super) waits_itself_on: Option<String>,
 }
@@ -89,9 +91,9 @@ impl HangReport {
         job: Option<&str>,
         threshold: HangThreshold,
         is_stopped: impl Fn(&ProcessSnapshot) -> bool,
-        inspect: impl Fn(&ProcessSnapshot) -> Activity,
+        inspect: impl Fn(&ProcessSnapshot) -> ProcessActivity,
     ) -> Self {
-        let found = analysis::communicators(snapshot, job);
+        let found = analysis::communicators_of_job(snapshot, job);
         let mut communicators: Vec<CommunicatorReport> = found
             .iter()
             .map(|communicator| {
@@ -123,12 +125,12 @@ impl HangReport {
 
 impl CommunicatorReport {
     fn new(
-        communicator: &Communicator<'_>,
+        communicator: &LocalCommunicator<'_>,
         threshold: HangThreshold,
         is_stopped: impl Fn(&ProcessSnapshot) -> bool,
-        inspect: impl Fn(&ProcessSnapshot) -> Activity,
+        inspect: impl Fn(&ProcessSnapshot) -> ProcessActivity,
     ) -> Self {
-        let findings = communicator.findings(threshold, is_stopped);
+        let findings = communicator.find_late_ranks(threshold, is_stopped);
         let verdict = if findings.iter().any(|finding| finding.hangs) {
             HangVerdict::Hang
         } else if communicator.all_ranks_wait(threshold) {
@@ -140,19 +142,19 @@ impl CommunicatorReport {
             communicator: communicator.hash.to_owned(),
             job: communicator.job().map(str::to_owned),
             verdict,
-            ranks: communicator.ranks(),
+            ranks: communicator.rank_count(),
             members: communicator.members.iter().map(RankReport::new).collect(),
             findings: findings
                 .into_iter()
-                .map(|finding| FindingReport::new(finding, &inspect))
+                .map(|finding| LateRankReport::new(finding, &inspect))
                 .collect(),
         }
     }
 }
 
 impl RankReport {
-    fn new(member: &Member<'_>) -> Self {
-        let Member { process, state } = member;
+    fn new(member: &CommunicatorMember<'_>) -> Self {
+        let CommunicatorMember { process, state } = member;
         Self {
             rank: member.rank(),
             pid: process.pid,
@@ -169,11 +171,11 @@ impl RankReport {
     }
 }
 
-impl FindingReport {
-    fn new(finding: Finding<'_>, inspect: impl Fn(&ProcessSnapshot) -> Activity) -> Self {
+impl LateRankReport {
+    fn new(finding: LateRank<'_>, inspect: impl Fn(&ProcessSnapshot) -> ProcessActivity) -> Self {
         let process = finding.member.process;
         let activity = match finding.member.has_exited() {
-            true => Activity::new(State::Ended, end_text(process)),
+            true => ProcessActivity::new(ActivityState::Ended, end_text(process)),
             false => inspect(process),
         };
         Self {
@@ -203,7 +205,7 @@ fn end_text(process: &ProcessSnapshot) -> String {
 }
 
 /// Marks findings on ranks that are themselves victims: they wait for a rank of another communicator.
-fn mark_victims(communicators: &[Communicator<'_>], reports: &mut [CommunicatorReport]) {
+fn mark_victims(communicators: &[LocalCommunicator<'_>], reports: &mut [CommunicatorReport]) {
     let mut waiting: Vec<(u32, String)> = Vec::new();
     for (communicator, report) in communicators.iter().zip(reports.iter()) {
         if report.verdict != HangVerdict::Hang {
@@ -233,11 +235,12 @@ mod tests {
 
     fn report_on(snapshot: serde_json::Value, job: Option<&str>) -> HangReport {
         let snapshot: Snapshot = serde_json::from_value(snapshot).unwrap();
-        let inspect = |_: &ProcessSnapshot| Activity::new(State::Stopped, "is stopped");
+        let inspect =
+            |_: &ProcessSnapshot| ProcessActivity::new(ActivityState::Stopped, "is stopped");
         HangReport::new(&snapshot, job, THRESHOLD, |_| false, inspect)
     }
 
-    fn on(communicator: &str, sequence: u64) -> serde_json::Value {
+    fn member_on(communicator: &str, sequence: u64) -> serde_json::Value {
         json!({
             "communicator": communicator, "sequence": sequence, "op": "AllReduce",
             "entered_seconds_ago": 30.0,
@@ -273,9 +276,9 @@ mod tests {
     fn a_rank_that_waits_on_another_communicator_is_marked() {
         let report = report_on(
             json!({"observed": [
-                {"pid": 1, "communicators": [on("a", 5)]},
-                {"pid": 2, "communicators": [on("a", 4), on("b", 9)]},
-                {"pid": 3, "communicators": [on("b", 8)]},
+                {"pid": 1, "communicators": [member_on("a", 5)]},
+                {"pid": 2, "communicators": [member_on("a", 4), member_on("b", 9)]},
+                {"pid": 3, "communicators": [member_on("b", 8)]},
             ]}),
             None,
         );

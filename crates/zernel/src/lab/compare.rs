@@ -11,7 +11,7 @@ use clap::Args;
 use zernel_lab::compare::baseline::regressions;
 use zernel_lab::compare::{ComparisonProgress, ComparisonReport, RULE, SchedulerComparison};
 
-use super::scenario::{CommonOptions, WRONG_INPUT, load};
+use super::scenario::{CommonOptions, WRONG_INPUT_EXIT_CODE, load_scenarios_and_schedulers};
 use crate::{help, interrupt, print};
 
 /// Compare schedulers in scenarios, seed by seed
@@ -56,13 +56,14 @@ pub(super) struct CompareOptions {
 
 pub(super) fn run(options: &CompareOptions) -> Result<ExitCode, Box<dyn Error>> {
     let baseline = options.baseline.as_deref().map(read_report).transpose()?;
-    let (scenarios, schedulers) = match load(&options.files, &options.sched) {
-        Ok(loaded) => loaded,
-        Err(error) => {
-            crate::print_error(&*error);
-            return Ok(ExitCode::from(WRONG_INPUT));
-        }
-    };
+    let (scenarios, schedulers) =
+        match load_scenarios_and_schedulers(&options.files, &options.sched) {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                crate::print_error(&*error);
+                return Ok(ExitCode::from(WRONG_INPUT_EXIT_CODE));
+            }
+        };
     let cpus = available_parallelism().map_or(1, usize::from);
     let comparison = SchedulerComparison {
         scenarios,
@@ -71,21 +72,21 @@ pub(super) fn run(options: &CompareOptions) -> Result<ExitCode, Box<dyn Error>> 
         jobs: options.jobs.unwrap_or(cpus),
     };
     eprintln!("zernel: {RULE}");
-    let interrupt = interrupt::flag()?;
+    let interrupt = interrupt::interrupt_flag()?;
     let report = comparison.run(&interrupt, |run| options.common.apply(run), show_progress);
     let Some(report) = report else {
-        return Ok(ExitCode::from(interrupt::EXIT_CODE));
+        return Ok(ExitCode::from(interrupt::INTERRUPTED_EXIT_CODE));
     };
     print(report.to_string().as_bytes())?;
     if let Some(file) = &options.json {
         fs::write(file, serde_json::to_vec_pretty(&report)?)
-            .map_err(|error| with_path(file, &error))?;
+            .map_err(|error| error_with_path(file, &error))?;
     }
     if let Some(folder) = &options.plots {
-        fs::create_dir_all(folder).map_err(|error| with_path(folder, &error))?;
+        fs::create_dir_all(folder).map_err(|error| error_with_path(folder, &error))?;
         for scenario in &report.scenarios {
             let file = folder.join(format!("{}.svg", scenario.name));
-            fs::write(&file, scenario.to_svg()).map_err(|error| with_path(&file, &error))?;
+            fs::write(&file, scenario.to_svg()).map_err(|error| error_with_path(&file, &error))?;
         }
     }
     let worse = baseline.map_or_else(Vec::new, |baseline| regressions(&report, &baseline));
@@ -96,12 +97,12 @@ pub(super) fn run(options: &CompareOptions) -> Result<ExitCode, Box<dyn Error>> 
 }
 
 fn read_report(file: &Path) -> Result<ComparisonReport, Box<dyn Error>> {
-    let text = fs::read(file).map_err(|error| with_path(file, &error))?;
+    let text = fs::read(file).map_err(|error| error_with_path(file, &error))?;
     let report = serde_json::from_slice(&text);
     Ok(report.map_err(|error| format!("{}: {error}; write it with --json", file.display()))?)
 }
 
-fn with_path(file: &Path, error: &io::Error) -> String {
+fn error_with_path(file: &Path, error: &io::Error) -> String {
     format!("{}: {error}", file.display())
 }
 

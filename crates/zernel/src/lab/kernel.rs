@@ -51,7 +51,7 @@ enum Command {
 pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     let cache = KernelCache::from_environment()?;
     match &options.command {
-        Command::List { available } => list(&cache, *available)?,
+        Command::List { available } => list_kernels(&cache, *available)?,
         Command::Get { kernel } => {
             eprintln!("zernel: downloading the kernel {kernel}");
             let kernel = cache.fetch(kernel)?;
@@ -69,7 +69,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// The kernel to boot: the requested one, else the chosen one, else the newest that loads schedulers.
-pub(super) fn obtain(request: Option<&KernelRequest>) -> Result<Kernel, Box<dyn Error>> {
+pub(super) fn obtain_kernel(request: Option<&KernelRequest>) -> Result<Kernel, Box<dyn Error>> {
     let cache = KernelCache::from_environment()?;
     if request.is_none()
         && let Some(kernel) = cache.chosen()?
@@ -90,7 +90,7 @@ pub(super) fn obtain(request: Option<&KernelRequest>) -> Result<Kernel, Box<dyn 
     Ok(kernel)
 }
 
-fn list(cache: &KernelCache, available: bool) -> Result<(), Box<dyn Error>> {
+fn list_kernels(cache: &KernelCache, available: bool) -> Result<(), Box<dyn Error>> {
     let mut kernels = cache.kernels()?;
     kernels.sort_by(|left, right| left.version.cmp(&right.version));
     let default = match cache.chosen()? {
@@ -101,11 +101,15 @@ fn list(cache: &KernelCache, available: bool) -> Result<(), Box<dyn Error>> {
         true => cache.available()?,
         false => Vec::new(),
     };
-    crate::print(table(&kernels, default.as_ref(), &offered).as_bytes())?;
+    crate::print(kernel_table(&kernels, default.as_ref(), &offered).as_bytes())?;
     Ok(())
 }
 
-fn table(kernels: &[Kernel], default: Option<&Kernel>, offered: &[AvailableKernel]) -> String {
+fn kernel_table(
+    kernels: &[Kernel],
+    default: Option<&Kernel>,
+    offered: &[AvailableKernel],
+) -> String {
     let cached = |version| kernels.iter().any(|kernel| kernel.version == version);
     let mut rows: Vec<(String, String)> = kernels
         .iter()
@@ -144,7 +148,9 @@ fn use_kernel(
     config: Option<&Path>,
 ) -> Result<(), Box<dyn Error>> {
     let kernel = if path.is_file() {
-        let config = config.map(Path::to_owned).or_else(|| find_config(path));
+        let config = config
+            .map(Path::to_owned)
+            .or_else(|| find_kernel_config(path));
         if config.is_none() {
             eprintln!(
                 "zernel: no configuration beside {}: use --config, or BPF loaders may miss it",
@@ -162,7 +168,7 @@ fn use_kernel(
 }
 
 /// The configuration of an image: `config-RELEASE` beside it, or `.config` of the tree with `arch/x86/boot/bzImage`.
-fn find_config(image: &Path) -> Option<PathBuf> {
+fn find_kernel_config(image: &Path) -> Option<PathBuf> {
     let release = Kernel::from_image(image, None).ok()?.version;
     let beside = image.with_file_name(format!("config-{release}"));
     let tree = image.ancestors().nth(4).map(|tree| tree.join(".config"));

@@ -37,7 +37,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
             .collect::<Result<_, _>>()?,
     };
     if options.list {
-        let rows: String = chosen.iter().map(|peer| row(&cache, *peer)).collect();
+        let rows: String = chosen.iter().map(|peer| peer_row(&cache, *peer)).collect();
         crate::print(rows.as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -52,12 +52,12 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
                 continue;
             }
         }
-        crate::print(row(&cache, peer).as_bytes())?;
+        crate::print(peer_row(&cache, peer).as_bytes())?;
     }
     Ok(ExitCode::from(u8::from(failed)))
 }
 
-fn row(cache: &PeerCache, peer: Peer) -> String {
+fn peer_row(cache: &PeerCache, peer: Peer) -> String {
     let state = match (cache.program(peer), cache.version(peer)) {
         (None, _) => "not built".to_owned(),
         (Some(_), version) => version.unwrap_or_else(|| "built".to_owned()),

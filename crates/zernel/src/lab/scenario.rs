@@ -107,10 +107,10 @@ pub(super) struct SchedulerOptions {
 }
 
 /// Exit code of wrong input.
-pub(super) const WRONG_INPUT: u8 = 2;
+pub(super) const WRONG_INPUT_EXIT_CODE: u8 = 2;
 
 /// Reads files and schedulers.
-pub(super) fn load(
+pub(super) fn load_scenarios_and_schedulers(
     files: &[PathBuf],
     schedulers: &[String],
 ) -> Result<(Vec<Scenario>, Vec<Scheduler>), Box<dyn Error>> {
@@ -124,8 +124,8 @@ pub(super) fn load(
     ))
 }
 
-pub(super) fn run(options: &ScenarioOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let loaded = load(
+pub(super) fn run_scenario(options: &ScenarioOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let loaded = load_scenarios_and_schedulers(
         std::slice::from_ref(&options.file),
         std::slice::from_ref(&options.sched),
     );
@@ -133,12 +133,12 @@ pub(super) fn run(options: &ScenarioOptions) -> Result<ExitCode, Box<dyn Error>>
         Ok(loaded) => loaded,
         Err(error) => {
             crate::print_error(&*error);
-            return Ok(ExitCode::from(WRONG_INPUT));
+            return Ok(ExitCode::from(WRONG_INPUT_EXIT_CODE));
         }
     };
     let run = ScenarioRun::new(scenarios.remove(0), schedulers.remove(0))
         .seed(options.seed)
-        .interrupted_by(interrupt::flag()?);
+        .interrupted_by(interrupt::interrupt_flag()?);
     let result = options.common.apply(run).run();
     let mut text = Vec::new();
     if options.json {
@@ -147,22 +147,23 @@ pub(super) fn run(options: &ScenarioOptions) -> Result<ExitCode, Box<dyn Error>>
     } else {
         write!(text, "{result}")?;
         if let Some(figures) = &result.figures {
-            write!(text, "\n{}", table(figures))?;
+            write!(text, "\n{}", group_table(figures))?;
         }
     }
     print(&text)?;
-    Ok(exit_code(&result))
+    Ok(exit_code_of_result(&result))
 }
 
-pub(super) fn test(options: &TestOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let (scenarios, schedulers) = match load(&options.files, std::slice::from_ref(&options.sched)) {
-        Ok(loaded) => loaded,
-        Err(error) => {
-            crate::print_error(&*error);
-            return Ok(ExitCode::from(WRONG_INPUT));
-        }
-    };
-    let interrupt = interrupt::flag()?;
+pub(super) fn test_scenarios(options: &TestOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let (scenarios, schedulers) =
+        match load_scenarios_and_schedulers(&options.files, std::slice::from_ref(&options.sched)) {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                crate::print_error(&*error);
+                return Ok(ExitCode::from(WRONG_INPUT_EXIT_CODE));
+            }
+        };
+    let interrupt = interrupt::interrupt_flag()?;
     let mut worst = Verdict::Pass;
     for scenario in &scenarios {
         for seed in 1..=options.seeds {
@@ -171,7 +172,7 @@ pub(super) fn test(options: &TestOptions) -> Result<ExitCode, Box<dyn Error>> {
                 .interrupted_by(interrupt.clone());
             let result = options.common.apply(run).run();
             if interrupt.load(std::sync::atomic::Ordering::Relaxed) {
-                return Ok(ExitCode::from(interrupt::EXIT_CODE));
+                return Ok(ExitCode::from(interrupt::INTERRUPTED_EXIT_CODE));
             }
             worst = worst.max(result.verdict());
             print(result.to_string().as_bytes())?;
@@ -180,12 +181,12 @@ pub(super) fn test(options: &TestOptions) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::from(worst.exit_code()))
 }
 
-fn exit_code(result: &RunResult) -> ExitCode {
+fn exit_code_of_result(result: &RunResult) -> ExitCode {
     ExitCode::from(result.verdict().exit_code())
 }
 
 /// One line per group.
-fn table(figures: &RunFigures) -> String {
+fn group_table(figures: &RunFigures) -> String {
     let mut text = format!(
         "{:<16} {:>6} {:>9} {:>10} {:>10} {:>10} {:>10} {:>10} {:>9}\n",
         "group",
@@ -226,7 +227,7 @@ fn group_row(group: &GroupFigures, window_ns: u64) -> String {
 }
 
 /// Runs a plan and prints the answer, whatever happens.
-pub(super) fn guest(options: &GuestOptions) -> Result<ExitCode, Box<dyn Error>> {
+pub(super) fn run_plan_in_guest(options: &GuestOptions) -> Result<ExitCode, Box<dyn Error>> {
     let plan = serde_json::from_slice(&fs::read(&options.plan)?)?;
     let program = std::env::current_exe()?;
     let answer = match execute(&plan, &program) {
@@ -238,8 +239,8 @@ pub(super) fn guest(options: &GuestOptions) -> Result<ExitCode, Box<dyn Error>> 
 }
 
 /// Loads one of the lab's schedulers until it is asked to stop.
-pub(super) fn scheduler(options: &SchedulerOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let stop = interrupt::flag()?;
+pub(super) fn run_lab_scheduler(options: &SchedulerOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let stop = interrupt::interrupt_flag()?;
     zernel_lab_schedulers::run(options.name, &stop)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -11,8 +11,8 @@ use procfs::process::Process;
 use zernel_report::Report;
 
 use super::ReportOptions;
-use super::caller::Caller;
-use super::recorder::Root;
+use super::caller::SudoCaller;
+use super::recorder::RecordedRoot;
 use crate::interrupt;
 
 /// How often the end of the job, of the time and Ctrl-C are checked.
@@ -28,22 +28,24 @@ pub(crate) struct Options {
     #[arg(value_name = "PID")]
     pid: u32,
     /// Observe for TIME, such as 60s, 5m or 1h [default: until PID exits]
-    #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     time: Option<Duration>,
     #[command(flatten)]
     report: ReportOptions,
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let caller = Caller::from_environment()?;
-    options.report.check_files(caller.as_ref())?;
-    let interrupted = interrupt::flag()?;
+    let caller = SudoCaller::from_environment()?;
+    options.report.check_report_files(caller.as_ref())?;
+    let interrupted = interrupt::interrupt_flag()?;
     let process = i32::try_from(options.pid).map(Process::new);
     let Ok(Ok(process)) = process else {
         return Err(format!("there is no process {}", options.pid).into());
     };
     let command = process.cmdline().unwrap_or_default();
-    let recorder = options.report.start(Root::RunningProcess(options.pid));
+    let recorder = options
+        .report
+        .start_recorder(RecordedRoot::RunningProcess(options.pid));
     if let Some(reason) = recorder.unavailable_reason() {
         return Err(format!("cannot observe: {reason}").into());
     }
@@ -56,13 +58,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         thread::sleep(POLL_INTERVAL);
     }
     let wall = started.elapsed();
-    let report = Report::new(command, wall, None, recorder.finish());
-    options.report.write(&report, caller.as_ref());
+    let report = Report::new(command, wall, None, recorder.stop_and_collect());
+    options.report.write_reports(&report, caller.as_ref());
     Ok(ExitCode::SUCCESS)
 }
 
 /// Parses a number of seconds, or a number with a unit.
-pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix(['s', 'm', 'h']) {
         Some(number) => (number, &text[number.len()..]),
         None => (text, "s"),
@@ -92,13 +94,13 @@ mod tests {
             ("1h", 3600.0),
         ] {
             assert_eq!(
-                parse_time(text),
+                parse_duration(text),
                 Ok(Duration::from_secs_f64(seconds)),
                 "{text}"
             );
         }
         for text in ["", "s", "-1s", "1d", "NaN", "1e400h"] {
-            assert!(parse_time(text).is_err(), "{text}");
+            assert!(parse_duration(text).is_err(), "{text}");
         }
     }
 }

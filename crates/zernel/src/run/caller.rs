@@ -13,16 +13,16 @@ use rustix::process::{Gid, Uid};
 
 /// The user who called sudo.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Caller {
+pub(crate) struct SudoCaller {
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
-    account: Option<Account>,
+    account: Option<PasswdAccount>,
 }
 
 /// A line of passwd.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Account {
+struct PasswdAccount {
     name: String,
     gid: u32,
     home: String,
@@ -49,7 +49,7 @@ pub(crate) enum CallerError {
     UnknownGroup { uid: u32 },
 }
 
-impl Caller {
+impl SudoCaller {
     /// The caller of sudo. `None` if this process does not run as root through sudo.
     pub(crate) fn from_environment() -> Result<Option<Self>, CallerError> {
         if !rustix::process::geteuid().is_root() {
@@ -59,14 +59,14 @@ impl Caller {
         let Some(uid) = uid.filter(|uid| *uid != 0) else {
             return Ok(None);
         };
-        let account = output_of("getent", &["passwd", &uid.to_string()]);
-        let account = account.as_deref().and_then(parse_account);
+        let account = output_of_program("getent", &["passwd", &uid.to_string()]);
+        let account = account.as_deref().and_then(parse_passwd_line);
         let gid = id_from_environment("SUDO_GID")?;
         let gid = gid.or(account.as_ref().map(|account| account.gid));
         let gid = gid.ok_or(CallerError::UnknownGroup { uid })?;
         let name = account.as_ref().map(|account| account.name.as_str());
-        let groups = name.and_then(|name| output_of("id", &["-G", name]));
-        let groups = groups.as_deref().and_then(parse_groups);
+        let groups = name.and_then(|name| output_of_program("id", &["-G", name]));
+        let groups = groups.as_deref().and_then(parse_group_ids);
         Ok(Some(Self {
             uid,
             gid,
@@ -86,7 +86,7 @@ impl Caller {
     }
 
     /// Makes `command` run as the caller.
-    pub(crate) fn apply(&self, command: &mut Command) {
+    pub(crate) fn run_command_as_caller(&self, command: &mut Command) {
         if let Some(account) = &self.account {
             command.env("USER", &account.name);
             command.env("LOGNAME", &account.name);
@@ -110,7 +110,7 @@ impl Caller {
 
 /// Runs `work` with the rights of the caller of sudo, or with those of this process if there is none.
 pub(crate) fn with_rights_of<T: Send>(
-    caller: Option<&Caller>,
+    caller: Option<&SudoCaller>,
     work: impl FnOnce() -> io::Result<T> + Send,
 ) -> io::Result<T> {
     let Some(caller) = caller else {
@@ -148,17 +148,17 @@ fn id_from_environment(variable: &'static str) -> Result<Option<u32>, CallerErro
     }
 }
 
-fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
+fn output_of_program(program: &str, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new(program);
     let output = command.args(arguments).stdin(Stdio::null()).output().ok()?;
     let succeeded = output.status.success();
     String::from_utf8(output.stdout).ok().filter(|_| succeeded)
 }
 
-fn parse_account(line: &str) -> Option<Account> {
+fn parse_passwd_line(line: &str) -> Option<PasswdAccount> {
     let fields: Vec<&str> = line.trim_end().split(':').collect();
     match fields[..] {
-        [name, _, _, gid, _, home, shell] => Some(Account {
+        [name, _, _, gid, _, home, shell] => Some(PasswdAccount {
             name: name.to_owned(),
             gid: gid.parse().ok()?,
             home: home.to_owned(),
@@ -168,7 +168,7 @@ fn parse_account(line: &str) -> Option<Account> {
     }
 }
 
-fn parse_groups(text: &str) -> Option<Vec<u32>> {
+fn parse_group_ids(text: &str) -> Option<Vec<u32>> {
     let groups: Result<Vec<u32>, _> = text.split_whitespace().map(str::parse).collect();
     groups.ok().filter(|groups| !groups.is_empty())
 }
@@ -179,21 +179,21 @@ mod tests {
 
     #[test]
     fn a_passwd_line_has_an_account() {
-        let account = parse_account("jo:x:1000:1007:Jo,,,:/home/jo:/bin/zsh\n");
-        let expected = Account {
+        let account = parse_passwd_line("jo:x:1000:1007:Jo,,,:/home/jo:/bin/zsh\n");
+        let expected = PasswdAccount {
             name: "jo".to_owned(),
             gid: 1007,
             home: "/home/jo".to_owned(),
             shell: "/bin/zsh".to_owned(),
         };
         assert_eq!(account, Some(expected));
-        assert_eq!(parse_account(""), None);
+        assert_eq!(parse_passwd_line(""), None);
     }
 
     #[test]
-    fn groups_are_all_or_nothing() {
-        assert_eq!(parse_groups("1000 27 44\n"), Some(vec![1000, 27, 44]));
-        assert_eq!(parse_groups("1000 video"), None);
-        assert_eq!(parse_groups("\n"), None);
+    fn one_bad_group_makes_all_groups_unknown() {
+        assert_eq!(parse_group_ids("1000 27 44\n"), Some(vec![1000, 27, 44]));
+        assert_eq!(parse_group_ids("1000 video"), None);
+        assert_eq!(parse_group_ids("\n"), None);
     }
 }

@@ -19,7 +19,7 @@ use signal_hook::low_level::siginfo::Cause;
 
 use zernel_report::CommandExit;
 
-use super::caller::Caller;
+use super::caller::SudoCaller;
 
 /// Signals that are forwarded to the command.
 const FORWARDED_SIGNALS: [i32; 9] = [
@@ -50,22 +50,22 @@ impl SpawnError {
 pub(crate) struct CaughtSignals(SignalsInfo<WithOrigin>);
 
 impl CaughtSignals {
-    pub(crate) fn catch() -> io::Result<Self> {
-        SignalsInfo::new(not_ignored()).map(Self)
+    pub(crate) fn catch_forwarded_signals() -> io::Result<Self> {
+        SignalsInfo::new(forwarded_signals_not_ignored()).map(Self)
     }
 }
 
 /// The running command.
-pub(crate) struct Child {
+pub(crate) struct RunningCommand {
     pid: Pid,
     forwarding: Handle,
-    cpu_before: CpuTime,
+    cpu_before: ChildrenCpuTime,
 }
 
-impl Child {
+impl RunningCommand {
     pub(crate) fn spawn(
         command: &[OsString],
-        caller: Option<&Caller>,
+        caller: Option<&SudoCaller>,
         signals: CaughtSignals,
     ) -> Result<Self, SpawnError> {
         let [program, arguments @ ..] = command else {
@@ -84,14 +84,14 @@ impl Child {
         let mut command = Command::new(program);
         command.args(arguments);
         if let Some(caller) = caller {
-            caller.apply(&mut command);
+            caller.run_command_as_caller(&mut command);
         }
-        let cpu_before = CpuTime::of_children();
+        let cpu_before = ChildrenCpuTime::of_reaped_children();
         let child = command.spawn().map_err(failed)?;
         let pid = Pid::from_child(&child);
         Ok(Self {
             pid,
-            forwarding: forward(signals.0, pid).map_err(failed)?,
+            forwarding: forward_signals(signals.0, pid).map_err(failed)?,
             cpu_before,
         })
     }
@@ -110,7 +110,7 @@ impl Child {
             }
         };
         self.forwarding.close();
-        let cpu = CpuTime::of_children();
+        let cpu = ChildrenCpuTime::of_reaped_children();
         Ok(CommandExit {
             code: status.exit_status(),
             signal: status.terminating_signal(),
@@ -121,7 +121,7 @@ impl Child {
 }
 
 /// Forwarded signals that this process does not ignore. An ignored signal (`nohup`) stays ignored by the command.
-fn not_ignored() -> Vec<i32> {
+fn forwarded_signals_not_ignored() -> Vec<i32> {
     let status = Process::myself().and_then(|process| process.status());
     let ignored = status.map_or(0, |status| status.sigign);
     let mut signals = FORWARDED_SIGNALS.to_vec();
@@ -130,7 +130,7 @@ fn not_ignored() -> Vec<i32> {
 }
 
 /// Forwards signals until the handle is closed.
-fn forward(mut signals: SignalsInfo<WithOrigin>, pid: Pid) -> io::Result<Handle> {
+fn forward_signals(mut signals: SignalsInfo<WithOrigin>, pid: Pid) -> io::Result<Handle> {
     let child = pidfd_open(pid, PidfdFlags::empty())?;
     let handle = signals.handle();
     thread::spawn(move || {
@@ -149,13 +149,13 @@ fn forward(mut signals: SignalsInfo<WithOrigin>, pid: Pid) -> io::Result<Handle>
 
 /// CPU time of all reaped children and their descendants.
 #[derive(Debug, Clone, Copy, Default)]
-struct CpuTime {
+struct ChildrenCpuTime {
     user: Duration,
     system: Duration,
 }
 
-impl CpuTime {
-    fn of_children() -> Self {
+impl ChildrenCpuTime {
+    fn of_reaped_children() -> Self {
         let Ok(stat) = Process::myself().and_then(|process| process.stat()) else {
             return Self::default();
         };

@@ -10,21 +10,23 @@ const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
 /// such account.
 pub(super) fn throttled_seconds(pid: u32) -> Option<f64> {
     let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let folders = cgroups.lines().filter_map(folder);
+    let folders = cgroups.lines().filter_map(cgroup_folder);
     let accounts = folders.flat_map(|folder| {
         // A limit of any cgroup above throttles too.
         let above: Vec<PathBuf> = folder.ancestors().map(Path::to_owned).collect();
         let inside = above
             .into_iter()
             .take_while(|path| path.starts_with(CGROUP_MOUNT));
-        inside.filter_map(|path| throttled_in(&fs::read_to_string(path.join("cpu.stat")).ok()?))
+        inside.filter_map(|path| {
+            throttled_seconds_in(&fs::read_to_string(path.join("cpu.stat")).ok()?)
+        })
     });
     accounts.reduce(f64::max)
 }
 
 /// The folder of a cgroup with CPU limits, from a line of `/proc/PID/cgroup`: `0::/path` for version 2, or
 /// `4:cpu,cpuacct:/path`.
-fn folder(line: &str) -> Option<PathBuf> {
+fn cgroup_folder(line: &str) -> Option<PathBuf> {
     let mut fields = line.splitn(3, ':');
     let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
     let path = path.trim_start_matches('/');
@@ -38,7 +40,7 @@ fn folder(line: &str) -> Option<PathBuf> {
 }
 
 /// The throttled time in a `cpu.stat`: microseconds in version 2, nanoseconds in version 1.
-fn throttled_in(statistics: &str) -> Option<f64> {
+fn throttled_seconds_in(statistics: &str) -> Option<f64> {
     let mut values = statistics.lines().filter_map(|line| {
         let (name, value) = line.split_once(' ')?;
         let value: f64 = value.trim().parse().ok()?;
@@ -56,18 +58,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_versions_have_an_account() {
+    fn throttled_time_is_read_from_both_cgroup_versions() {
         let second = "usage_usec 7\nnr_periods 9\nnr_throttled 3\nthrottled_usec 2500000\n";
-        assert_eq!(throttled_in(second), Some(2.5));
+        assert_eq!(throttled_seconds_in(second), Some(2.5));
         let first = "nr_periods 9\nnr_throttled 3\nthrottled_time 2500000000\n";
-        assert_eq!(throttled_in(first), Some(2.5));
-        assert_eq!(throttled_in("usage_usec 7\n"), None);
-        assert_eq!(throttled_in("throttled_usec x\n"), None);
+        assert_eq!(throttled_seconds_in(first), Some(2.5));
+        assert_eq!(throttled_seconds_in("usage_usec 7\n"), None);
+        assert_eq!(throttled_seconds_in("throttled_usec x\n"), None);
     }
 
     #[test]
-    fn both_versions_have_a_folder() {
-        let folder = |line| folder(line).map(|path| path.display().to_string());
+    fn the_folder_is_found_with_both_cgroup_versions() {
+        let folder = |line| cgroup_folder(line).map(|path| path.display().to_string());
         assert_eq!(folder("0::/job"), Some("/sys/fs/cgroup/job".to_owned()));
         let first = folder("4:cpu,cpuacct:/job");
         assert_eq!(first, Some("/sys/fs/cgroup/cpu,cpuacct/job".to_owned()));

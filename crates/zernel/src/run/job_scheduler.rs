@@ -10,7 +10,7 @@ use zernel_scheduler::scheduler::{self, SchedCounters, SchedError};
 
 use crate::sched::load::check_kernel;
 use crate::sched::published;
-use crate::sched::session::Session;
+use crate::sched::session::SchedulerSession;
 
 /// The scheduler of one command. The thread of the scheduler unloads it when the flag is set.
 pub(super) struct JobScheduler {
@@ -21,7 +21,7 @@ pub(super) struct JobScheduler {
 impl JobScheduler {
     /// Loads the scheduler. An error says why the command is not privileged.
     pub(super) fn start() -> Result<Self, String> {
-        if let Ok(loaded) = published::read(Path::new(published::DIRECTORY)) {
+        if let Ok(loaded) = published::read_statistics(Path::new(published::STATISTICS_DIRECTORY)) {
             return Err(format!(
                 "`zernel sched` (pid {}) is loaded, and root chose its privilege: {}",
                 loaded.pid, loaded.privilege
@@ -33,8 +33,8 @@ impl JobScheduler {
         let thread = thread::spawn({
             let stop = Arc::clone(&stop);
             move || {
-                let mut session = Session::for_own_tree();
-                scheduler::run(&session.settings(), |scheduler| {
+                let mut session = SchedulerSession::for_own_tree();
+                scheduler::run(&session.load_settings(), |scheduler| {
                     // The receiver waits for the first message only.
                     let _ = loaded.send(());
                     session.poll(scheduler, &stop)
@@ -52,7 +52,7 @@ impl JobScheduler {
     }
 
     /// Unloads the scheduler. An error says why it ended earlier.
-    pub(super) fn finish(self) -> Result<SchedCounters, String> {
+    pub(super) fn unload(self) -> Result<SchedCounters, String> {
         self.stop.store(true, Ordering::Relaxed);
         match self.thread.join() {
             Ok(ended) => ended.map_err(|error| error.to_string()),

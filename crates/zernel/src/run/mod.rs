@@ -28,13 +28,13 @@ use zernel_ebpf::observer::{self, GovernorOptions};
 
 use zernel_report::Report;
 
-use crate::client::Socket;
+use crate::client::DaemonSocket;
 use crate::observe::parse_budget;
-use crate::sched::load::describe;
-use caller::Caller;
-use child::{CaughtSignals, Child};
+use crate::sched::load::describe_counters;
+use caller::SudoCaller;
+use child::{CaughtSignals, RunningCommand};
 use job_scheduler::JobScheduler;
-use recorder::{Recorder, Root};
+use recorder::{RecordedRoot, RunRecorder};
 use report_file::{check_report_file, write_report_file};
 
 /// Run a command and report where its training time goes
@@ -79,18 +79,18 @@ struct ReportOptions {
     #[arg(long = "library", value_name = "FILE")]
     libraries: Vec<PathBuf>,
     #[command(flatten)]
-    socket: Socket,
+    socket: DaemonSocket,
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
     // With --as-root, an unknown caller is no error. The reports belong to root then.
-    let caller = match Caller::from_environment() {
+    let caller = match SudoCaller::from_environment() {
         Err(_) if options.as_root => None,
         caller => caller?,
     };
-    options.report.check_files(caller.as_ref())?;
-    let signals = CaughtSignals::catch()?;
-    let recorder = options.report.start(Root::SpawnedCommand);
+    options.report.check_report_files(caller.as_ref())?;
+    let signals = CaughtSignals::catch_forwarded_signals()?;
+    let recorder = options.report.start_recorder(RecordedRoot::SpawnedCommand);
     if io::stderr().is_terminal() {
         match recorder.unavailable_reason() {
             None => eprintln!("zernel: observing; the report follows when the command exits"),
@@ -100,19 +100,19 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let scheduler = options.sched.then(start_scheduler).flatten();
     let started = Instant::now();
     let command_user = caller.as_ref().filter(|_| !options.as_root);
-    let child = Child::spawn(&options.command, command_user, signals);
+    let child = RunningCommand::spawn(&options.command, command_user, signals);
     if let Ok(child) = &child {
         recorder.command_started(child.pid());
     }
-    let ended = child.map(Child::wait);
+    let ended = child.map(RunningCommand::wait);
     let wall = started.elapsed();
-    match scheduler.map(JobScheduler::finish) {
+    match scheduler.map(JobScheduler::unload) {
         None => {}
-        Some(Ok(counters)) => eprint!("{}", describe(&counters)),
+        Some(Ok(counters)) => eprint!("{}", describe_counters(&counters)),
         Some(Err(error)) => eprintln!("zernel: {error}; the command ran on without it"),
     }
     // Detach all probes, even if the command did not start.
-    let outcome = recorder.finish();
+    let outcome = recorder.stop_and_collect();
     let ended = match ended {
         Ok(ended) => ended?,
         Err(error) => {
@@ -123,7 +123,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let words = options.command.iter();
     let command = words.map(|word| word.to_string_lossy().into_owned());
     let report = Report::new(command.collect(), wall, Some(ended), outcome);
-    options.report.write(&report, caller.as_ref());
+    options.report.write_reports(&report, caller.as_ref());
     Ok(ExitCode::from(ended.exit_code()))
 }
 
@@ -139,17 +139,17 @@ fn start_scheduler() -> Option<JobScheduler> {
 }
 
 impl ReportOptions {
-    fn start(&self, root: Root) -> Recorder {
+    fn start_recorder(&self, root: RecordedRoot) -> RunRecorder {
         let options = observer::ObserverOptions {
             libraries: self.libraries.clone(),
             governor: GovernorOptions::with_budget(self.budget),
             ..observer::ObserverOptions::default()
         };
-        Recorder::start(&options, root, &self.socket)
+        RunRecorder::start(&options, root, &self.socket)
     }
 
     /// Checks that the reports can be written, before the command runs.
-    fn check_files(&self, caller: Option<&Caller>) -> Result<(), String> {
+    fn check_report_files(&self, caller: Option<&SudoCaller>) -> Result<(), String> {
         let files: Vec<&Path> = self
             .json
             .iter()
@@ -171,7 +171,7 @@ impl ReportOptions {
 
     /// Prints the report and writes the files, which belong to the caller of sudo. Failing to write one does not change
     /// the exit code.
-    fn write(&self, report: &Report, caller: Option<&Caller>) {
+    fn write_reports(&self, report: &Report, caller: Option<&SudoCaller>) {
         let mut err = anstream::AutoStream::auto(io::stderr().lock());
         let text = zernel_report::render_text(report, terminal_width());
         let _ = err.write_all(text.as_bytes());
@@ -197,7 +197,7 @@ fn terminal_width() -> Option<usize> {
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
-fn write_file_or_stdout(file: &Path, text: &str, caller: Option<&Caller>) -> io::Result<()> {
+fn write_file_or_stdout(file: &Path, text: &str, caller: Option<&SudoCaller>) -> io::Result<()> {
     match file.as_os_str() == "-" {
         true => crate::print(text.as_bytes()),
         false => write_report_file(file, text.as_bytes(), caller),

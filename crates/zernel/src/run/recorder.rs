@@ -15,19 +15,19 @@ use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 use zernel_report::{Observation, ProcessRecord};
 
 use super::cpu_limit::throttled_seconds;
-use crate::client::Socket;
+use crate::client::DaemonSocket;
 
 /// Time between snapshots. The parents of a process with a shorter life may stay unknown.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest chain of parents that is followed. A longer one is a loop.
-const MAX_ANCESTORS: usize = 64;
+const MAX_FOLLOWED_PARENTS: usize = 64;
 
 /// Identifies a process even if its pid is reused: pid and start time.
 type ProcessKey = (u32, u64);
 
 /// The process that, with its descendants, is recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Root {
+pub(crate) enum RecordedRoot {
     /// The command that this process is about to start. Processes that started earlier do not count.
     SpawnedCommand,
     /// A process that runs already.
@@ -35,7 +35,7 @@ pub(crate) enum Root {
 }
 
 /// Records in a thread, if observing is possible.
-pub(super) enum Recorder {
+pub(super) enum RunRecorder {
     /// A thread takes snapshots until `stop` is set.
     Running {
         stop: Arc<AtomicBool>,
@@ -47,14 +47,14 @@ pub(super) enum Recorder {
 }
 
 /// Where snapshots come from.
-enum Source {
+enum SnapshotSource {
     Local(ObserverThread),
-    Daemon(Socket),
+    Daemon(DaemonSocket),
 }
 
 /// What was recorded of a run so far.
 pub(crate) struct RunRecording {
-    root: Root,
+    root: RecordedRoot,
     /// When recording began, in nanoseconds since boot.
     start_ns: u64,
     /// The pid of the spawned command, once it has started.
@@ -73,23 +73,27 @@ enum Ancestry {
     Unknown,
 }
 
-impl Recorder {
+impl RunRecorder {
     /// Starts observing in this process, or through the daemon if that is not possible.
-    pub(super) fn start(options: &ObserverOptions, root: Root, socket: &Socket) -> Self {
+    pub(super) fn start(
+        options: &ObserverOptions,
+        root: RecordedRoot,
+        socket: &DaemonSocket,
+    ) -> Self {
         let observer = Observer::start(options);
         match observer.and_then(|observer| ObserverThread::start(observer, SNAPSHOT_INTERVAL)) {
-            Ok(observer) => Self::record_from(Source::Local(observer), root),
-            Err(error) => match socket.snapshot() {
-                Ok(_) => Self::record_from(Source::Daemon(socket.clone()), root),
+            Ok(observer) => Self::record_from(SnapshotSource::Local(observer), root),
+            Err(error) => match socket.latest_snapshot() {
+                Ok(_) => Self::record_from(SnapshotSource::Daemon(socket.clone()), root),
                 Err(daemon) => Self::Unavailable(format!("{error}; {daemon}")),
             },
         }
     }
 
-    fn record_from(source: Source, root: Root) -> Self {
+    fn record_from(source: SnapshotSource, root: RecordedRoot) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let mut recording = RunRecording::new(root);
-        recording.observation.by_daemon = matches!(source, Source::Daemon(_));
+        recording.observation.by_daemon = matches!(source, SnapshotSource::Daemon(_));
         let command = Arc::clone(&recording.command);
         let thread = thread::spawn({
             let stop = Arc::clone(&stop);
@@ -118,7 +122,7 @@ impl Recorder {
     }
 
     /// Stops observing. The error is the reason why nothing was observed.
-    pub(super) fn finish(self) -> Result<Observation, String> {
+    pub(super) fn stop_and_collect(self) -> Result<Observation, String> {
         match self {
             Self::Unavailable(reason) => Err(reason),
             Self::Running { stop, thread, .. } => {
@@ -130,13 +134,13 @@ impl Recorder {
     }
 }
 
-impl Source {
-    fn snapshot(&self) -> Result<Arc<Snapshot>, String> {
+impl SnapshotSource {
+    fn take_snapshot(&self) -> Result<Arc<Snapshot>, String> {
         match self {
             Self::Local(observer) => {
                 (observer.refresh()).ok_or_else(|| "observing stopped early".to_owned())
             }
-            Self::Daemon(socket) => match socket.snapshot() {
+            Self::Daemon(socket) => match socket.latest_snapshot() {
                 Ok(snapshot) => Ok(Arc::new(snapshot)),
                 Err(error) => Err(error.to_string()),
             },
@@ -157,7 +161,7 @@ impl Source {
 
 impl RunRecording {
     /// Begins to record the descendants of `root`.
-    pub(crate) fn new(root: Root) -> Self {
+    pub(crate) fn new(root: RecordedRoot) -> Self {
         Self {
             root,
             start_ns: since_boot_ns(),
@@ -168,21 +172,21 @@ impl RunRecording {
         }
     }
 
-    fn record_until(mut self, source: Source, stop: &AtomicBool) -> Observation {
+    fn record_until(mut self, source: SnapshotSource, stop: &AtomicBool) -> Observation {
         loop {
             // Read before the snapshot, so that the last snapshot follows the exit of the command.
             let is_last = stop.load(Ordering::Relaxed);
-            match source.snapshot() {
+            match source.take_snapshot() {
                 Ok(snapshot) => self.add_snapshot(&snapshot, is_last),
                 Err(error) => {
                     let problem = source.stop().unwrap_or(error);
                     self.observation.problems.push(problem);
-                    return self.finish();
+                    return self.into_observation();
                 }
             }
             if is_last {
                 self.observation.problems.extend(source.stop());
-                return self.finish();
+                return self.into_observation();
             }
             thread::park_timeout(SNAPSHOT_INTERVAL);
         }
@@ -215,7 +219,7 @@ impl RunRecording {
     ) {
         let key = (process.pid, process.start_ns);
         let (root, start_ns) = (self.root, self.start_ns);
-        let parents = Parents {
+        let parents = ParentLookup {
             snapshot,
             command: self.command.get().copied(),
         };
@@ -226,10 +230,12 @@ impl RunRecording {
         }
         let record = self.records.entry(key);
         let record = record.or_insert_with(|| match root {
-            Root::SpawnedCommand => ProcessRecord::for_new_process(process, asleep_ns),
+            RecordedRoot::SpawnedCommand => ProcessRecord::for_new_process(process, asleep_ns),
             // It started after recording began, so all of it was observed.
-            Root::RunningProcess(_) if process.start_ns >= start_ns => ProcessRecord::default(),
-            Root::RunningProcess(_) => ProcessRecord::for_running_process(process),
+            RecordedRoot::RunningProcess(_) if process.start_ns >= start_ns => {
+                ProcessRecord::default()
+            }
+            RecordedRoot::RunningProcess(_) => ProcessRecord::for_running_process(process),
         });
         if process.is_trainer()
             && let Some(seconds) = throttled_seconds(process.pid)
@@ -238,7 +244,7 @@ impl RunRecording {
         }
         record.add_sample(process, now_ns);
         // A process can change its affinity at any time.
-        if let Some(cpus) = cpus(process.pid).filter(|_| process.is_trainer()) {
+        if let Some(cpus) = affinity_of(process.pid).filter(|_| process.is_trainer()) {
             record.cpus = cpus;
         }
         // A trainer without launches may launch between two sampling windows.
@@ -249,7 +255,7 @@ impl RunRecording {
     }
 
     /// Ends the recording.
-    pub(crate) fn finish(mut self) -> Observation {
+    pub(crate) fn into_observation(mut self) -> Observation {
         let ancestries = self.ancestries.values();
         let unknown = ancestries.filter(|ancestry| **ancestry == Ancestry::Unknown);
         let unknown = unknown.count();
@@ -265,28 +271,35 @@ impl RunRecording {
 }
 
 /// The parents of processes, also of those that have exited.
-struct Parents<'a> {
+struct ParentLookup<'a> {
     snapshot: &'a Snapshot,
     command: Option<u32>,
 }
 
-impl Parents<'_> {
+impl ParentLookup<'_> {
     /// Follows the parents of a process up to the root.
-    fn ancestry_of(&self, process: &ProcessSnapshot, root: Root, start_ns: u64) -> Ancestry {
+    fn ancestry_of(
+        &self,
+        process: &ProcessSnapshot,
+        root: RecordedRoot,
+        start_ns: u64,
+    ) -> Ancestry {
         let root = match root {
-            Root::SpawnedCommand if process.start_ns < start_ns => return Ancestry::Foreign,
-            Root::SpawnedCommand => std::process::id(),
-            Root::RunningProcess(pid) if process.pid == pid => return Ancestry::Descendant,
-            Root::RunningProcess(pid) => pid,
+            RecordedRoot::SpawnedCommand if process.start_ns < start_ns => {
+                return Ancestry::Foreign;
+            }
+            RecordedRoot::SpawnedCommand => std::process::id(),
+            RecordedRoot::RunningProcess(pid) if process.pid == pid => return Ancestry::Descendant,
+            RecordedRoot::RunningProcess(pid) => pid,
         };
         let mut ancestor = process.pid;
-        for _ in 0..MAX_ANCESTORS {
-            match parent(ancestor).or_else(|| self.recorded_parent(ancestor)) {
+        for _ in 0..MAX_FOLLOWED_PARENTS {
+            match parent_of(ancestor).or_else(|| self.recorded_parent(ancestor)) {
                 Some(0) => return Ancestry::Foreign,
                 Some(next) if next == root => return Ancestry::Descendant,
                 Some(next) => ancestor = next,
                 // The parent exited meanwhile, so its children have another one now.
-                None => match parent(process.pid) {
+                None => match parent_of(process.pid) {
                     Some(_) => ancestor = process.pid,
                     None => return Ancestry::Unknown,
                 },
@@ -306,27 +319,27 @@ impl Parents<'_> {
     }
 }
 
-fn parent(pid: u32) -> Option<u32> {
+fn parent_of(pid: u32) -> Option<u32> {
     let process = Process::new(i32::try_from(pid).ok()?).ok()?;
     Some(process.stat().ok()?.ppid.unsigned_abs())
 }
 
 /// CPUs in the affinity mask of a process.
-fn cpus(pid: u32) -> Option<CpuSet> {
+fn affinity_of(pid: u32) -> Option<CpuSet> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     sched_getaffinity(Some(pid)).ok()
 }
 
 fn since_boot_ns() -> u64 {
-    nanoseconds(rustix::time::ClockId::Boottime)
+    clock_ns(rustix::time::ClockId::Boottime)
 }
 
 /// The clock of the probes.
 fn monotonic_ns() -> u64 {
-    nanoseconds(rustix::time::ClockId::Monotonic)
+    clock_ns(rustix::time::ClockId::Monotonic)
 }
 
-fn nanoseconds(clock: rustix::time::ClockId) -> u64 {
+fn clock_ns(clock: rustix::time::ClockId) -> u64 {
     let now = rustix::time::clock_gettime(clock);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
@@ -340,7 +353,7 @@ mod tests {
     #[test]
     fn a_process_that_starts_while_attached_is_complete() {
         let mut recording = RunRecording {
-            root: Root::RunningProcess(std::process::id()),
+            root: RecordedRoot::RunningProcess(std::process::id()),
             start_ns: 1000,
             command: Arc::default(),
             records: BTreeMap::new(),
@@ -359,7 +372,7 @@ mod tests {
             ..Snapshot::default()
         };
         recording.add_snapshot(&snapshot, true);
-        let processes = recording.finish().processes;
+        let processes = recording.into_observation().processes;
         let complete: Vec<_> = processes.iter().map(|process| process.complete).collect();
         assert_eq!(complete, [Some(false), Some(true)]);
     }
@@ -385,7 +398,7 @@ mod tests {
             ],
             ..Snapshot::default()
         };
-        let mut recording = RunRecording::new(Root::SpawnedCommand);
+        let mut recording = RunRecording::new(RecordedRoot::SpawnedCommand);
         recording.command.set(command).expect("set once");
         recording.add_snapshot(&snapshot, true);
         let ancestries: Vec<Ancestry> = recording.ancestries.into_values().collect();
@@ -395,8 +408,8 @@ mod tests {
 
     #[test]
     fn the_affinity_of_a_process_is_known() {
-        let own = cpus(std::process::id()).expect("this process exists");
+        let own = affinity_of(std::process::id()).expect("this process exists");
         assert!(own.count() > 0);
-        assert_eq!(cpus(u32::MAX), None);
+        assert_eq!(affinity_of(u32::MAX), None);
     }
 }

@@ -15,24 +15,28 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::caller::{Caller, with_rights_of};
+use super::caller::{SudoCaller, with_rights_of};
 
 /// Most links of the user that are followed, one to the next.
-const MAX_LINKS: usize = 8;
+const MAX_FOLLOWED_LINKS: usize = 8;
 const STICKY_BIT: u32 = 0o1000;
 
 /// Checks that a report can be written, without changing or creating it.
-pub(crate) fn check_report_file(path: &Path, caller: Option<&Caller>) -> io::Result<()> {
-    with_rights_of(caller, || match Destination::find(path)? {
-        Destination::File(path) => {
-            check_replaceable(&path)?;
-            match TemporaryFile::create(folder_of(&path)) {
-                Err(error) if is_closed(&error) && path.exists() => open_existing(&path).map(drop),
-                created => created.map(drop),
+pub(crate) fn check_report_file(path: &Path, caller: Option<&SudoCaller>) -> io::Result<()> {
+    with_rights_of(caller, || {
+        match ReportDestination::follow_own_links(path)? {
+            ReportDestination::File(path) => {
+                check_replaceable(&path)?;
+                match TemporaryFile::create(parent_folder_of(&path)) {
+                    Err(error) if forbids_new_files(&error) && path.exists() => {
+                        open_existing(&path).map(drop)
+                    }
+                    created => created.map(drop),
+                }
             }
+            // Opening a pipe may wait for its reader.
+            ReportDestination::Device(_) => Ok(()),
         }
-        // Opening a pipe may wait for its reader.
-        Destination::Device(_) => Ok(()),
     })
 }
 
@@ -40,33 +44,35 @@ pub(crate) fn check_report_file(path: &Path, caller: Option<&Caller>) -> io::Res
 pub(crate) fn write_report_file(
     path: &Path,
     text: &[u8],
-    caller: Option<&Caller>,
+    caller: Option<&SudoCaller>,
 ) -> io::Result<()> {
-    with_rights_of(caller, || match Destination::find(path)? {
-        Destination::File(path) => match TemporaryFile::create(folder_of(&path)) {
-            Err(error) if is_closed(&error) && path.exists() => overwrite(&path, text),
-            created => created?.write_as(&path, text),
-        },
-        Destination::Device(path) => open_device(&path)?.write_all(text),
+    with_rights_of(caller, || {
+        match ReportDestination::follow_own_links(path)? {
+            ReportDestination::File(path) => match TemporaryFile::create(parent_folder_of(&path)) {
+                Err(error) if forbids_new_files(&error) && path.exists() => overwrite(&path, text),
+                created => created?.write_as(&path, text),
+            },
+            ReportDestination::Device(path) => open_device(&path)?.write_all(text),
+        }
     })
 }
 
 /// Where a report goes.
-enum Destination {
+enum ReportDestination {
     /// A regular file that exists or not.
     File(PathBuf),
     /// A device or a pipe, such as /dev/stdout, which must not be replaced.
     Device(PathBuf),
 }
 
-impl Destination {
+impl ReportDestination {
     /// Follows links that belong to the user.
-    fn find(path: &Path) -> io::Result<Self> {
+    fn follow_own_links(path: &Path) -> io::Result<Self> {
         if is_device(path) {
             return Ok(Self::Device(path.to_owned()));
         }
         let mut path = path.to_owned();
-        for _ in 0..MAX_LINKS {
+        for _ in 0..MAX_FOLLOWED_LINKS {
             let metadata = match fs::symlink_metadata(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     return Ok(Self::File(path));
@@ -82,7 +88,7 @@ impl Destination {
             if metadata.uid() != geteuid().as_raw() {
                 return Err(io::Error::other("it is a symbolic link of another user"));
             }
-            path = folder_of(&path).join(fs::read_link(&path)?);
+            path = parent_folder_of(&path).join(fs::read_link(&path)?);
         }
         Err(io::Error::other("it is a chain of too many symbolic links"))
     }
@@ -97,7 +103,7 @@ fn is_device(path: &Path) -> bool {
 }
 
 /// Whether an error means that the user can create no file in a directory.
-fn is_closed(error: &io::Error) -> bool {
+fn forbids_new_files(error: &io::Error) -> bool {
     use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
     matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
 }
@@ -138,7 +144,7 @@ fn check_replaceable(path: &Path) -> io::Result<()> {
     let Ok(file) = fs::symlink_metadata(path) else {
         return Ok(());
     };
-    let folder = fs::metadata(folder_of(path))?;
+    let folder = fs::metadata(parent_folder_of(path))?;
     let is_owner = [file.uid(), folder.uid()].contains(&user.as_raw());
     match folder.mode() & STICKY_BIT == 0 || is_owner || user.is_root() {
         true => Ok(()),
@@ -146,7 +152,7 @@ fn check_replaceable(path: &Path) -> io::Result<()> {
     }
 }
 
-fn folder_of(path: &Path) -> &Path {
+fn parent_folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
@@ -200,9 +206,9 @@ mod tests {
 
     use super::*;
 
-    const NOBODY: u32 = 65534;
+    const NOBODY_UID: u32 = 65534;
 
-    fn write(path: &Path, text: &str) -> io::Result<()> {
+    fn write_report_as_self(path: &Path, text: &str) -> io::Result<()> {
         check_report_file(path, None)?;
         write_report_file(path, text.as_bytes(), None)
     }
@@ -212,11 +218,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("report");
         for text in ["old", "new"] {
-            write(&path, text).unwrap();
+            write_report_as_self(&path, text).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        let error = write(folder.path(), "text").unwrap_err();
+        let error = write_report_as_self(folder.path(), "text").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
     }
 
@@ -225,24 +231,26 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (link, target) = (folder.path().join("link"), folder.path().join("target"));
         symlink("target", &link).unwrap();
-        write(&link, "text").unwrap();
+        write_report_as_self(&link, "text").unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read_to_string(&target).unwrap(), "text");
         if geteuid().is_root() {
-            std::os::unix::fs::lchown(&link, Some(NOBODY), None).unwrap();
-            let error = write(&link, "planted").unwrap_err().to_string();
+            std::os::unix::fs::lchown(&link, Some(NOBODY_UID), None).unwrap();
+            let error = write_report_as_self(&link, "planted")
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("another user"), "{error}");
             assert_eq!(fs::read_to_string(&target).unwrap(), "text");
         }
         fs::remove_file(&link).unwrap();
         symlink("link", &link).unwrap();
-        assert!(write(&link, "text").is_err());
+        assert!(write_report_as_self(&link, "text").is_err());
     }
 
     #[test]
     fn a_device_is_written_and_not_replaced() {
         let null = Path::new("/dev/null");
-        write(null, "text").unwrap();
+        write_report_as_self(null, "text").unwrap();
         assert!(is_device(null));
     }
 
@@ -251,7 +259,7 @@ mod tests {
         if !geteuid().is_root() {
             return; // only root can act as another user
         }
-        let nobody = Caller::for_test(NOBODY);
+        let nobody = SudoCaller::for_test(NOBODY_UID);
         let folder = tempfile::tempdir().unwrap();
         let inside = folder.path().join("report");
         let denied = |path: &Path| {
@@ -270,10 +278,10 @@ mod tests {
         check_report_file(&inside, Some(&nobody)).unwrap();
         write_report_file(&inside, b"text", Some(&nobody)).unwrap();
         assert_eq!(fs::read_to_string(&inside).unwrap(), "text");
-        chown(folder.path(), Some(NOBODY), None).unwrap();
+        chown(folder.path(), Some(NOBODY_UID), None).unwrap();
         write_report_file(&inside, b"text", Some(&nobody)).unwrap();
         let written = fs::metadata(&inside).unwrap();
-        assert_eq!((written.uid(), written.gid()), (NOBODY, NOBODY));
+        assert_eq!((written.uid(), written.gid()), (NOBODY_UID, NOBODY_UID));
         // Writing the file as another user did not change the user of this thread.
         assert!(geteuid().is_root());
     }

@@ -16,26 +16,26 @@ use super::load::check_kernel;
 use super::paired_blocks::{PairedBlocks, StepCounts, StepRates};
 use super::policy::PolicyOptions;
 use super::published::monotonic_ns;
-use super::session::Session;
-use crate::client::{ClientError, Socket};
+use super::session::SchedulerSession;
+use crate::client::{ClientError, DaemonSocket};
 use crate::interrupt;
-use crate::run::attach::parse_time;
+use crate::run::attach::parse_duration;
 
 /// Pairs of blocks in the whole time, if blocks are then long enough.
-const PAIRS: u32 = 20;
+const DEFAULT_PAIR_COUNT: u32 = 20;
 /// The shortest block that is chosen without `--block`: training must make many steps in it.
-const SHORTEST_BLOCK: Duration = Duration::from_secs(5);
+const MIN_DEFAULT_BLOCK: Duration = Duration::from_secs(5);
 /// The shortest block of `--block`. The observer reads the counts of steps twice a second.
-const SHORTEST_CHOICE: Duration = Duration::from_secs(2);
+const MIN_REQUESTED_BLOCK: Duration = Duration::from_secs(2);
 /// The fewest pairs that have an interval.
-const FEWEST_PAIRS: u32 = 2;
+const MIN_PAIRS: u32 = 2;
 /// Pairs in a row that may fail before the comparison ends.
-const FAILURES: u32 = 3;
+const MAX_FAILED_PAIRS_IN_A_ROW: u32 = 3;
 /// The part of a block that is not counted, while training adapts to the change.
-const SETTLES_IN: f64 = 0.2;
-const POLL: Duration = Duration::from_millis(50);
+const SETTLING_SHARE_OF_BLOCK: f64 = 0.2;
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The exit code if the scheduler makes training slower.
-const WORSE: u8 = 3;
+const WORSE_EXIT_CODE: u8 = 3;
 
 #[derive(Debug, Args)]
 pub(crate) struct AbOptions {
@@ -44,14 +44,14 @@ pub(crate) struct AbOptions {
     /// Needs `zernel observe`. Blocks come in pairs, in random order. The time to load the scheduler comes on top of
     /// TIME. The comparison stops early if a sign test over the pairs shows that the scheduler is worse, and then exits
     /// with 3.
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     #[arg(conflicts_with_all = ["stats", "restart", "monitor", "dry_run", "config", "watchdog_ms", "without", "replace"])]
     pub(super) ab: Option<Duration>,
     /// Length of a block of --ab [default: a 40th of its TIME, at least 5s]
     #[arg(long, value_name = "TIME", value_parser = parse_block, requires = "ab")]
     block: Option<Duration>,
     #[command(flatten)]
-    socket: Socket,
+    socket: DaemonSocket,
 }
 
 pub(super) fn run(
@@ -59,33 +59,33 @@ pub(super) fn run(
     time: Duration,
     policy: &PolicyOptions,
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let stop = interrupt::flag()?;
+    let stop = interrupt::interrupt_flag()?;
     check_kernel()?;
-    if read_counts(&options.socket)?.is_empty() {
+    if read_step_counts(&options.socket)?.is_empty() {
         return Err("no training process runs; start one first".into());
     }
-    let schedule = Schedule::new(time, options.block);
+    let schedule = BlockSchedule::new(time, options.block);
     eprintln!("zernel: {schedule}");
-    let comparison = Comparison {
+    let comparison = BlockSettings {
         socket: &options.socket,
         policy,
         length: schedule.block,
         stop: &stop,
     };
     let mut blocks = PairedBlocks::default();
-    let ended = compare(&comparison, schedule.pairs, &mut blocks);
+    let ended = measure_pairs(&comparison, schedule.pairs, &mut blocks);
     // What was measured is printed even if the comparison could not go on.
-    crate::print(report(&blocks).as_bytes())?;
+    crate::print(format_result(&blocks).as_bytes())?;
     ended?;
-    Ok(match blocks.outcome() {
-        SignTestOutcome::Worse => ExitCode::from(WORSE),
+    Ok(match blocks.sign_test_outcome() {
+        SignTestOutcome::Worse => ExitCode::from(WORSE_EXIT_CODE),
         _ => ExitCode::SUCCESS,
     })
 }
 
 fn parse_block(text: &str) -> Result<Duration, String> {
-    let block = parse_time(text)?;
-    match block >= SHORTEST_CHOICE {
+    let block = parse_duration(text)?;
+    match block >= MIN_REQUESTED_BLOCK {
         true => Ok(block),
         false => Err("a block takes at least 2s".to_owned()),
     }
@@ -93,24 +93,25 @@ fn parse_block(text: &str) -> Result<Duration, String> {
 
 /// How the time is divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Schedule {
+struct BlockSchedule {
     pairs: u32,
     block: Duration,
 }
 
-impl Schedule {
+impl BlockSchedule {
     fn new(time: Duration, block: Option<Duration>) -> Self {
-        let block = block.unwrap_or_else(|| (time / (2 * PAIRS)).max(SHORTEST_BLOCK));
+        let block =
+            block.unwrap_or_else(|| (time / (2 * DEFAULT_PAIR_COUNT)).max(MIN_DEFAULT_BLOCK));
         let pairs = (time.as_secs_f64() / (2.0 * block.as_secs_f64())).round();
         Self {
             // A float that is too large becomes the largest integer.
-            pairs: (pairs as u32).max(FEWEST_PAIRS),
+            pairs: (pairs as u32).max(MIN_PAIRS),
             block,
         }
     }
 }
 
-impl fmt::Display for Schedule {
+impl fmt::Display for BlockSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pairs, block } = self;
         write!(
@@ -123,18 +124,20 @@ impl fmt::Display for Schedule {
 }
 
 /// Measures pairs until there are enough, the scheduler is worse, or Ctrl-C. A pair that fails is measured again.
-fn compare(
-    comparison: &Comparison<'_>,
+fn measure_pairs(
+    comparison: &BlockSettings<'_>,
     pairs: u32,
     blocks: &mut PairedBlocks,
 ) -> Result<(), Box<dyn Error>> {
     let (mut measured, mut failures) = (0, 0);
-    while measured < pairs && blocks.outcome() != SignTestOutcome::Worse {
-        match comparison.pair() {
+    while measured < pairs && blocks.sign_test_outcome() != SignTestOutcome::Worse {
+        match comparison.measure_pair() {
             Ok(Some((with, without))) => {
-                blocks.add(&with, &without);
+                blocks.add_pair(&with, &without);
                 (measured, failures) = (measured + 1, 0);
-                let so_far = blocks.ratio().map(|ratio| format!("; so far, {ratio}"));
+                let so_far = blocks
+                    .mean_ratio()
+                    .map(|ratio| format!("; so far, {ratio}"));
                 eprintln!(
                     "zernel: pair {measured} of {pairs}{}",
                     so_far.unwrap_or_default()
@@ -142,7 +145,7 @@ fn compare(
             }
             Ok(None) => break,
             Err(BlockError::Scheduler(error)) => return Err(error.into()),
-            Err(BlockError::Observer(problem)) if failures + 1 == FAILURES => {
+            Err(BlockError::Observer(problem)) if failures + 1 == MAX_FAILED_PAIRS_IN_A_ROW => {
                 return Err(format!("{problem}; the comparison ends").into());
             }
             Err(BlockError::Observer(problem)) => {
@@ -162,12 +165,12 @@ enum BlockError {
     Observer(String),
 }
 
-fn report(blocks: &PairedBlocks) -> String {
-    let mut text = match blocks.ratio() {
+fn format_result(blocks: &PairedBlocks) -> String {
+    let mut text = match blocks.mean_ratio() {
         Some(ratio) => format!("{ratio}\n"),
         None => "too few pairs of blocks to compare\n".to_owned(),
     };
-    text += match blocks.outcome() {
+    text += match blocks.sign_test_outcome() {
         SignTestOutcome::Better => "the scheduler is better\n",
         SignTestOutcome::Worse => "the scheduler is worse\n",
         SignTestOutcome::Undecided => "neither is shown to be better\n",
@@ -182,20 +185,20 @@ fn report(blocks: &PairedBlocks) -> String {
 }
 
 /// What all blocks have in common.
-struct Comparison<'a> {
-    socket: &'a Socket,
+struct BlockSettings<'a> {
+    socket: &'a DaemonSocket,
     policy: &'a PolicyOptions,
     length: Duration,
     stop: &'a AtomicBool,
 }
 
-impl Comparison<'_> {
+impl BlockSettings<'_> {
     /// Measures a block with the scheduler and one without it, in random order. `None`: it was interrupted.
-    fn pair(&self) -> Result<Option<(StepRates, StepRates)>, BlockError> {
-        let begins_with = is_heads();
-        let first = self.block(begins_with)?;
+    fn measure_pair(&self) -> Result<Option<(StepRates, StepRates)>, BlockError> {
+        let begins_with = toss_coin();
+        let first = self.measure_block(begins_with)?;
         let second = match first {
-            Some(_) => self.block(!begins_with)?,
+            Some(_) => self.measure_block(!begins_with)?,
             None => None,
         };
         let pair = first.zip(second);
@@ -205,11 +208,11 @@ impl Comparison<'_> {
         }))
     }
 
-    fn block(&self, is_scheduled: bool) -> Result<Option<StepRates>, BlockError> {
-        let mut block = Block::new(self);
+    fn measure_block(&self, is_scheduled: bool) -> Result<Option<StepRates>, BlockError> {
+        let mut block = BlockMeasurement::new(self);
         if is_scheduled {
-            let mut session = Session::quiet(self.policy.clone());
-            scheduler::run(&session.settings(), |loaded| {
+            let mut session = SchedulerSession::new_quiet(self.policy.clone());
+            scheduler::run(&session.load_settings(), |loaded| {
                 match session.poll(loaded, self.stop) {
                     ControlFlow::Continue(()) => block.poll(),
                     stopped @ ControlFlow::Break(()) => stopped,
@@ -218,7 +221,7 @@ impl Comparison<'_> {
             .map_err(BlockError::Scheduler)?;
         } else {
             while !self.stop.load(Ordering::Relaxed) && block.poll().is_continue() {
-                thread::sleep(POLL);
+                thread::sleep(POLL_INTERVAL);
             }
         }
         match self.stop.load(Ordering::Relaxed) {
@@ -229,15 +232,15 @@ impl Comparison<'_> {
 }
 
 /// A block of time, which begins with the first poll.
-struct Block<'a> {
-    comparison: &'a Comparison<'a>,
+struct BlockMeasurement<'a> {
+    comparison: &'a BlockSettings<'a>,
     began: Option<Instant>,
     first: Option<StepCounts>,
     rates: Result<StepRates, String>,
 }
 
-impl<'a> Block<'a> {
-    fn new(comparison: &'a Comparison<'a>) -> Self {
+impl<'a> BlockMeasurement<'a> {
+    fn new(comparison: &'a BlockSettings<'a>) -> Self {
         Self {
             comparison,
             began: None,
@@ -251,10 +254,12 @@ impl<'a> Block<'a> {
         let began = *self.began.get_or_insert_with(Instant::now);
         let length = self.comparison.length;
         let elapsed = began.elapsed();
-        if elapsed < length.mul_f64(SETTLES_IN) || (elapsed < length && self.first.is_some()) {
+        if elapsed < length.mul_f64(SETTLING_SHARE_OF_BLOCK)
+            || (elapsed < length && self.first.is_some())
+        {
             return ControlFlow::Continue(());
         }
-        let counts = match read_counts(self.comparison.socket) {
+        let counts = match read_step_counts(self.comparison.socket) {
             Ok(counts) => counts,
             Err(error) => {
                 self.rates = Err(error.to_string());
@@ -274,13 +279,13 @@ impl<'a> Block<'a> {
     }
 }
 
-fn read_counts(socket: &Socket) -> Result<StepCounts, ClientError> {
+fn read_step_counts(socket: &DaemonSocket) -> Result<StepCounts, ClientError> {
     let snapshot = socket.fresh_snapshot()?;
-    Ok(StepCounts::of(&snapshot, monotonic_ns()))
+    Ok(StepCounts::from_snapshot(&snapshot, monotonic_ns()))
 }
 
 /// Tosses a coin. Without a source of random numbers it is always tails.
-fn is_heads() -> bool {
+fn toss_coin() -> bool {
     let mut byte = [0];
     let _ = rustix::rand::getrandom(&mut byte, rustix::rand::GetRandomFlags::empty());
     byte[0] & 1 == 1
@@ -294,7 +299,8 @@ mod tests {
     fn the_time_is_divided_into_blocks() {
         let schedule = |seconds, block: Option<u64>| {
             let block = block.map(Duration::from_secs);
-            let Schedule { pairs, block } = Schedule::new(Duration::from_secs(seconds), block);
+            let BlockSchedule { pairs, block } =
+                BlockSchedule::new(Duration::from_secs(seconds), block);
             (pairs, block.as_secs())
         };
         assert_eq!(schedule(600, None), (20, 15));
@@ -307,13 +313,13 @@ mod tests {
     #[test]
     fn the_report_says_what_was_shown() {
         let mut blocks = PairedBlocks::default();
-        assert!(report(&blocks).contains("too few pairs"));
+        assert!(format_result(&blocks).contains("too few pairs"));
         let rates = |rate: f64| StepRates::from([((1, 1), rate)]);
         for _ in 0..6 {
-            blocks.add(&rates(1.2), &rates(1.0));
+            blocks.add_pair(&rates(1.2), &rates(1.0));
         }
-        blocks.add(&rates(1.2), &StepRates::new());
-        let text = report(&blocks);
+        blocks.add_pair(&rates(1.2), &StepRates::new());
+        let text = format_result(&blocks);
         assert!(
             text.starts_with("steps/s with the scheduler: 1.200 times"),
             "{text}"

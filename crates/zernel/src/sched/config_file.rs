@@ -11,15 +11,15 @@ use super::policy::PolicyOptions;
 
 /// Time between two looks at the file. A file that changed must be the same at two of them, because an editor may still
 /// be writing.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Longer files are refused.
-const MAX_BYTES: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Reads and checks a file.
-pub(super) fn load(path: &Path) -> Result<PolicyOptions, String> {
+pub(super) fn load_policy(path: &Path) -> Result<PolicyOptions, String> {
     let failed = |problem: String| format!("{}: {problem}", path.display());
     let status = fs::metadata(path).map_err(|error| failed(error.to_string()))?;
-    if !status.is_file() || status.len() > MAX_BYTES {
+    if !status.is_file() || status.len() > MAX_FILE_BYTES {
         return Err(failed(
             "it is not a regular file of at most 1 MiB".to_owned(),
         ));
@@ -37,7 +37,7 @@ struct FileVersion {
 }
 
 impl FileVersion {
-    fn of(path: &Path) -> Option<Self> {
+    fn of_file(path: &Path) -> Option<Self> {
         let status = fs::metadata(path).ok()?;
         Some(Self {
             inode: status.ino(),
@@ -62,7 +62,7 @@ pub(super) struct ConfigFile {
 impl ConfigFile {
     /// Begins to watch a file that was just read.
     pub(super) fn new(path: &Path, is_requested: Arc<AtomicBool>) -> Self {
-        let version = FileVersion::of(path);
+        let version = FileVersion::of_file(path);
         Self {
             path: path.to_owned(),
             is_requested,
@@ -73,19 +73,19 @@ impl ConfigFile {
     }
 
     /// The new policy, or what is wrong with it, if the file was changed or SIGHUP came.
-    pub(super) fn changed(&mut self) -> Option<Result<PolicyOptions, String>> {
+    pub(super) fn changed_policy(&mut self) -> Option<Result<PolicyOptions, String>> {
         let is_requested = self.is_requested.swap(false, Ordering::Relaxed);
-        if !is_requested && self.looked.elapsed() < LOOK_EVERY {
+        if !is_requested && self.looked.elapsed() < CHECK_INTERVAL {
             return None;
         }
         self.looked = Instant::now();
-        let version = FileVersion::of(&self.path);
+        let version = FileVersion::of_file(&self.path);
         let is_stable = std::mem::replace(&mut self.seen, version) == version;
         if !is_requested && (!is_stable || version == self.read) {
             return None;
         }
         self.read = version;
-        Some(load(&self.path))
+        Some(load_policy(&self.path))
     }
 }
 
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use zernel_scheduler::scheduler::Privilege;
 
-    fn written(text: &str) -> (tempfile::TempDir, PathBuf) {
+    fn write_config(text: &str) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sched.toml");
         fs::write(&path, text).unwrap();
@@ -103,19 +103,19 @@ mod tests {
 
     #[test]
     fn a_file_has_the_numbers_of_the_flags() {
-        let (_folder, path) = written("slice_us = 2000\nprivilege = \"all\"\nguarantee = 1\n");
-        let policy = load(&path).unwrap();
+        let (_folder, path) = write_config("slice_us = 2000\nprivilege = \"all\"\nguarantee = 1\n");
+        let policy = load_policy(&path).unwrap();
         assert_eq!(policy.slice_us, 2000);
         assert_eq!(policy.privilege.privilege, Privilege::All);
-        assert_eq!(policy.guarantee.share(), 1.0);
-        let (_folder, path) = written("");
-        assert_eq!(load(&path), Ok(PolicyOptions::default()));
+        assert_eq!(policy.guarantee.as_share(), 1.0);
+        let (_folder, path) = write_config("");
+        assert_eq!(load_policy(&path), Ok(PolicyOptions::default()));
     }
 
     #[test]
     fn the_file_of_the_package_has_the_defaults() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/sched.toml");
-        assert_eq!(load(Path::new(path)), Ok(PolicyOptions::default()));
+        assert_eq!(load_policy(Path::new(path)), Ok(PolicyOptions::default()));
     }
 
     #[test]
@@ -128,24 +128,24 @@ mod tests {
             ("privilege = \"some\"", 1, "cgroup=PATH or user=NAME"),
             ("privilege =", 1, "privilege ="),
         ] {
-            let (_folder, path) = written(text);
-            let error = load(&path).unwrap_err();
+            let (_folder, path) = write_config(text);
+            let error = load_policy(&path).unwrap_err();
             assert!(error.contains(&format!("line {line},")), "{error}");
             assert!(error.contains(named), "{error}");
             assert!(error.contains("sched.toml"), "{error}");
         }
-        assert!(load(Path::new("/nowhere/sched.toml")).is_err());
-        assert!(load(Path::new("/dev/null")).is_err());
+        assert!(load_policy(Path::new("/nowhere/sched.toml")).is_err());
+        assert!(load_policy(Path::new("/dev/null")).is_err());
     }
 
     #[test]
     fn a_file_is_read_again_once_per_change_and_request() {
-        let (_folder, path) = written("slice_us = 2000");
+        let (_folder, path) = write_config("slice_us = 2000");
         let request = Arc::new(AtomicBool::new(false));
         let mut file = ConfigFile::new(&path, Arc::clone(&request));
         let mut look = || {
-            file.looked = Instant::now().checked_sub(LOOK_EVERY).unwrap();
-            file.changed()
+            file.looked = Instant::now().checked_sub(CHECK_INTERVAL).unwrap();
+            file.changed_policy()
         };
         assert_eq!(look(), None);
         fs::write(&path, "slice_us = 40000").unwrap();

@@ -16,7 +16,7 @@ use zernel_ebpf::observer::{
 use zernel_phase::class::TaskClass;
 use zernel_report::text::{replace_control_characters, shorten};
 
-use crate::run::attach::parse_time;
+use crate::run::attach::parse_duration;
 use crate::{interrupt, print};
 
 /// How often decisions are read, and the end is checked. A process that lives for a shorter time may be missed.
@@ -27,7 +27,7 @@ const ROUND_INTERVAL: Duration = Duration::from_millis(500);
 #[derive(Debug, Args)]
 pub(crate) struct DryRunOptions {
     /// Count for TIME, such as 60s, 5m or 1h [default: until Ctrl-C]
-    #[arg(long = "for", value_name = "TIME", value_parser = parse_time, requires = "dry_run")]
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration, requires = "dry_run")]
     time: Option<Duration>,
     /// Print JSON
     #[arg(long, requires = "dry_run")]
@@ -35,7 +35,7 @@ pub(crate) struct DryRunOptions {
 }
 
 pub(super) fn run(options: &DryRunOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let stop = interrupt::flag()?;
+    let stop = interrupt::interrupt_flag()?;
     let observer = Observer::start(&ObserverOptions {
         counts_decisions: true,
         ..ObserverOptions::default()
@@ -53,10 +53,10 @@ pub(super) fn run(options: &DryRunOptions) -> Result<ExitCode, Box<dyn Error>> {
     }
     let wall = started.elapsed();
     drop(observer.stop()?);
-    let jobs = jobs(processes.into_values());
+    let jobs = sum_by_job(processes.into_values());
     let text = match options.json {
-        true => format!("{:#}\n", json(&jobs, wall)),
-        false => table(&jobs, wall),
+        true => format!("{:#}\n", jobs_as_json(&jobs, wall)),
+        false => job_table(&jobs, wall),
     };
     print(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
@@ -64,7 +64,7 @@ pub(super) fn run(options: &DryRunOptions) -> Result<ExitCode, Box<dyn Error>> {
 
 /// A trainer with its loaders.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-struct Job {
+struct JobDecisions {
     pid: u32,
     comm: String,
     /// Number of processes that load data for it.
@@ -73,8 +73,8 @@ struct Job {
 }
 
 /// Sums the decisions of trainers and their loaders.
-fn jobs(processes: impl Iterator<Item = ProcessDecisions>) -> Vec<Job> {
-    let mut jobs: BTreeMap<u32, Job> = BTreeMap::new();
+fn sum_by_job(processes: impl Iterator<Item = ProcessDecisions>) -> Vec<JobDecisions> {
+    let mut jobs: BTreeMap<u32, JobDecisions> = BTreeMap::new();
     for process in processes {
         let job = jobs.entry(process.trainer).or_default();
         job.pid = process.trainer;
@@ -89,11 +89,11 @@ fn jobs(processes: impl Iterator<Item = ProcessDecisions>) -> Vec<Job> {
     jobs.into_values().collect()
 }
 
-fn json(jobs: &[Job], wall: Duration) -> serde_json::Value {
+fn jobs_as_json(jobs: &[JobDecisions], wall: Duration) -> serde_json::Value {
     serde_json::json!({ "seconds": wall.as_secs_f64(), "jobs": jobs })
 }
 
-fn table(jobs: &[Job], wall: Duration) -> String {
+fn job_table(jobs: &[JobDecisions], wall: Duration) -> String {
     let mut text = format!("{:.1} s observed\n", wall.as_secs_f64());
     if jobs.is_empty() {
         return text + "no ML process ran\n";
@@ -128,7 +128,12 @@ fn table(jobs: &[Job], wall: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn process(pid: u32, trainer: u32, class: TaskClass, wakeups: u64) -> ProcessDecisions {
+    fn process_decisions(
+        pid: u32,
+        trainer: u32,
+        class: TaskClass,
+        wakeups: u64,
+    ) -> ProcessDecisions {
         let decisions = ClassDecisions {
             wakeups,
             run_ns: 1_500_000_000,
@@ -146,14 +151,14 @@ mod tests {
     #[test]
     fn loaders_count_for_their_trainer() {
         let processes = [
-            process(10, 10, TaskClass::Critical, 3),
-            process(11, 10, TaskClass::Feed, 4),
-            process(12, 10, TaskClass::Feed, 5),
+            process_decisions(10, 10, TaskClass::Critical, 3),
+            process_decisions(11, 10, TaskClass::Feed, 4),
+            process_decisions(12, 10, TaskClass::Feed, 5),
         ];
-        let jobs = jobs(processes.into_iter());
+        let jobs = sum_by_job(processes.into_iter());
         assert_eq!((jobs.len(), jobs[0].pid, jobs[0].loaders), (1, 10, 2));
         assert_eq!(jobs[0].classes[&TaskClass::Feed].wakeups, 9);
-        let text = table(&jobs, Duration::from_secs(2));
+        let text = job_table(&jobs, Duration::from_secs(2));
         assert!(
             text.contains("10 python3+2            feed         3.000"),
             "{text}"
@@ -162,12 +167,12 @@ mod tests {
             text.lines().all(|line| line.chars().count() <= 100),
             "{text}"
         );
-        let json = json(&jobs, Duration::from_secs(2));
+        let json = jobs_as_json(&jobs, Duration::from_secs(2));
         assert_eq!(json["jobs"][0]["classes"]["critical"]["wakeups"], 3);
     }
 
     #[test]
     fn without_a_job_the_table_says_so() {
-        assert!(table(&[], Duration::ZERO).contains("no ML process ran"));
+        assert!(job_table(&[], Duration::ZERO).contains("no ML process ran"));
     }
 }

@@ -60,7 +60,7 @@ pub(super) fn run(options: &ExplainOptions) -> Result<ExitCode, Box<dyn Error>> 
             continue;
         };
         let comm = task.stat().map(|stat| stat.comm).unwrap_or_default();
-        threads.push(explain(&state, comm, TaskReader::now_ns()));
+        threads.push(explain_thread(&state, comm, TaskReader::now_ns()));
     }
     if threads.is_empty() {
         return Err(format!(
@@ -71,13 +71,13 @@ pub(super) fn run(options: &ExplainOptions) -> Result<ExitCode, Box<dyn Error>> 
     }
     let text = match options.json {
         true => format!("{:#}\n", serde_json::to_value(&threads)?),
-        false => table(&threads) + &effect(),
+        false => thread_table(&threads) + &effect_of_classes(),
     };
     crate::print(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn explain(state: &RawTaskState, comm: String, now_ns: u64) -> ExplainedThread {
+fn explain_thread(state: &RawTaskState, comm: String, now_ns: u64) -> ExplainedThread {
     let word = state.class_word_at(now_ns);
     // After its deadline a class has ended then.
     let since_ns = match word == state.class_word {
@@ -98,8 +98,8 @@ fn explain(state: &RawTaskState, comm: String, now_ns: u64) -> ExplainedThread {
 }
 
 /// What the classes change now.
-fn effect() -> String {
-    match published::read(Path::new(published::DIRECTORY)) {
+fn effect_of_classes() -> String {
+    match published::read_statistics(Path::new(published::STATISTICS_DIRECTORY)) {
         Ok(loaded) => format!(
             "`zernel sched` (pid {}) is loaded with privilege {}, guarantee {}\n",
             loaded.pid, loaded.privilege, loaded.guarantee
@@ -108,7 +108,7 @@ fn effect() -> String {
     }
 }
 
-fn table(threads: &[ExplainedThread]) -> String {
+fn thread_table(threads: &[ExplainedThread]) -> String {
     let mut text =
         "    TID  COMM             ROLE     CLASS     SINCE        WORKS FOR  WHY\n".to_owned();
     for thread in threads {
@@ -134,12 +134,12 @@ mod tests {
         (state.pid, state.trainer) = (12, 10);
         state.flags = zernel_phase::shared::TASK_IS_ML | zernel_phase::shared::TASK_IS_LOADER;
         state.publish_class(1 << 30);
-        let thread = explain(
+        let thread = explain_thread(
             &state,
             "pt_data_worker".to_owned(),
             (1 << 30) + 2_000_000_000,
         );
-        let text = table(&[thread]);
+        let text = thread_table(&[thread]);
         let expected =
             "     12  pt_data_worker   loader   feed      2.000 s             10  loads data";
         assert!(text.contains(expected), "{text}");

@@ -6,9 +6,9 @@ use zernel_model::scheduler::{ClassStatistics, SchedulerStatistics};
 use zernel_phase::class::TaskClass;
 
 /// Lines between two headers.
-const HEADER_EVERY: u32 = 20;
+const LINES_PER_HEADER: u32 = 20;
 /// Order of the columns.
-const CLASSES: [TaskClass; 4] = [
+const CLASS_COLUMNS: [TaskClass; 4] = [
     TaskClass::Critical,
     TaskClass::Feed,
     TaskClass::GpuWait,
@@ -24,47 +24,47 @@ pub(super) struct IntervalTable {
 
 impl IntervalTable {
     /// Whether the last line, or the begin of the first interval, is of these statistics.
-    pub(super) fn is_added(&self, statistics: &SchedulerStatistics) -> bool {
+    pub(super) fn has_added(&self, statistics: &SchedulerStatistics) -> bool {
         let last = self.last.as_ref();
         last.is_some_and(|last| last.taken_ns == statistics.taken_ns)
     }
 
     /// The line of the interval since the last call, below a header if one is due. The first call begins the first
     /// interval and returns nothing.
-    pub(super) fn add(&mut self, now: &SchedulerStatistics) -> Option<String> {
+    pub(super) fn add_interval(&mut self, now: &SchedulerStatistics) -> Option<String> {
         let last = self.last.replace(now.clone())?;
         let seconds = now.taken_ns.saturating_sub(last.taken_ns) as f64 / 1e9;
-        let mut text = match self.lines.is_multiple_of(HEADER_EVERY) {
-            true => header(),
+        let mut text = match self.lines.is_multiple_of(LINES_PER_HEADER) {
+            true => format_header(),
             false => String::new(),
         };
         self.lines += 1;
-        text += &line(&now.since(&last), seconds.max(1e-9));
+        text += &format_line(&now.since(&last), seconds.max(1e-9));
         Some(text)
     }
 }
 
-fn header() -> String {
+fn format_header() -> String {
     let mut text = String::new();
-    for class in CLASSES {
+    for class in CLASS_COLUMNS {
         let _ = write!(text, "{:>20}  ", class.to_string());
     }
     text = text.trim_end().to_owned() + "\n";
-    for _ in CLASSES {
+    for _ in CLASS_COLUMNS {
         text += "  RUN/S  P99 WAIT  CPU  ";
     }
     text + "PREEMPT/S  HELD/S\n"
 }
 
-fn line(interval: &SchedulerStatistics, seconds: f64) -> String {
+fn format_line(interval: &SchedulerStatistics, seconds: f64) -> String {
     let all_ns: u64 = interval.classes.values().map(|class| class.run_ns).sum();
     let nothing = ClassStatistics::default();
     let mut text = String::new();
-    for class in CLASSES {
+    for class in CLASS_COLUMNS {
         let counted = interval.classes.get(&class).unwrap_or(&nothing);
         let wait = match counted.wakeups {
             0 => "-".to_owned(),
-            _ => duration(counted.waits().p99_ns()),
+            _ => format_duration(counted.waits().p99_ns()),
         };
         let share = 100.0 * counted.run_ns as f64 / all_ns.max(1) as f64;
         let rate = counted.runs as f64 / seconds;
@@ -79,7 +79,7 @@ fn line(interval: &SchedulerStatistics, seconds: f64) -> String {
 }
 
 /// A time with two or three digits.
-fn duration(ns: u64) -> String {
+fn format_duration(ns: u64) -> String {
     match ns as f64 {
         ns if ns < 999.5e3 => format!("{:.0} µs", ns / 1e3),
         ns if ns < 99.95e6 => format!("{:.1} ms", ns / 1e6),
@@ -92,7 +92,7 @@ fn duration(ns: u64) -> String {
 mod tests {
     use super::*;
 
-    fn statistics(seconds: u64) -> SchedulerStatistics {
+    fn statistics_at(seconds: u64) -> SchedulerStatistics {
         let critical = ClassStatistics {
             runs: 1500 * seconds,
             run_ns: 250_000_000 * seconds,
@@ -119,11 +119,11 @@ mod tests {
     #[test]
     fn a_line_describes_its_interval() {
         let mut table = IntervalTable::default();
-        assert!(!table.is_added(&statistics(1)));
-        assert_eq!(table.add(&statistics(1)), None);
-        assert!(table.is_added(&statistics(1)));
-        assert!(!table.is_added(&statistics(3)));
-        let text = table.add(&statistics(3)).unwrap();
+        assert!(!table.has_added(&statistics_at(1)));
+        assert_eq!(table.add_interval(&statistics_at(1)), None);
+        assert!(table.has_added(&statistics_at(1)));
+        assert!(!table.has_added(&statistics_at(3)));
+        let text = table.add_interval(&statistics_at(3)).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
         let words: Vec<&str> = lines[2].split_whitespace().collect();
@@ -136,16 +136,16 @@ mod tests {
             lines.iter().all(|line| line.chars().count() <= 120),
             "{text}"
         );
-        let next = table.add(&statistics(4)).unwrap();
+        let next = table.add_interval(&statistics_at(4)).unwrap();
         assert_eq!(next.lines().count(), 1, "the header is there: {next}");
     }
 
     #[test]
-    fn times_are_short() {
-        assert_eq!(duration(1023), "1 µs");
-        assert_eq!(duration(131_071), "131 µs");
-        assert_eq!(duration(1_048_575), "1.0 ms");
-        assert_eq!(duration(134_217_727), "134 ms");
-        assert_eq!(duration(8_589_934_591), "8.6 s");
+    fn times_have_two_or_three_digits() {
+        assert_eq!(format_duration(1023), "1 µs");
+        assert_eq!(format_duration(131_071), "131 µs");
+        assert_eq!(format_duration(1_048_575), "1.0 ms");
+        assert_eq!(format_duration(134_217_727), "134 ms");
+        assert_eq!(format_duration(8_589_934_591), "8.6 s");
     }
 }

@@ -16,14 +16,14 @@ use super::config_file::{self, ConfigFile};
 use super::policy::PolicyOptions;
 use super::predecessor::{self, Predecessor};
 use super::published;
-use super::session::Session;
-use crate::doctor::malformed_functions;
+use super::session::SchedulerSession;
+use crate::doctor::count_malformed_functions;
 use crate::interrupt;
 
 /// The longest time before the kernel ejects a scheduler that lets a task wait.
-const WATCHDOG_MS: u64 = SchedSettings::WATCHDOG.as_millis() as u64;
+const DEFAULT_WATCHDOG_MS: u64 = SchedSettings::WATCHDOG.as_millis() as u64;
 /// Time before the scheduler is loaded again. It doubles with every ejection.
-const RESTART_AFTER: Duration = Duration::from_secs(1);
+const FIRST_RESTART_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(crate) struct LoadOptions {
@@ -45,8 +45,8 @@ pub(crate) struct LoadOptions {
     #[arg(value_parser = value_parser!(u32).range(0..=10))]
     restart: u32,
     /// Time that a task may wait before the kernel ejects the scheduler, in milliseconds
-    #[arg(long, value_name = "N", default_value_t = WATCHDOG_MS)]
-    #[arg(value_parser = value_parser!(u64).range(500..=WATCHDOG_MS))]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_WATCHDOG_MS)]
+    #[arg(value_parser = value_parser!(u64).range(500..=DEFAULT_WATCHDOG_MS))]
     watchdog_ms: u64,
     /// Print what the scheduler does, a line every SECONDS
     #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..=3600))]
@@ -65,23 +65,23 @@ fn parse_policy(text: &str) -> Result<PolicyPart, String> {
 pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
     let (stop, mut session) = match &options.config {
         None => {
-            let stop = interrupt::flag()?;
-            (stop, Session::new(options.policy.clone()))
+            let stop = interrupt::interrupt_flag()?;
+            (stop, SchedulerSession::new(options.policy.clone()))
         }
         Some(path) => {
-            let policy = config_file::load(path)?;
-            let (stop, reload) = interrupt::flag_and_reload()?;
+            let policy = config_file::load_policy(path)?;
+            let (stop, reload) = interrupt::interrupt_and_reload_flags()?;
             let file = ConfigFile::new(path, reload);
-            (stop, Session::new(policy).config(file))
+            (stop, SchedulerSession::new(policy).with_config_file(file))
         }
     };
     if let Some(seconds) = options.stats {
-        session = session.stats(seconds);
+        session = session.with_statistics_every(seconds);
     }
     let predecessor = match options.replace {
         true => {
-            check_functions()?;
-            Predecessor::find()?
+            check_verifier_accepts_schedulers()?;
+            Predecessor::find_loaded()?
         }
         false => None,
     };
@@ -89,7 +89,7 @@ pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
         check_kernel()?;
     }
     let counters = keep_loaded(options, predecessor, &stop, &mut session)?;
-    eprint!("{}", describe(&counters));
+    eprint!("{}", describe_counters(&counters));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -99,17 +99,17 @@ fn keep_loaded(
     options: &LoadOptions,
     mut predecessor: Option<Predecessor>,
     stop: &AtomicBool,
-    session: &mut Session,
+    session: &mut SchedulerSession,
 ) -> Result<SchedCounters, Box<dyn Error>> {
     loop {
         let settings = SchedSettings {
             watchdog: Duration::from_millis(options.watchdog_ms),
             without: options.without.clone(),
-            ..session.settings()
+            ..session.load_settings()
         };
         let ended = match predecessor.take() {
             None => scheduler::run(&settings, |loaded| session.poll(loaded, stop)),
-            Some(predecessor) => replace(&settings, &predecessor, stop, session),
+            Some(predecessor) => replace_predecessor(&settings, &predecessor, stop, session),
         };
         let reason = match ended {
             Ok(counters) => return Ok(counters),
@@ -127,7 +127,7 @@ fn keep_loaded(
             }
             false => eprintln!("zernel: the kernel ejected the scheduler: {reason}"),
         }
-        pause(RESTART_AFTER * 2_u32.pow(session.restarts), stop);
+        sleep_unless_stopped(FIRST_RESTART_DELAY * 2_u32.pow(session.restarts), stop);
         if stop.load(Ordering::Relaxed) {
             return Err("stopped while the scheduler was unloaded".into());
         }
@@ -136,16 +136,16 @@ fn keep_loaded(
 }
 
 /// Schedules in place of the predecessor, until the flag is set.
-fn replace(
+fn replace_predecessor(
     settings: &SchedSettings,
     predecessor: &Predecessor,
     stop: &AtomicBool,
-    session: &mut Session,
+    session: &mut SchedulerSession,
 ) -> Result<SchedCounters, SchedError> {
     let mut is_reported = false;
     let ended = Cell::new(Duration::ZERO);
     let unload = || {
-        ended.set(predecessor.end()?);
+        ended.set(predecessor.end_and_wait()?);
         Ok(())
     };
     scheduler::replace(settings, unload, |loaded| {
@@ -158,7 +158,7 @@ fn replace(
 }
 
 /// Waits for a time, or until the flag is set.
-fn pause(time: Duration, stop: &AtomicBool) {
+fn sleep_unless_stopped(time: Duration, stop: &AtomicBool) {
     let end = Instant::now() + time;
     while Instant::now() < end && !stop.load(Ordering::Relaxed) {
         thread::sleep(Duration::from_millis(50));
@@ -168,16 +168,16 @@ fn pause(time: Duration, stop: &AtomicBool) {
 /// Checks that the kernel can load a scheduler now.
 pub(crate) fn check_kernel() -> Result<(), Box<dyn Error>> {
     match scheduler::check() {
-        Err(SchedError::OtherScheduler(name)) => return Err(loaded_by_other(&name).into()),
+        Err(SchedError::OtherScheduler(name)) => return Err(other_scheduler_text(&name).into()),
         checked => checked?,
     }
-    check_functions()
+    check_verifier_accepts_schedulers()
 }
 
 /// Names the scheduler that is loaded, and what to do.
-fn loaded_by_other(name: &str) -> String {
-    let own = published::read(Path::new(published::DIRECTORY)).ok();
-    match own.filter(|_| name == predecessor::NAME) {
+fn other_scheduler_text(name: &str) -> String {
+    let own = published::read_statistics(Path::new(published::STATISTICS_DIRECTORY)).ok();
+    match own.filter(|_| name == predecessor::SCHEDULER_NAME) {
         Some(loaded) => format!(
             "the scheduler {name} is loaded by pid {}; stop it first, or take its place with `zernel sched --replace`",
             loaded.pid
@@ -187,8 +187,8 @@ fn loaded_by_other(name: &str) -> String {
 }
 
 /// Checks that the verifier accepts schedulers.
-fn check_functions() -> Result<(), Box<dyn Error>> {
-    match malformed_functions() {
+fn check_verifier_accepts_schedulers() -> Result<(), Box<dyn Error>> {
+    match count_malformed_functions() {
         0 => Ok(()),
         malformed => Err(format!(
             "the kernel's BTF has {malformed} malformed scheduler functions, so the verifier refuses every scheduler; \
@@ -199,7 +199,7 @@ fn check_functions() -> Result<(), Box<dyn Error>> {
 }
 
 /// What the scheduler did, as text.
-pub(crate) fn describe(counters: &SchedCounters) -> String {
+pub(crate) fn describe_counters(counters: &SchedCounters) -> String {
     let SchedCounters {
         idle_wakeups,
         preempting_wakeups,

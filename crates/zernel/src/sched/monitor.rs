@@ -12,30 +12,31 @@ use super::published;
 use crate::interrupt;
 
 /// Time between two looks at the published statistics.
-const POLL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Prints a line per interval until Ctrl-C, or until the scheduler ends.
 pub(super) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
-    let stop = interrupt::flag()?;
+    let stop = interrupt::interrupt_flag()?;
     let interval = Duration::from_secs(seconds);
     let mut table = IntervalTable::default();
     let mut next = Instant::now();
     let mut has_printed = false;
     while !stop.load(Ordering::Relaxed) {
-        thread::sleep(POLL);
+        thread::sleep(POLL_INTERVAL);
         if Instant::now() < next {
             continue;
         }
-        let statistics = match published::read(Path::new(published::DIRECTORY)) {
-            Err(_) if has_printed => return Err("the scheduler was unloaded".into()),
-            read => read?,
-        };
-        if table.is_added(&statistics) {
+        let statistics =
+            match published::read_statistics(Path::new(published::STATISTICS_DIRECTORY)) {
+                Err(_) if has_printed => return Err("the scheduler was unloaded".into()),
+                read => read?,
+            };
+        if table.has_added(&statistics) {
             // The next ones are published within a second.
             continue;
         }
         next = Instant::now() + interval;
-        if let Some(text) = table.add(&statistics) {
+        if let Some(text) = table.add_interval(&statistics) {
             crate::print(text.as_bytes())?;
             has_printed = true;
         }

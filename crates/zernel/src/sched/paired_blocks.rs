@@ -32,7 +32,7 @@ struct StepCount {
 
 impl StepCounts {
     /// Those of a snapshot that arrived at `now_ns` of the monotonic clock.
-    pub(super) fn of(snapshot: &Snapshot, now_ns: u64) -> Self {
+    pub(super) fn from_snapshot(snapshot: &Snapshot, now_ns: u64) -> Self {
         let trainers = snapshot.observed.iter();
         let trainers = trainers.filter(|process| process.is_trainer());
         let counts = trainers.map(|process| {
@@ -78,7 +78,7 @@ pub(super) struct PairedBlocks {
 
 impl PairedBlocks {
     /// Adds a pair. Its blocks must have the same processes.
-    pub(super) fn add(&mut self, with: &StepRates, without: &StepRates) {
+    pub(super) fn add_pair(&mut self, with: &StepRates, without: &StepRates) {
         if with.is_empty() || !with.keys().eq(without.keys()) {
             self.discarded += 1;
             return;
@@ -90,13 +90,13 @@ impl PairedBlocks {
 
     /// Whether the scheduler is better or worse: a sign test over the pairs, the rule of `zernel lab compare`. Six losses
     /// of six decide, or 11 of 13.
-    pub(super) fn outcome(&self) -> SignTestOutcome {
+    pub(super) fn sign_test_outcome(&self) -> SignTestOutcome {
         let pairs = self.logarithms.iter().map(|logarithm| (0.0, *logarithm));
         SignTest::of(pairs, true).outcome()
     }
 
     /// The ratio of steps per second, with its 95 % interval. `None` with less than two pairs.
-    pub(super) fn ratio(&self) -> Option<RatioEstimate> {
+    pub(super) fn mean_ratio(&self) -> Option<RatioEstimate> {
         let count = self.logarithms.len();
         if count < 2 {
             return None;
@@ -104,7 +104,7 @@ impl PairedBlocks {
         let mean = self.logarithms.iter().sum::<f64>() / count as f64;
         let squares = self.logarithms.iter().map(|log| (log - mean).powi(2));
         let variance = squares.sum::<f64>() / (count - 1) as f64;
-        let half_width = student_t(count - 1) * (variance / count as f64).sqrt();
+        let half_width = student_t_percentile(count - 1) * (variance / count as f64).sqrt();
         Some(RatioEstimate {
             ratio: mean.exp(),
             low: (mean - half_width).exp(),
@@ -141,8 +141,8 @@ impl fmt::Display for RatioEstimate {
 
 /// The 97.5th percentile of Student's t distribution. Between the tabulated degrees of freedom the larger value is
 /// taken.
-fn student_t(degrees: usize) -> f64 {
-    const TABLE: [(usize, f64); 16] = [
+fn student_t_percentile(degrees: usize) -> f64 {
+    const PERCENTILES_BY_DEGREES: [(usize, f64); 16] = [
         (1, 12.706),
         (2, 4.303),
         (3, 3.182),
@@ -160,7 +160,10 @@ fn student_t(degrees: usize) -> f64 {
         (60, 2.000),
         (120, 1.980),
     ];
-    let known = TABLE.iter().rev().find(|(known, _)| *known <= degrees);
+    let known = PERCENTILES_BY_DEGREES
+        .iter()
+        .rev()
+        .find(|(known, _)| *known <= degrees);
     known.map_or(f64::INFINITY, |(_, value)| *value)
 }
 
@@ -169,30 +172,30 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn rates(values: &[(u32, f64)]) -> StepRates {
+    fn step_rates(values: &[(u32, f64)]) -> StepRates {
         let rates = values.iter().map(|(pid, rate)| ((*pid, 1), *rate));
         rates.collect()
     }
 
     /// Counts of a snapshot that is half a second old.
-    fn counts(now_ns: u64, steps: u64, gaps: u64) -> StepCounts {
+    fn step_counts(now_ns: u64, steps: u64, gaps: u64) -> StepCounts {
         let snapshot = json!({"age_seconds": 0.5, "observed": [
             {"pid": 7, "start_ns": 1, "role": "trainer", "steps": {"count": steps, "gaps": gaps}},
             {"pid": 8, "start_ns": 1, "role": "loader", "steps": {"count": steps}},
         ]});
-        StepCounts::of(&serde_json::from_value(snapshot).unwrap(), now_ns)
+        StepCounts::from_snapshot(&serde_json::from_value(snapshot).unwrap(), now_ns)
     }
 
     #[test]
     fn rates_are_of_trainers_that_were_counted_throughout() {
-        let first = counts(1_000_000_000, 100, 0);
+        let first = step_counts(1_000_000_000, 100, 0);
         assert_eq!(first.taken_ns, 500_000_000);
-        let rates = first.rates_until(&counts(3_000_000_000, 150, 0));
+        let rates = first.rates_until(&step_counts(3_000_000_000, 150, 0));
         assert_eq!(rates, BTreeMap::from([((7, 1), 25.0)]));
         for later in [
-            counts(3_000_000_000, 150, 1),
-            counts(3_000_000_000, 100, 0),
-            counts(1_000_000_000, 150, 0),
+            step_counts(3_000_000_000, 150, 1),
+            step_counts(3_000_000_000, 100, 0),
+            step_counts(1_000_000_000, 150, 0),
         ] {
             assert!(first.rates_until(&later).is_empty(), "{later:?}");
         }
@@ -201,11 +204,11 @@ mod tests {
     #[test]
     fn the_ratio_is_a_geometric_mean_with_an_interval() {
         let mut blocks = PairedBlocks::default();
-        assert_eq!(blocks.ratio(), None);
+        assert_eq!(blocks.mean_ratio(), None);
         for factor in [2.0, 2.0, 0.5, 2.0] {
-            blocks.add(&rates(&[(1, factor)]), &rates(&[(1, 1.0)]));
+            blocks.add_pair(&step_rates(&[(1, factor)]), &step_rates(&[(1, 1.0)]));
         }
-        let estimate = blocks.ratio().unwrap();
+        let estimate = blocks.mean_ratio().unwrap();
         // Logarithms to base 2: mean 0.5, standard deviation 1, standard error 0.5, t = 3.182.
         assert!((estimate.ratio - 2_f64.powf(0.5)).abs() < 1e-9);
         assert!((estimate.low - 2_f64.powf(0.5 - 1.591)).abs() < 1e-9);
@@ -217,44 +220,48 @@ mod tests {
     fn every_process_counts_alike() {
         let mut blocks = PairedBlocks::default();
         for _ in 0..2 {
-            let with = rates(&[(1, 200.0), (2, 1.0)]);
-            blocks.add(&with, &rates(&[(1, 100.0), (2, 2.0)]));
+            let with = step_rates(&[(1, 200.0), (2, 1.0)]);
+            blocks.add_pair(&with, &step_rates(&[(1, 100.0), (2, 2.0)]));
         }
-        assert!((blocks.ratio().unwrap().ratio - 1.0).abs() < 1e-9);
+        assert!((blocks.mean_ratio().unwrap().ratio - 1.0).abs() < 1e-9);
     }
 
     #[test]
     fn blocks_with_other_processes_are_discarded() {
         let mut blocks = PairedBlocks::default();
-        blocks.add(&rates(&[(1, 1.0)]), &rates(&[(2, 1.0)]));
-        blocks.add(&rates(&[(1, 1.0)]), &rates(&[(1, 1.0), (2, 1.0)]));
-        blocks.add(&rates(&[]), &rates(&[]));
-        assert_eq!((blocks.discarded, blocks.ratio()), (3, None));
+        blocks.add_pair(&step_rates(&[(1, 1.0)]), &step_rates(&[(2, 1.0)]));
+        blocks.add_pair(&step_rates(&[(1, 1.0)]), &step_rates(&[(1, 1.0), (2, 1.0)]));
+        blocks.add_pair(&step_rates(&[]), &step_rates(&[]));
+        assert_eq!((blocks.discarded, blocks.mean_ratio()), (3, None));
     }
 
     #[test]
     fn six_losses_of_six_are_worse() {
         let mut blocks = PairedBlocks::default();
         for loss in 1..=6 {
-            assert_eq!(blocks.outcome(), SignTestOutcome::Undecided, "{loss}");
-            blocks.add(&rates(&[(1, 0.99)]), &rates(&[(1, 1.0)]));
+            assert_eq!(
+                blocks.sign_test_outcome(),
+                SignTestOutcome::Undecided,
+                "{loss}"
+            );
+            blocks.add_pair(&step_rates(&[(1, 0.99)]), &step_rates(&[(1, 1.0)]));
         }
-        assert_eq!(blocks.outcome(), SignTestOutcome::Worse);
+        assert_eq!(blocks.sign_test_outcome(), SignTestOutcome::Worse);
         // 2 wins of 12 leave it open, 2 of 13 do not.
         for _ in 0..2 {
-            blocks.add(&rates(&[(1, 1.1)]), &rates(&[(1, 1.0)]));
+            blocks.add_pair(&step_rates(&[(1, 1.1)]), &step_rates(&[(1, 1.0)]));
         }
-        assert_eq!(blocks.outcome(), SignTestOutcome::Undecided);
+        assert_eq!(blocks.sign_test_outcome(), SignTestOutcome::Undecided);
         for _ in 0..5 {
-            blocks.add(&rates(&[(1, 0.9)]), &rates(&[(1, 1.0)]));
+            blocks.add_pair(&step_rates(&[(1, 0.9)]), &step_rates(&[(1, 1.0)]));
         }
-        assert_eq!(blocks.outcome(), SignTestOutcome::Worse);
+        assert_eq!(blocks.sign_test_outcome(), SignTestOutcome::Worse);
     }
 
     #[test]
     fn the_table_of_t_is_never_too_small() {
-        assert_eq!(student_t(0), f64::INFINITY);
-        assert_eq!(student_t(11), 2.228);
-        assert_eq!(student_t(1000), 1.980);
+        assert_eq!(student_t_percentile(0), f64::INFINITY);
+        assert_eq!(student_t_percentile(11), 2.228);
+        assert_eq!(student_t_percentile(1000), 1.980);
     }
 }

@@ -12,19 +12,19 @@ use serde::{Deserialize, Deserializer};
 use zernel_scheduler::scheduler::{Privilege, SchedSettings};
 
 /// Slices in microseconds.
-const SLICES_US: std::ops::RangeInclusive<u64> = 100..=100_000;
+const ALLOWED_SLICES_US: std::ops::RangeInclusive<u64> = 100..=100_000;
 /// How the privilege of one command begins in what is published.
-pub(super) const OWN_TREE: &str = "run=";
+pub(super) const OWN_TREE_PREFIX: &str = "run=";
 /// The id of the root cgroup, in which all tasks are.
-const ROOT_CGROUP: u64 = 1;
+const ROOT_CGROUP_ID: u64 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Args, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct PolicyOptions {
     /// Time that a task runs before others get their turn, in microseconds
     #[arg(long, value_name = "N", default_value_t = SchedSettings::SLICE.as_micros() as u64)]
-    #[arg(value_parser = value_parser!(u64).range(SLICES_US))]
-    #[serde(deserialize_with = "slice")]
+    #[arg(value_parser = value_parser!(u64).range(ALLOWED_SLICES_US))]
+    #[serde(deserialize_with = "deserialize_slice")]
     pub(super) slice_us: u64,
     /// Tasks with critical threads that go first: nobody, all, cgroup=PATH or user=NAME. Needs a running `zernel observe`
     #[arg(long, value_name = "TASKS", default_value = "nobody")]
@@ -46,7 +46,7 @@ impl Default for PolicyOptions {
 
 impl PolicyOptions {
     /// The settings of the scheduler.
-    pub(super) fn settings(&self) -> SchedSettings {
+    pub(super) fn scheduler_settings(&self) -> SchedSettings {
         SchedSettings {
             slice: Duration::from_micros(self.slice_us),
             privilege: self.privilege.privilege,
@@ -59,7 +59,7 @@ impl PolicyOptions {
 impl fmt::Display for PolicyOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (slice, privilege) = (self.slice_us, &self.privilege.text);
-        let guarantee = self.guarantee.share();
+        let guarantee = self.guarantee.as_share();
         write!(
             f,
             "slice {slice} µs, privilege {privilege}, guarantee {guarantee}"
@@ -68,14 +68,14 @@ impl fmt::Display for PolicyOptions {
 }
 
 /// Reads a slice of a file.
-fn slice<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+fn deserialize_slice<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let slice_us = u64::deserialize(deserializer)?;
-    match SLICES_US.contains(&slice_us) {
+    match ALLOWED_SLICES_US.contains(&slice_us) {
         true => Ok(slice_us),
         false => Err(serde::de::Error::custom(format!(
             "a slice is between {} and {} µs",
-            SLICES_US.start(),
-            SLICES_US.end()
+            ALLOWED_SLICES_US.start(),
+            ALLOWED_SLICES_US.end()
         ))),
     }
 }
@@ -100,7 +100,7 @@ impl PrivilegeOption {
     /// This process and its descendants.
     pub(super) fn own_tree() -> Self {
         Self {
-            text: format!("{OWN_TREE}{}", std::process::id()),
+            text: format!("{OWN_TREE_PREFIX}{}", std::process::id()),
             privilege: Privilege::OwnTree,
         }
     }
@@ -123,7 +123,7 @@ impl FromStr for PrivilegeOption {
             "all" => Privilege::All,
             _ => match text.split_once('=') {
                 Some(("cgroup", path)) => match cgroup_id(path)? {
-                    ROOT_CGROUP => Privilege::All,
+                    ROOT_CGROUP_ID => Privilege::All,
                     id => Privilege::Cgroup(id),
                 },
                 Some(("user", user)) => Privilege::User(user_id(user)?),
@@ -163,7 +163,7 @@ fn user_id(user: &str) -> Result<u32, String> {
 pub(super) struct GuaranteeOption(pub(super) u32);
 
 impl GuaranteeOption {
-    pub(super) fn share(self) -> f64 {
+    pub(super) fn as_share(self) -> f64 {
         f64::from(self.0) / 100.0
     }
 }

@@ -11,15 +11,15 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use zernel_scheduler::sched_ext::SchedExt;
 
-use super::policy::OWN_TREE;
+use super::policy::OWN_TREE_PREFIX;
 use super::published;
 
 /// The kernel's name of this scheduler.
-pub(super) const NAME: &str = "zernel";
+pub(super) const SCHEDULER_NAME: &str = "zernel";
 /// The kernel's name of this program's processes.
-const COMMAND: &str = "zernel";
+const PROGRAM_COMM: &str = "zernel";
 /// Time that the loaded scheduler has to exit.
-const EXITS_WITHIN: Timespec = Timespec {
+const EXIT_TIMEOUT: Timespec = Timespec {
     tv_sec: 10,
     tv_nsec: 0,
 };
@@ -36,31 +36,31 @@ impl Predecessor {
     ///
     /// # Errors
     /// The loaded scheduler cannot be replaced.
-    pub(super) fn find() -> Result<Option<Self>, String> {
+    pub(super) fn find_loaded() -> Result<Option<Self>, String> {
         let state = SchedExt::current().map_err(|error| error.to_string())?;
         let SchedExt::Loaded { scheduler, .. } = state else {
             return Ok(None);
         };
-        if scheduler != NAME {
+        if scheduler != SCHEDULER_NAME {
             return Err(format!(
                 "the scheduler {scheduler} is loaded, and --replace ends only `zernel sched`; stop it first"
             ));
         }
-        let loaded = published::read(Path::new(published::DIRECTORY)).map_err(|problem| {
+        let loaded = published::read_statistics(Path::new(published::STATISTICS_DIRECTORY)).map_err(|problem| {
             format!(
                 "the process that has loaded the scheduler is unknown ({problem}); stop it first"
             )
         })?;
         let pid = loaded.pid;
-        if loaded.privilege.starts_with(OWN_TREE) {
+        if loaded.privilege.starts_with(OWN_TREE_PREFIX) {
             return Err(format!(
                 "`zernel run --sched` (pid {pid}) has loaded the scheduler; it is unloaded when its command exits"
             ));
         }
-        let process = open(pid).map_err(|error| format!("pid {pid}: {error}"))?;
+        let process = open_pidfd(pid).map_err(|error| format!("pid {pid}: {error}"))?;
         // Checked when the process cannot become another one: the file may be seconds old, or of another pid namespace.
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        if name.trim_end() != COMMAND {
+        if name.trim_end() != PROGRAM_COMM {
             return Err(format!(
                 "the process that has loaded the scheduler is unknown (pid {pid} is `{}`); stop it first",
                 name.trim_end()
@@ -70,7 +70,7 @@ impl Predecessor {
     }
 
     /// Asks it to end and waits until it has. Returns the time that this took.
-    pub(super) fn end(&self) -> Result<Duration, String> {
+    pub(super) fn end_and_wait(&self) -> Result<Duration, String> {
         let begin = Instant::now();
         let pid = self.pid;
         match pidfd_send_signal(&self.process, Signal::TERM) {
@@ -81,7 +81,7 @@ impl Predecessor {
         // A pidfd becomes readable when its process exits.
         let mut exits = [PollFd::new(&self.process, PollFlags::IN)];
         loop {
-            match poll(&mut exits, Some(&EXITS_WITHIN)) {
+            match poll(&mut exits, Some(&EXIT_TIMEOUT)) {
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(format!("pid {pid} was asked to end: {error}")),
                 Ok(0) => {
@@ -95,7 +95,7 @@ impl Predecessor {
     }
 }
 
-fn open(pid: u32) -> io::Result<OwnedFd> {
+fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid.cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }

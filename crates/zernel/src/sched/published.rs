@@ -11,19 +11,19 @@ use rustix::time::{ClockId, clock_gettime};
 use zernel_model::scheduler::SchedulerStatistics;
 
 /// Directory of the file. All users may read it, only root may write to it.
-pub(crate) const DIRECTORY: &str = "/run/zernel-sched";
+pub(crate) const STATISTICS_DIRECTORY: &str = "/run/zernel-sched";
 const STATISTICS_FILE: &str = "statistics.json";
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Writes the file.
-pub(super) struct Publisher {
+pub(super) struct StatisticsPublisher {
     directory: PathBuf,
     last: Option<Instant>,
     /// Whether it was printed that the file cannot be written.
     has_complained: bool,
 }
 
-impl Publisher {
+impl StatisticsPublisher {
     pub(super) fn new(directory: &Path) -> Self {
         Self {
             directory: directory.to_owned(),
@@ -41,7 +41,7 @@ impl Publisher {
             return;
         }
         self.last = Some(Instant::now());
-        let written = self.write(&statistics());
+        let written = self.write_statistics(&statistics());
         if let Err(error) = written
             && !std::mem::replace(&mut self.has_complained, true)
         {
@@ -50,7 +50,7 @@ impl Publisher {
         }
     }
 
-    fn write(&self, statistics: &SchedulerStatistics) -> io::Result<()> {
+    fn write_statistics(&self, statistics: &SchedulerStatistics) -> io::Result<()> {
         if !self.directory.exists() {
             fs::create_dir(&self.directory)?;
             fs::set_permissions(&self.directory, Permissions::from_mode(0o755))?;
@@ -63,7 +63,7 @@ impl Publisher {
     }
 }
 
-impl Drop for Publisher {
+impl Drop for StatisticsPublisher {
     fn drop(&mut self) {
         // Without figures of its own, it did not load: the file is that of the loaded scheduler.
         if self.last.is_none() {
@@ -78,7 +78,7 @@ impl Drop for Publisher {
 ///
 /// # Errors
 /// No scheduler publishes any.
-pub(crate) fn read(directory: &Path) -> Result<SchedulerStatistics, String> {
+pub(crate) fn read_statistics(directory: &Path) -> Result<SchedulerStatistics, String> {
     let none = "no `zernel sched` runs on this machine";
     let path = directory.join(STATISTICS_FILE);
     let text = fs::read(&path).map_err(|error| match error.kind() {
@@ -107,19 +107,23 @@ mod tests {
     fn statistics_are_published_until_the_end() {
         let folder = tempfile::tempdir().unwrap();
         let directory = folder.path().join("sched");
-        assert!(read(&directory).unwrap_err().contains("no `zernel sched`"));
+        assert!(
+            read_statistics(&directory)
+                .unwrap_err()
+                .contains("no `zernel sched`")
+        );
         let statistics = SchedulerStatistics {
             pid: 7,
             taken_ns: monotonic_ns(),
             ..SchedulerStatistics::default()
         };
-        let mut publisher = Publisher::new(&directory);
+        let mut publisher = StatisticsPublisher::new(&directory);
         publisher.publish_if_due(|| statistics.clone());
-        assert_eq!(read(&directory), Ok(statistics));
+        assert_eq!(read_statistics(&directory), Ok(statistics));
         publisher.publish_if_due(|| unreachable!("a second has not passed"));
-        drop(Publisher::new(&directory));
+        drop(StatisticsPublisher::new(&directory));
         assert!(
-            read(&directory).is_ok(),
+            read_statistics(&directory).is_ok(),
             "one that published nothing removes nothing"
         );
         drop(publisher);
@@ -129,15 +133,19 @@ mod tests {
     #[test]
     fn statistics_of_a_killed_scheduler_are_not_used() {
         let folder = tempfile::tempdir().unwrap();
-        let publisher = Publisher::new(folder.path());
+        let publisher = StatisticsPublisher::new(folder.path());
         let taken_ns = monotonic_ns();
         let old = SchedulerStatistics {
             taken_ns: taken_ns.saturating_sub(SchedulerStatistics::LARGEST_AGE_NS),
             ..SchedulerStatistics::default()
         };
-        publisher.write(&old).unwrap();
-        assert!(read(folder.path()).is_err());
+        publisher.write_statistics(&old).unwrap();
+        assert!(read_statistics(folder.path()).is_err());
         fs::write(folder.path().join(STATISTICS_FILE), "{").unwrap();
-        assert!(read(folder.path()).unwrap_err().contains("cannot read"));
+        assert!(
+            read_statistics(folder.path())
+                .unwrap_err()
+                .contains("cannot read")
+        );
     }
 }

@@ -11,15 +11,15 @@ use zernel_scheduler::scheduler::{LoadedScheduler, Privilege, SchedSettings};
 use super::config_file::ConfigFile;
 use super::interval_table::IntervalTable;
 use super::policy::{PolicyOptions, PrivilegeOption};
-use super::published::{self, Publisher};
+use super::published::{self, StatisticsPublisher};
 use crate::service::ServiceManager;
 
 /// The time in which the scheduler is loaded, once or several times.
-pub(crate) struct Session {
+pub(crate) struct SchedulerSession {
     policy: PolicyOptions,
     /// Times that the scheduler was loaded again after an ejection.
     pub(super) restarts: u32,
-    publisher: Publisher,
+    publisher: StatisticsPublisher,
     stats: Option<IntervalPrinter>,
     config: Option<ConfigFile>,
     manager: Option<ServiceManager>,
@@ -28,12 +28,12 @@ pub(crate) struct Session {
     is_observed: Option<bool>,
 }
 
-impl Session {
+impl SchedulerSession {
     pub(super) fn new(policy: PolicyOptions) -> Self {
         Self {
             policy,
             restarts: 0,
-            publisher: Publisher::new(Path::new(published::DIRECTORY)),
+            publisher: StatisticsPublisher::new(Path::new(published::STATISTICS_DIRECTORY)),
             stats: None,
             config: None,
             manager: ServiceManager::from_environment(),
@@ -43,7 +43,7 @@ impl Session {
     }
 
     /// A session that prints nothing about itself and notifies no service manager.
-    pub(super) fn quiet(policy: PolicyOptions) -> Self {
+    pub(super) fn new_quiet(policy: PolicyOptions) -> Self {
         let mut session = Self::new(policy);
         session.manager = None;
         session.is_announced = true;
@@ -53,29 +53,29 @@ impl Session {
 
     /// A session in which this process and its descendants are privileged.
     pub(crate) fn for_own_tree() -> Self {
-        Self::quiet(PolicyOptions {
+        Self::new_quiet(PolicyOptions {
             privilege: PrivilegeOption::own_tree(),
             ..PolicyOptions::default()
         })
     }
 
     /// Prints statistics every `seconds`.
-    pub(super) fn stats(mut self, seconds: u64) -> Self {
+    pub(super) fn with_statistics_every(mut self, seconds: u64) -> Self {
         self.stats = Some(IntervalPrinter::new(seconds));
         self
     }
 
     /// Follows the changes of a configuration file.
-    pub(super) fn config(mut self, file: ConfigFile) -> Self {
+    pub(super) fn with_config_file(mut self, file: ConfigFile) -> Self {
         self.config = Some(file);
         self
     }
 
     /// The settings to load the scheduler with.
-    pub(crate) fn settings(&self) -> SchedSettings {
+    pub(crate) fn load_settings(&self) -> SchedSettings {
         SchedSettings {
             may_privilege: self.config.is_some(),
-            ..self.policy.settings()
+            ..self.policy.scheduler_settings()
         }
     }
 
@@ -92,15 +92,15 @@ impl Session {
         stop: &AtomicBool,
     ) -> ControlFlow<()> {
         if !std::mem::replace(&mut self.is_announced, true) {
-            self.announce();
+            self.announce_loaded();
         }
         if let Some(manager) = &mut self.manager {
             // If the manager cannot be notified, it restarts the scheduler.
             let _ = manager.keep_alive();
         }
-        self.follow_config(loaded);
-        self.follow_observer(loaded);
-        let statistics = || statistics(loaded, &self.policy, self.restarts);
+        self.apply_changed_config(loaded);
+        self.report_observer_changes(loaded);
+        let statistics = || collect_statistics(loaded, &self.policy, self.restarts);
         self.publisher.publish_if_due(statistics);
         if let Some(stats) = &mut self.stats {
             stats.print_if_due(statistics);
@@ -111,15 +111,15 @@ impl Session {
         }
     }
 
-    fn announce(&self) {
+    fn announce_loaded(&self) {
         eprintln!("zernel: the scheduler is loaded; Ctrl-C unloads it");
-        if let Some(Err(error)) = self.manager.as_ref().map(ServiceManager::ready) {
+        if let Some(Err(error)) = self.manager.as_ref().map(ServiceManager::notify_ready) {
             eprintln!("zernel: cannot notify the service manager: {error}");
         }
     }
 
     /// Prints when privilege has no effect for want of an observer, and when it has one again.
-    fn follow_observer(&mut self, loaded: &LoadedScheduler<'_>) {
+    fn report_observer_changes(&mut self, loaded: &LoadedScheduler<'_>) {
         if self.policy.privilege.privilege == Privilege::Nobody {
             return;
         }
@@ -138,12 +138,12 @@ impl Session {
     }
 
     /// Applies a changed configuration file. A mistake in it changes nothing.
-    fn follow_config(&mut self, loaded: &LoadedScheduler<'_>) {
-        let Some(changed) = self.config.as_mut().and_then(ConfigFile::changed) else {
+    fn apply_changed_config(&mut self, loaded: &LoadedScheduler<'_>) {
+        let Some(changed) = self.config.as_mut().and_then(ConfigFile::changed_policy) else {
             return;
         };
         let applied = changed.and_then(|policy| {
-            let applied = loaded.set_policy(&policy.settings());
+            let applied = loaded.set_policy(&policy.scheduler_settings());
             applied.map_err(|error| error.to_string())?;
             Ok(policy)
         });
@@ -157,7 +157,7 @@ impl Session {
     }
 }
 
-fn statistics(
+fn collect_statistics(
     loaded: &LoadedScheduler<'_>,
     policy: &PolicyOptions,
     restarts: u32,
@@ -198,7 +198,7 @@ impl IntervalPrinter {
             return;
         }
         self.next = Instant::now() + self.interval;
-        if let Some(text) = self.table.add(&statistics()) {
+        if let Some(text) = self.table.add_interval(&statistics()) {
             // Scheduling goes on without a reader.
             let _ = crate::print(text.as_bytes());
         }

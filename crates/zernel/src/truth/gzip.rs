@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
 
 /// Most bytes of a file that are read.
-const MAX_BYTES: u64 = 1 << 30;
+const MAX_READ_BYTES: u64 = 1 << 30;
 
 /// Whether the name of a file says that it is compressed.
 pub(super) fn is_compressed(path: &Path) -> bool {
@@ -14,20 +14,20 @@ pub(super) fn is_compressed(path: &Path) -> bool {
 }
 
 /// Reads a file, which may be compressed.
-pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read_maybe_compressed(path: &Path) -> io::Result<Vec<u8>> {
     let file = std::fs::File::open(path)?;
     if !is_compressed(path) {
         return read_bounded(file);
     }
-    let mut child = gzip("-dc", file.into())?;
+    let mut child = spawn_gzip("-dc", file.into())?;
     let bytes = child.stdout.take().map_or(Ok(Vec::new()), read_bounded);
-    finish(child)?;
+    wait_for_gzip(child)?;
     bytes
 }
 
 /// Compresses bytes.
 pub(super) fn compress(bytes: &[u8]) -> io::Result<Vec<u8>> {
-    let mut child = gzip("-9nc", Stdio::piped())?;
+    let mut child = spawn_gzip("-9nc", Stdio::piped())?;
     let (input, output) = (child.stdin.take(), child.stdout.take());
     let compressed = thread::scope(|scope| {
         let write = |mut input: ChildStdin| input.write_all(bytes);
@@ -38,18 +38,18 @@ pub(super) fn compress(bytes: &[u8]) -> io::Result<Vec<u8>> {
             Err(panic) => std::panic::resume_unwind(panic),
         }
     });
-    finish(child)?;
+    wait_for_gzip(child)?;
     compressed
 }
 
-fn gzip(option: &str, input: Stdio) -> io::Result<Child> {
+fn spawn_gzip(option: &str, input: Stdio) -> io::Result<Child> {
     let mut command = Command::new("gzip");
     command.arg(option).stdin(input).stdout(Stdio::piped());
     let spawned = command.stderr(Stdio::null()).spawn();
     spawned.map_err(|error| io::Error::new(error.kind(), format!("cannot run gzip: {error}")))
 }
 
-fn finish(mut child: Child) -> io::Result<()> {
+fn wait_for_gzip(mut child: Child) -> io::Result<()> {
     match child.wait()?.success() {
         true => Ok(()),
         false => Err(io::Error::other(
@@ -60,8 +60,8 @@ fn finish(mut child: Child) -> io::Result<()> {
 
 fn read_bounded(source: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    source.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > MAX_BYTES {
+    source.take(MAX_READ_BYTES + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > MAX_READ_BYTES {
         true => Err(io::Error::other("it is larger than 1 GiB")),
         false => Ok(bytes),
     }
@@ -78,10 +78,10 @@ mod tests {
         for (name, content) in [("a", bytes.clone()), ("a.gz", compress(&bytes).unwrap())] {
             let path = folder.path().join(name);
             std::fs::write(&path, content).unwrap();
-            assert_eq!(read(&path).unwrap(), bytes, "{name}");
+            assert_eq!(read_maybe_compressed(&path).unwrap(), bytes, "{name}");
         }
         let damaged = folder.path().join("damaged.gz");
         std::fs::write(&damaged, b"no gzip").unwrap();
-        assert!(read(&damaged).is_err());
+        assert!(read_maybe_compressed(&damaged).is_err());
     }
 }

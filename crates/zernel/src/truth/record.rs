@@ -13,12 +13,12 @@ use procfs::process::Process;
 use zernel_ebpf::observer::{GovernorOptions, ObserverOptions};
 
 use super::gzip;
-use super::recording::Recording;
+use super::recording::TraceRecording;
 use crate::observe::parse_budget;
-use crate::run::attach::parse_time;
-use crate::run::caller::Caller;
-use crate::run::child::{CaughtSignals, Child};
-use crate::run::recorder::Root;
+use crate::run::attach::parse_duration;
+use crate::run::caller::SudoCaller;
+use crate::run::child::{CaughtSignals, RunningCommand};
+use crate::run::recorder::RecordedRoot;
 use crate::run::report_file::{check_report_file, write_report_file};
 use crate::{help, interrupt};
 
@@ -44,7 +44,7 @@ pub(super) struct Options {
     )]
     pid: Option<u32>,
     /// With --pid: observe for TIME, such as 60s, 5m or 1h
-    #[arg(long = "for", value_name = "TIME", value_parser = parse_time, conflicts_with = "command")]
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration, conflicts_with = "command")]
     time: Option<Duration>,
     /// Largest overhead of any observed thread, such as 0.5%; `none` for no limit
     #[arg(long, value_name = "SHARE", default_value = "0.5%", value_parser = parse_budget)]
@@ -61,7 +61,7 @@ pub(super) struct Options {
 }
 
 pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    let caller = match Caller::from_environment() {
+    let caller = match SudoCaller::from_environment() {
         Err(_) if options.as_root => None,
         caller => caller?,
     };
@@ -75,28 +75,29 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
         ..ObserverOptions::default()
     };
     let (recording, code) = match options.pid {
-        Some(pid) => observe(options, pid, &observer)?,
-        None => spawn(options, caller.as_ref(), &observer)?,
+        Some(pid) => record_running_process(options, pid, &observer)?,
+        None => record_command(options, caller.as_ref(), &observer)?,
     };
-    let file = recording.finish()?;
+    let file = recording.stop_and_collect()?;
     eprintln!("zernel: {}", file.summary);
-    write(output, &file.bytes, caller.as_ref())
+    write_trace(output, &file.bytes, caller.as_ref())
         .map_err(|error| format!("cannot write {}: {error}", output.display()))?;
     Ok(code)
 }
 
 /// Runs the command and records it.
-fn spawn(
+fn record_command(
     options: &Options,
-    caller: Option<&Caller>,
+    caller: Option<&SudoCaller>,
     observer: &ObserverOptions,
-) -> Result<(Recording, ExitCode), Box<dyn Error>> {
-    let signals = CaughtSignals::catch()?;
+) -> Result<(TraceRecording, ExitCode), Box<dyn Error>> {
+    let signals = CaughtSignals::catch_forwarded_signals()?;
     let words = options.command.iter();
     let command = words.map(|word| word.to_string_lossy().into_owned());
-    let recording = Recording::start(observer, command.collect(), Root::SpawnedCommand)?;
+    let recording =
+        TraceRecording::start(observer, command.collect(), RecordedRoot::SpawnedCommand)?;
     let command_user = caller.filter(|_| !options.as_root);
-    let code = match Child::spawn(&options.command, command_user, signals) {
+    let code = match RunningCommand::spawn(&options.command, command_user, signals) {
         Ok(child) => ExitCode::from(child.wait()?.exit_code()),
         Err(error) => {
             eprintln!("zernel: {error}");
@@ -107,18 +108,18 @@ fn spawn(
 }
 
 /// Records a process that runs already.
-fn observe(
+fn record_running_process(
     options: &Options,
     pid: u32,
     observer: &ObserverOptions,
-) -> Result<(Recording, ExitCode), Box<dyn Error>> {
-    let interrupted = interrupt::flag()?;
+) -> Result<(TraceRecording, ExitCode), Box<dyn Error>> {
+    let interrupted = interrupt::interrupt_flag()?;
     let process = i32::try_from(pid).map(Process::new);
     let Ok(Ok(process)) = process else {
         return Err(format!("there is no process {pid}").into());
     };
     let command = process.cmdline().unwrap_or_default();
-    let recording = Recording::start(observer, command, Root::RunningProcess(pid))?;
+    let recording = TraceRecording::start(observer, command, RecordedRoot::RunningProcess(pid))?;
     let started = Instant::now();
     let is_over = || options.time.is_some_and(|time| started.elapsed() >= time);
     while process.is_alive() && !is_over() && !interrupted.load(Ordering::Relaxed) {
@@ -127,7 +128,7 @@ fn observe(
     Ok((recording, ExitCode::SUCCESS))
 }
 
-fn write(path: &Path, bytes: &[u8], caller: Option<&Caller>) -> std::io::Result<()> {
+fn write_trace(path: &Path, bytes: &[u8], caller: Option<&SudoCaller>) -> std::io::Result<()> {
     match gzip::is_compressed(path) {
         true => write_report_file(path, &gzip::compress(bytes)?, caller),
         false => write_report_file(path, bytes, caller),

@@ -18,7 +18,7 @@ use zernel_truth::trace::{
     TraceHeader,
 };
 
-use crate::run::recorder::{Root, RunRecording};
+use crate::run::recorder::{RecordedRoot, RunRecording};
 
 /// Time between samples of the sampled rule, and between reads of the trace.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
@@ -27,40 +27,40 @@ const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
 /// Samples per snapshot.
 const SAMPLES_PER_SNAPSHOT: u32 = 2;
 /// Most bytes of entries. A longer trace ends there, and its header reports the loss.
-const MAX_BYTES: usize = 512 << 20;
+const MAX_ENTRY_BYTES: usize = 512 << 20;
 
 /// A thread that records until it is finished.
-pub(super) struct Recording {
+pub(super) struct TraceRecording {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Result<Recorder, ObserveError>>,
+    thread: JoinHandle<Result<TraceRecorder, ObserveError>>,
 }
 
 /// A recorded trace.
-pub(super) struct RecordedFile {
+pub(super) struct RecordedTrace {
     pub(super) bytes: Vec<u8>,
     /// A line for the user.
     pub(super) summary: String,
 }
 
 /// What was recorded so far.
-struct Recorder {
+struct TraceRecorder {
     encoder: TraceEncoder,
     header: TraceHeader,
-    delays: Delays,
+    delays: DelayHistogram,
     events: u64,
     run: RunRecording,
 }
 
-impl Recording {
+impl TraceRecording {
     /// Starts to observe. Returns once all probes are attached.
     pub(super) fn start(
         options: &ObserverOptions,
         command: Vec<String>,
-        root: Root,
+        root: RecordedRoot,
     ) -> Result<Self, ObserveError> {
         let observer = Observer::start(options)?;
         let observer = ObserverThread::start(observer, SNAPSHOT_INTERVAL)?;
-        let recorder = Recorder::new(command, root);
+        let recorder = TraceRecorder::new(command, root);
         let stop = Arc::new(AtomicBool::new(false));
         let thread = thread::spawn({
             let stop = Arc::clone(&stop);
@@ -70,18 +70,18 @@ impl Recording {
     }
 
     /// Stops observing and returns the trace.
-    pub(super) fn finish(self) -> Result<RecordedFile, ObserveError> {
+    pub(super) fn stop_and_collect(self) -> Result<RecordedTrace, ObserveError> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.thread().unpark();
         match self.thread.join() {
-            Ok(recorder) => Ok(recorder?.finish()),
+            Ok(recorder) => Ok(recorder?.into_trace()),
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
 }
 
-impl Recorder {
-    fn new(command: Vec<String>, root: Root) -> Self {
+impl TraceRecorder {
+    fn new(command: Vec<String>, root: RecordedRoot) -> Self {
         let events = shared::EVENTS.values.iter();
         let events = events.map(|(name, number)| ((*name).to_owned(), *number as u8));
         let header = TraceHeader {
@@ -102,7 +102,7 @@ impl Recorder {
         Self {
             encoder: TraceEncoder::default(),
             header,
-            delays: Delays::default(),
+            delays: DelayHistogram::default(),
             events: 0,
             run: RunRecording::new(root),
         }
@@ -133,8 +133,8 @@ impl Recorder {
                 return Ok(self);
             };
             let (states, items) = taken?;
-            items.iter().for_each(|item| self.add(item));
-            self.sample(&states, &snapshot);
+            items.iter().for_each(|item| self.add_item(item));
+            self.add_samples(&states, &snapshot);
             if is_last {
                 break;
             }
@@ -145,9 +145,9 @@ impl Recorder {
         Ok(self)
     }
 
-    fn add(&mut self, item: &TraceItem) {
+    fn add_item(&mut self, item: &TraceItem) {
         match item {
-            TraceItem::Process(process) => self.push(&TraceEntry::Process(ProcessEntry {
+            TraceItem::Process(process) => self.push_entry(&TraceEntry::Process(ProcessEntry {
                 handle: process.handle,
                 pid: process.pid,
                 is_loader: process.is_loader,
@@ -166,11 +166,11 @@ impl Recorder {
                     }
                 };
                 let at_ns = *at_ns;
-                self.push(&TraceEntry::Coverage { at_ns, coverage });
+                self.push_entry(&TraceEntry::Coverage { at_ns, coverage });
             }
             TraceItem::Lost { at_ns, events } => {
                 self.header.lost_events += events;
-                self.push(&TraceEntry::Loss {
+                self.push_entry(&TraceEntry::Loss {
                     at_ns: *at_ns,
                     events: *events,
                 });
@@ -184,10 +184,10 @@ impl Recorder {
             return;
         }
         if event.symbol.is_some() {
-            self.delays.add(event.delay_ns);
+            self.delays.add_delay(event.delay_ns);
         }
         self.events += 1;
-        self.push(&TraceEntry::Event(EventEntry {
+        self.push_entry(&TraceEntry::Event(EventEntry {
             at_ns: event.at_ns,
             tid: event.tid,
             process: event.process,
@@ -201,8 +201,8 @@ impl Recorder {
         }));
     }
 
-    fn push(&mut self, entry: &TraceEntry) {
-        if self.encoder.len() < MAX_BYTES {
+    fn push_entry(&mut self, entry: &TraceEntry) {
+        if self.encoder.len() < MAX_ENTRY_BYTES {
             self.encoder.push(entry);
         } else if matches!(entry, TraceEntry::Event(_)) {
             self.header.lost_events += 1;
@@ -210,7 +210,7 @@ impl Recorder {
     }
 
     /// Records the inputs of the sampled rule for training threads and main threads.
-    fn sample(&mut self, states: &[RawTaskState], snapshot: &Snapshot) {
+    fn add_samples(&mut self, states: &[RawTaskState], snapshot: &Snapshot) {
         let at_ns = monotonic_ns();
         let processes = snapshot.observed.iter();
         let processes: BTreeMap<u32, &ProcessSnapshot> =
@@ -222,7 +222,7 @@ impl Recorder {
             }
             let process = processes.get(&state.tgid);
             let utilization = process.and_then(|process| process.probes.gpu_mem.gpu_utilization);
-            self.push(&TraceEntry::Sample(SampleEntry {
+            self.push_entry(&TraceEntry::Sample(SampleEntry {
                 at_ns,
                 tid: state.pid,
                 pid: state.tgid,
@@ -236,18 +236,18 @@ impl Recorder {
         }
     }
 
-    fn finish(mut self) -> RecordedFile {
+    fn into_trace(mut self) -> RecordedTrace {
         self.header.delay = self.delays.summary();
         let wall = Duration::from_nanos(self.header.ended_ns - self.header.began_ns);
         let command = self.header.command.clone();
-        let report = Report::new(command, wall, None, Ok(self.run.finish()));
+        let report = Report::new(command, wall, None, Ok(self.run.into_observation()));
         self.header.report = serde_json::to_value(&report).ok();
         let seconds = wall.as_secs_f64();
         let summary = format!(
             "recorded {} events in {seconds:.1} s, {} lost",
             self.events, self.header.lost_events
         );
-        RecordedFile {
+        RecordedTrace {
             bytes: self.encoder.finish(&self.header),
             summary,
         }
@@ -255,16 +255,16 @@ impl Recorder {
 }
 
 /// Delays by length in units of 16 ns, the last unit included.
-struct Delays(Vec<u64>);
+struct DelayHistogram(Vec<u64>);
 
-impl Default for Delays {
+impl Default for DelayHistogram {
     fn default() -> Self {
         Self(vec![0; 1 << 12])
     }
 }
 
-impl Delays {
-    fn add(&mut self, delay_ns: u16) {
+impl DelayHistogram {
+    fn add_delay(&mut self, delay_ns: u16) {
         self.0[usize::from(delay_ns >> 4)] += 1;
     }
 
@@ -301,12 +301,12 @@ mod tests {
 
     #[test]
     fn delays_have_quantiles() {
-        let mut delays = Delays::default();
-        (0..100).for_each(|_| delays.add(160));
-        delays.add(u16::MAX);
+        let mut delays = DelayHistogram::default();
+        (0..100).for_each(|_| delays.add_delay(160));
+        delays.add_delay(u16::MAX);
         let summary = delays.summary();
         assert_eq!((summary.count, summary.median_ns), (101, 160));
         assert_eq!((summary.p99_ns, summary.max_ns), (160, u16::MAX));
-        assert_eq!(Delays::default().summary().count, 0);
+        assert_eq!(DelayHistogram::default().summary().count, 0);
     }
 }

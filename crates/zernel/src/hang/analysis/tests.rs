@@ -5,13 +5,13 @@ use zernel_identity::Identity;
 use zernel_model::snapshot::{NcclSnapshot, PhaseSnapshot, ProbeSnapshots, Role};
 
 /// Pid of a stopped process.
-const STOPPED: u32 = 109;
+const STOPPED_PID: u32 = 109;
 const THRESHOLD: HangThreshold = HangThreshold {
     seconds: 5.0,
     allows_longest_gap: true,
 };
 
-fn process(rank: u32, sequence: u64, op: &str, seconds: f64) -> ProcessSnapshot {
+fn process_in_collective(rank: u32, sequence: u64, op: &str, seconds: f64) -> ProcessSnapshot {
     ProcessSnapshot {
         pid: 100 + rank,
         role: Role::Trainer,
@@ -36,7 +36,7 @@ fn process(rank: u32, sequence: u64, op: &str, seconds: f64) -> ProcessSnapshot 
     }
 }
 
-fn exited(process: ProcessSnapshot) -> ProcessSnapshot {
+fn after_exit(process: ProcessSnapshot) -> ProcessSnapshot {
     ProcessSnapshot {
         ended_seconds_ago: Some(20.0),
         ..process
@@ -44,19 +44,19 @@ fn exited(process: ProcessSnapshot) -> ProcessSnapshot {
 }
 
 /// The problems by rank, and whether each is a hang.
-fn findings(
+fn problems_by_rank(
     observed: Vec<ProcessSnapshot>,
     exited_ranks: Vec<ProcessSnapshot>,
     threshold: HangThreshold,
-) -> Vec<(u32, Problem, bool)> {
+) -> Vec<(u32, RankProblem, bool)> {
     let snapshot = Snapshot {
         observed,
         gone_ranks: exited_ranks,
         ..Snapshot::default()
     };
-    let communicators = communicators(&snapshot, None);
+    let communicators = communicators_of_job(&snapshot, None);
     let findings = communicators.iter().flat_map(|communicator| {
-        communicator.findings(threshold, |process| process.pid == STOPPED)
+        communicator.find_late_ranks(threshold, |process| process.pid == STOPPED_PID)
     });
     findings
         .map(|finding| {
@@ -67,14 +67,14 @@ fn findings(
 }
 
 /// The problems that are hangs.
-fn problems(observed: Vec<ProcessSnapshot>) -> Vec<(u32, Problem)> {
-    let found = findings(observed, vec![], THRESHOLD).into_iter();
+fn hanging_problems(observed: Vec<ProcessSnapshot>) -> Vec<(u32, RankProblem)> {
+    let found = problems_by_rank(observed, vec![], THRESHOLD).into_iter();
     let hangs = found.filter(|(_, _, hangs)| *hangs);
     hangs.map(|(rank, problem, _)| (rank, problem)).collect()
 }
 
-fn different(sequence: u64, own: &str, others: &str) -> Problem {
-    Problem::Different {
+fn different_operation_problem(sequence: u64, own: &str, others: &str) -> RankProblem {
+    RankProblem::Different {
         sequence,
         own: own.to_owned(),
         others: others.to_owned(),
@@ -83,12 +83,12 @@ fn different(sequence: u64, own: &str, others: &str) -> Problem {
 
 #[test]
 fn a_rank_that_never_entered_is_behind() {
-    let found = problems(vec![
-        process(0, 7, "AllReduce", 29.0),
-        process(1, 6, "AllReduce", 40.0),
-        process(2, 7, "AllReduce", 30.0),
+    let found = hanging_problems(vec![
+        process_in_collective(0, 7, "AllReduce", 29.0),
+        process_in_collective(1, 6, "AllReduce", 40.0),
+        process_in_collective(2, 7, "AllReduce", 30.0),
     ]);
-    let behind = Problem::Behind {
+    let behind = RankProblem::Behind {
         leaders: 2,
         next: 7,
     };
@@ -97,10 +97,10 @@ fn a_rank_that_never_entered_is_behind() {
 
 #[test]
 fn a_rank_that_never_entered_any_is_behind() {
-    let mut first = process(1, 0, "AllReduce", 0.0);
+    let mut first = process_in_collective(1, 0, "AllReduce", 0.0);
     first.probes.nccl.communicators[0].entered_seconds_ago = None;
-    let found = problems(vec![process(0, 1, "AllReduce", 29.0), first]);
-    let behind = Problem::Behind {
+    let found = hanging_problems(vec![process_in_collective(0, 1, "AllReduce", 29.0), first]);
+    let behind = RankProblem::Behind {
         leaders: 1,
         next: 1,
     };
@@ -110,19 +110,19 @@ fn a_rank_that_never_entered_any_is_behind() {
 #[test]
 fn a_short_wait_is_not_reported() {
     let observed = vec![
-        process(0, 7, "AllReduce", 0.1),
-        process(1, 6, "AllReduce", 0.3),
+        process_in_collective(0, 7, "AllReduce", 0.1),
+        process_in_collective(1, 6, "AllReduce", 0.3),
     ];
-    assert_eq!(findings(observed, vec![], THRESHOLD), []);
+    assert_eq!(problems_by_rank(observed, vec![], THRESHOLD), []);
 }
 
 #[test]
 fn a_rank_that_is_as_slow_as_before_is_late() {
-    let mut slow = process(1, 6, "AllReduce", 40.0);
+    let mut slow = process_in_collective(1, 6, "AllReduce", 40.0);
     slow.probes.nccl.communicators[0].longest_gap_seconds = 60.0;
-    let observed = vec![process(0, 7, "AllReduce", 30.0), slow];
+    let observed = vec![process_in_collective(0, 7, "AllReduce", 30.0), slow];
     let hangs = |threshold| {
-        let found = findings(observed.clone(), vec![], threshold);
+        let found = problems_by_rank(observed.clone(), vec![], threshold);
         assert_eq!(found.len(), 1);
         found[0].2
     };
@@ -136,18 +136,18 @@ fn a_rank_that_is_as_slow_as_before_is_late() {
 
 #[test]
 fn a_slow_rank_that_is_stopped_hangs() {
-    let mut slow = process(STOPPED - 100, 6, "AllReduce", 40.0);
+    let mut slow = process_in_collective(STOPPED_PID - 100, 6, "AllReduce", 40.0);
     slow.probes.nccl.communicators[0].longest_gap_seconds = 60.0;
-    let found = problems(vec![process(0, 7, "AllReduce", 30.0), slow]);
+    let found = hanging_problems(vec![process_in_collective(0, 7, "AllReduce", 30.0), slow]);
     assert_eq!(found.len(), 1);
 }
 
 #[test]
 fn all_ranks_that_are_behind_are_reported() {
-    let found = problems(vec![
-        process(0, 7, "AllReduce", 30.0),
-        process(1, 6, "AllReduce", 40.0),
-        process(2, 5, "Broadcast", 50.0),
+    let found = hanging_problems(vec![
+        process_in_collective(0, 7, "AllReduce", 30.0),
+        process_in_collective(1, 6, "AllReduce", 40.0),
+        process_in_collective(2, 5, "Broadcast", 50.0),
     ]);
     let ranks: Vec<u32> = found.iter().map(|(rank, _)| *rank).collect();
     assert_eq!(ranks, [1, 2]);
@@ -155,74 +155,83 @@ fn all_ranks_that_are_behind_are_reported() {
 
 #[test]
 fn a_different_operation_is_reported() {
-    let found = problems(vec![
-        process(0, 7, "AllReduce", 30.0),
-        process(1, 7, "Broadcast", 30.0),
-        process(2, 7, "AllReduce", 30.0),
+    let found = hanging_problems(vec![
+        process_in_collective(0, 7, "AllReduce", 30.0),
+        process_in_collective(1, 7, "Broadcast", 30.0),
+        process_in_collective(2, 7, "AllReduce", 30.0),
     ]);
-    assert_eq!(found, [(1, different(7, "Broadcast", "AllReduce"))]);
+    assert_eq!(
+        found,
+        [(1, different_operation_problem(7, "Broadcast", "AllReduce"))]
+    );
 }
 
 #[test]
 fn a_rank_ahead_after_a_different_operation_is_reported() {
-    let mut ahead = process(1, 8, "AllReduce", 30.0);
+    let mut ahead = process_in_collective(1, 8, "AllReduce", 30.0);
     ahead.probes.nccl.communicators[0].last_ops = vec!["AllReduce".into(), "Broadcast".into()];
-    let found = problems(vec![
-        process(0, 7, "AllReduce", 30.0),
+    let found = hanging_problems(vec![
+        process_in_collective(0, 7, "AllReduce", 30.0),
         ahead,
-        process(2, 7, "AllReduce", 30.0),
+        process_in_collective(2, 7, "AllReduce", 30.0),
     ]);
-    assert_eq!(found, [(1, different(7, "Broadcast", "AllReduce"))]);
+    assert_eq!(
+        found,
+        [(1, different_operation_problem(7, "Broadcast", "AllReduce"))]
+    );
 }
 
 #[test]
 fn a_rank_in_a_call_is_reported_if_others_have_left_it() {
-    let mut stuck = process(1, 7, "AllReduce", 30.0);
+    let mut stuck = process_in_collective(1, 7, "AllReduce", 30.0);
     stuck.probes.nccl.communicators[0].in_call = true;
-    let found = problems(vec![process(0, 7, "AllReduce", 30.0), stuck.clone()]);
-    assert_eq!(found, [(1, Problem::InCall)]);
-    assert_eq!(problems(vec![stuck.clone(), stuck]), []);
+    let found = hanging_problems(vec![
+        process_in_collective(0, 7, "AllReduce", 30.0),
+        stuck.clone(),
+    ]);
+    assert_eq!(found, [(1, RankProblem::InCall)]);
+    assert_eq!(hanging_problems(vec![stuck.clone(), stuck]), []);
 }
 
 #[test]
 fn a_rank_stopped_in_a_common_collective_is_reported() {
-    let found = problems(
+    let found = hanging_problems(
         (8..11)
-            .map(|rank| process(rank, 7, "AllReduce", 30.0))
+            .map(|rank| process_in_collective(rank, 7, "AllReduce", 30.0))
             .collect(),
     );
-    assert_eq!(found, [(9, Problem::Stopped)]);
+    assert_eq!(found, [(9, RankProblem::Stopped)]);
 }
 
 #[test]
 fn an_exited_rank_is_reported_if_others_wait_for_it() {
     let waiting = || {
         vec![
-            process(0, 7, "AllReduce", 30.0),
-            process(1, 7, "AllReduce", 30.0),
+            process_in_collective(0, 7, "AllReduce", 30.0),
+            process_in_collective(1, 7, "AllReduce", 30.0),
         ]
     };
-    let behind = exited(process(2, 6, "AllReduce", 40.0));
+    let behind = after_exit(process_in_collective(2, 6, "AllReduce", 40.0));
     assert_eq!(
-        findings(waiting(), vec![behind], THRESHOLD),
-        [(2, Problem::Exited, true)]
+        problems_by_rank(waiting(), vec![behind], THRESHOLD),
+        [(2, RankProblem::Exited, true)]
     );
     // It had entered the same collective. The phase of the others shows whether they wait.
-    let equal = || vec![exited(process(2, 7, "AllReduce", 30.0))];
-    assert_eq!(findings(waiting(), equal(), THRESHOLD), []);
+    let equal = || vec![after_exit(process_in_collective(2, 7, "AllReduce", 30.0))];
+    assert_eq!(problems_by_rank(waiting(), equal(), THRESHOLD), []);
     let mut waiting = waiting();
     waiting[1].phases.phase = Some(WorkloadPhase::NcclCollective);
     assert_eq!(
-        findings(waiting, equal(), THRESHOLD),
-        [(2, Problem::Exited, true)]
+        problems_by_rank(waiting, equal(), THRESHOLD),
+        [(2, RankProblem::Exited, true)]
     );
 }
 
 #[test]
 fn a_long_computation_is_no_hang() {
-    let found = problems(
+    let found = hanging_problems(
         (0..4)
-            .map(|rank| process(rank, 7, "AllReduce", 600.0))
+            .map(|rank| process_in_collective(rank, 7, "AllReduce", 600.0))
             .collect(),
     );
     assert_eq!(found, []);
@@ -236,13 +245,13 @@ fn ranks_that_all_wait_for_their_gpus_may_wait_for_another_node() {
                 phase: Some(phase),
                 ..PhaseSnapshot::default()
             },
-            ..process(rank, 7, "AllReduce", seconds)
+            ..process_in_collective(rank, 7, "AllReduce", seconds)
         };
         let snapshot = Snapshot {
             observed: vec![process(0), process(1)],
             ..Snapshot::default()
         };
-        communicators(&snapshot, None)[0].all_ranks_wait(THRESHOLD)
+        communicators_of_job(&snapshot, None)[0].all_ranks_wait(THRESHOLD)
     };
     assert!(all_ranks_wait(WorkloadPhase::GpuCompute, 30.0));
     assert!(!all_ranks_wait(WorkloadPhase::GpuCompute, 1.0));
@@ -250,7 +259,7 @@ fn ranks_that_all_wait_for_their_gpus_may_wait_for_another_node() {
 }
 
 /// Three of four ranks that have waited `seconds` for the fourth to join, and the fourth.
-fn joining(seconds: f64, fourth: ProcessSnapshot) -> Vec<ProcessSnapshot> {
+fn ranks_waiting_to_join(seconds: f64, fourth: ProcessSnapshot) -> Vec<ProcessSnapshot> {
     let identity = |rank| {
         Some(Identity {
             job: Some("job".to_owned()),
@@ -259,8 +268,9 @@ fn joining(seconds: f64, fourth: ProcessSnapshot) -> Vec<ProcessSnapshot> {
             ..Identity::default()
         })
     };
-    let mut processes: Vec<ProcessSnapshot> =
-        (0..3).map(|rank| process(rank, 0, "", seconds)).collect();
+    let mut processes: Vec<ProcessSnapshot> = (0..3)
+        .map(|rank| process_in_collective(rank, 0, "", seconds))
+        .collect();
     for process in &mut processes {
         process.probes.nccl.communicators[0].is_being_made = true;
     }
@@ -280,41 +290,42 @@ fn a_rank_that_does_not_join_is_late_and_then_hangs() {
     };
     let hangs = |seconds, pid| {
         let snapshot = Snapshot {
-            observed: joining(seconds, absent(pid)),
+            observed: ranks_waiting_to_join(seconds, absent(pid)),
             ..Snapshot::default()
         };
-        let communicators = communicators(&snapshot, None);
-        let found = communicators[0].findings(THRESHOLD, |process| process.pid == STOPPED);
+        let communicators = communicators_of_job(&snapshot, None);
+        let found =
+            communicators[0].find_late_ranks(THRESHOLD, |process| process.pid == STOPPED_PID);
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].problem, Problem::NotJoined);
+        assert_eq!(found[0].problem, RankProblem::NotJoined);
         assert_eq!(found[0].member.rank(), Some(3));
         found[0].hangs
     };
     assert!(!hangs(30.0, 103));
     assert!(hangs(90.0, 103));
-    assert!(hangs(30.0, STOPPED));
+    assert!(hangs(30.0, STOPPED_PID));
 }
 
 #[test]
 fn a_rank_of_a_communicator_of_another_size_is_not_expected_to_join() {
-    let mut other = process(3, 7, "AllReduce", 90.0);
+    let mut other = process_in_collective(3, 7, "AllReduce", 90.0);
     other.probes.nccl.communicators[0].communicator = "cd".to_owned();
-    let mut observed = joining(90.0, other);
+    let mut observed = ranks_waiting_to_join(90.0, other);
     for process in &mut observed[..3] {
         process.probes.nccl.communicators[0].ranks = Some(3);
     }
-    assert_eq!(findings(observed, vec![], THRESHOLD), []);
+    assert_eq!(problems_by_rank(observed, vec![], THRESHOLD), []);
 }
 
 #[test]
 fn only_running_processes_of_the_selected_job_count() {
     let snapshot = Snapshot {
         observed: vec![
-            exited(process(0, 6, "AllReduce", 40.0)),
-            process(1, 7, "AllReduce", 30.0),
+            after_exit(process_in_collective(0, 6, "AllReduce", 40.0)),
+            process_in_collective(1, 7, "AllReduce", 30.0),
         ],
         ..Snapshot::default()
     };
-    assert_eq!(communicators(&snapshot, None)[0].members.len(), 1);
-    assert!(communicators(&snapshot, Some("another")).is_empty());
+    assert_eq!(communicators_of_job(&snapshot, None)[0].members.len(), 1);
+    assert!(communicators_of_job(&snapshot, Some("another")).is_empty());
 }
