@@ -2,10 +2,10 @@
 
 use std::process::Command;
 
-const COMMANDS: [&[&str]; 3] = [&["doctor"], &["run", "--", "true"], &["--help"]];
+const COLOURED_COMMANDS: [&[&str]; 3] = [&["doctor"], &["run", "--", "true"], &["--help"]];
 
 /// The output of a command, stdout and stderr together, to a terminal or to a pipe.
-fn written(arguments: &[&str], to_terminal: bool, no_colour: bool) -> String {
+fn output_of(arguments: &[&str], to_terminal: bool, no_colour: bool) -> String {
     let zernel = env!("CARGO_BIN_EXE_zernel");
     let line = format!("'{zernel}' {} 2>&1", arguments.join(" "));
     let mut command = match to_terminal {
@@ -38,16 +38,16 @@ fn written(arguments: &[&str], to_terminal: bool, no_colour: bool) -> String {
 
 #[test]
 fn a_terminal_gets_colour() {
-    for command in COMMANDS {
-        let text = written(command, true, false);
+    for command in COLOURED_COMMANDS {
+        let text = output_of(command, true, false);
         assert!(text.contains("\x1b["), "{command:?}: {text:?}");
     }
 }
 
 #[test]
 fn no_color_is_respected() {
-    for command in COMMANDS {
-        let text = written(command, true, true);
+    for command in COLOURED_COMMANDS {
+        let text = output_of(command, true, true);
         // Bold and underlined text needs escape sequences too.
         assert!(!text.contains("\x1b["), "{command:?}: {text:?}");
     }
@@ -55,8 +55,8 @@ fn no_color_is_respected() {
 
 #[test]
 fn a_pipe_gets_no_colour() {
-    for command in COMMANDS {
-        let text = written(command, false, false);
+    for command in COLOURED_COMMANDS {
+        let text = output_of(command, false, false);
         assert!(!text.contains('\x1b'), "{command:?}: {text:?}");
     }
 }

@@ -18,7 +18,7 @@ fn main() -> ExitCode {
 }
 
 /// The report on a shorter run of the example.
-fn report() -> Value {
+fn report_on_demo() -> Value {
     let folder = tempfile::tempdir().unwrap();
     let libraries = folder.path().join("lib");
     install(&libraries, Prologue::Push).unwrap();
@@ -46,7 +46,7 @@ fn report() -> Value {
 }
 
 fn waits_for_data_have_causes() {
-    let report = report();
+    let report = report_on_demo();
     assert_eq!(report["loaders"], 2, "{report:#}");
     let ranks = report["ranks"].as_array().unwrap();
     assert_eq!(ranks.len(), 2, "{report:#}");

@@ -12,8 +12,8 @@ use zernel_lab::{CommandStatus, VmSpec};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial, vm};
 
-const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
-const NOBODY: u32 = 65534;
+const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
+const NOBODY_UID: u32 = 65534;
 
 fn main() -> ExitCode {
     let bpf = bpf(|| Capability::BtfTracepoint.try_out());
@@ -23,12 +23,12 @@ fn main() -> ExitCode {
         trial(
             "an_unprivileged_user_cannot_observe_and_learns_why",
             &[root()],
-            nobody_cannot_observe,
+            an_unprivileged_user_cannot_observe_and_learns_why,
         ),
         trial(
             "a_kernel_with_sched_ext_is_recognised",
             &[newest],
-            sched_ext_is_recognised,
+            a_kernel_with_sched_ext_is_recognised,
         ),
         trial(
             "an_old_kernel_has_the_last_rung",
@@ -59,21 +59,21 @@ fn main() -> ExitCode {
 }
 
 fn doctor_json() -> Value {
-    report(
-        &Command::new(ZERNEL)
+    parse_report(
+        &Command::new(ZERNEL_PATH)
             .args(["doctor", "--json"])
             .output()
             .unwrap(),
     )
 }
 
-fn report(output: &Output) -> Value {
+fn parse_report(output: &Output) -> Value {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(stderr, "", "the doctor says everything on stdout");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn rows(report: &Value) -> Vec<Value> {
+fn rows_of_report(report: &Value) -> Vec<Value> {
     let sections = report["sections"].as_array().unwrap();
     let rows = sections
         .iter()
@@ -81,8 +81,10 @@ fn rows(report: &Value) -> Vec<Value> {
     rows.cloned().collect()
 }
 
-fn status(report: &Value, name: &str) -> String {
-    let row = rows(report).into_iter().find(|row| row["name"] == name);
+fn status_of_row(report: &Value, name: &str) -> String {
+    let row = rows_of_report(report)
+        .into_iter()
+        .find(|row| row["name"] == name);
     row.unwrap_or_else(|| panic!("no row {name}"))["status"]
         .as_str()
         .unwrap()
@@ -91,42 +93,42 @@ fn status(report: &Value, name: &str) -> String {
 
 /// The verdict agrees with the rows.
 fn root_can_observe() {
-    let output = Command::new(ZERNEL)
+    let output = Command::new(ZERNEL_PATH)
         .args(["doctor", "--json"])
         .output()
         .unwrap();
-    let report = report(&output);
+    let report = parse_report(&output);
     assert_eq!(output.status.code(), Some(0), "{report:#}");
     assert_eq!(report["observe"]["possible"], true);
-    assert_eq!(status(&report, "tp_btf"), "ok");
+    assert_eq!(status_of_row(&report, "tp_btf"), "ok");
     let rung = report["observe"]["rung"].as_str().unwrap();
-    assert_eq!(status(&report, rung), "ok");
+    assert_eq!(status_of_row(&report, rung), "ok");
     // No remedy asks for root: this process has all that is needed.
-    for row in rows(&report) {
+    for row in rows_of_report(&report) {
         let remedy = row["remedy"].as_str().unwrap_or_default();
         assert!(!remedy.contains("root"), "{row:#}");
     }
 }
 
-fn nobody_cannot_observe() {
+fn an_unprivileged_user_cannot_observe_and_learns_why() {
     // A folder that the user nobody can reach, wherever the build is.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("zernel");
-    fs::copy(ZERNEL, &program).unwrap();
+    fs::copy(ZERNEL_PATH, &program).unwrap();
 
     let output = Command::new(program)
         .args(["doctor", "--json"])
-        .uid(NOBODY)
-        .gid(NOBODY)
+        .uid(NOBODY_UID)
+        .gid(NOBODY_UID)
         .current_dir("/")
         .output()
         .unwrap();
-    let report = report(&output);
+    let report = parse_report(&output);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(report["observe"]["possible"], false);
-    assert_eq!(status(&report, "privilege"), "missing");
-    for row in rows(&report) {
+    assert_eq!(status_of_row(&report, "privilege"), "missing");
+    for row in rows_of_report(&report) {
         if row["name"] == "tp_btf" {
             assert!(row["remedy"].as_str().unwrap().contains("root"), "{row}");
         }
@@ -135,14 +137,14 @@ fn nobody_cannot_observe() {
 
 /// The doctor's report from a virtual machine with such a kernel.
 fn doctor_in_a_vm(kernel: &str) -> Value {
-    let outcome = VmSpec::new(vm::kernel(kernel).unwrap()).run(ZERNEL, ["doctor", "--json"]);
+    let outcome = VmSpec::new(vm::kernel(kernel).unwrap()).run(ZERNEL_PATH, ["doctor", "--json"]);
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
     let complaints = String::from_utf8_lossy(&outcome.stderr);
     assert_eq!(outcome.status, CommandStatus::Exited(0), "{complaints}");
     serde_json::from_slice(&outcome.stdout).unwrap()
 }
 
-fn sched_ext_is_recognised() {
+fn a_kernel_with_sched_ext_is_recognised() {
     let report = doctor_in_a_vm("sched_ext");
     for name in [
         "sched_ext",
@@ -153,44 +155,44 @@ fn sched_ext_is_recognised() {
         "kprobe",
         "tracepoint",
     ] {
-        assert_eq!(status(&report, name), "ok", "{name}");
+        assert_eq!(status_of_row(&report, name), "ok", "{name}");
     }
     assert_eq!(report["observe"]["rung"], "uprobe.session");
-    assert_eq!(status(&report, "NVIDIA GPUs"), "missing");
+    assert_eq!(status_of_row(&report, "NVIDIA GPUs"), "missing");
 }
 
 fn an_old_kernel_has_the_last_rung() {
     let report = doctor_in_a_vm("6.1");
     assert_eq!(report["observe"]["possible"], true);
     assert_eq!(report["observe"]["rung"], "uprobe (perf event)");
-    assert_eq!(status(&report, "uprobe.multi"), "missing");
-    assert_eq!(status(&report, "sched_ext"), "missing");
+    assert_eq!(status_of_row(&report, "uprobe.multi"), "missing");
+    assert_eq!(status_of_row(&report, "sched_ext"), "missing");
 }
 
 fn every_shortcoming_has_a_consequence() {
     let report = doctor_json();
-    for row in rows(&report) {
+    for row in rows_of_report(&report) {
         let fine = row["status"] == "ok";
         assert_eq!(row["consequence"].is_string(), !fine, "{row}");
     }
     // The table has the same rows.
-    let table = Command::new(ZERNEL).arg("doctor").output().unwrap();
+    let table = Command::new(ZERNEL_PATH).arg("doctor").output().unwrap();
     let text = String::from_utf8(table.stdout).unwrap();
-    for row in rows(&report) {
+    for row in rows_of_report(&report) {
         assert!(text.contains(row["name"].as_str().unwrap()), "{row}");
     }
 }
 
 fn a_table_has_no_colour_in_a_pipe() {
-    let mut command = Command::new(ZERNEL);
+    let mut command = Command::new(ZERNEL_PATH);
     command.arg("doctor").env_remove("CLICOLOR_FORCE");
     assert!(!command.output().unwrap().stdout.contains(&0x1b));
 }
 
 fn a_reader_that_leaves_is_no_error() {
     for arguments in [&["doctor"][..], &["doctor", "--json"]] {
-        let heard = Command::new(ZERNEL).args(arguments).output().unwrap();
-        let mut child = Command::new(ZERNEL)
+        let heard = Command::new(ZERNEL_PATH).args(arguments).output().unwrap();
+        let mut child = Command::new(ZERNEL_PATH)
             .args(arguments)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -206,7 +208,7 @@ fn a_reader_that_leaves_is_no_error() {
 }
 
 fn wrong_usage_exits_with_two() {
-    let output = Command::new(ZERNEL)
+    let output = Command::new(ZERNEL_PATH)
         .args(["doctor", "--jason"])
         .output()
         .unwrap();

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use zernel_testkit::documented::{documented_commands, workspace};
 
 /// Documented commands, word by word, and a part of what each prints.
-const COMMANDS: &[(&str, &str)] = &[
+const QUICK_COMMANDS: &[(&str, &str)] = &[
     ("zernel --version", env!("CARGO_PKG_VERSION")),
     ("zernel workload list", "spin_wait"),
     ("zernel lab kernel list", ""),
@@ -14,7 +14,7 @@ const COMMANDS: &[(&str, &str)] = &[
 ];
 
 /// Runs a command of the workspace, where `zernel` is the program under test.
-fn run(words: &[String]) -> Output {
+fn run_documented_command(words: &[String]) -> Output {
     let program = match &*words[0] {
         "zernel" => Path::new(env!("CARGO_BIN_EXE_zernel")).to_owned(),
         script => workspace().join(script),
@@ -27,13 +27,13 @@ fn run(words: &[String]) -> Output {
 #[test]
 fn quick_commands_run_as_documented() {
     let documented = documented_commands();
-    for (line, part) in COMMANDS {
+    for (line, part) in QUICK_COMMANDS {
         let mut commands = documented.iter();
         let is_line = |words: &[String]| words.join(" ").split(" [").next() == Some(line);
         let found = commands.find(|command| is_line(&command.words));
         let command = found.unwrap_or_else(|| panic!("no document shows `{line}`"));
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        let output = run(&words);
+        let output = run_documented_command(&words);
         let printed = String::from_utf8_lossy(&output.stdout);
         let complaints = String::from_utf8_lossy(&output.stderr);
         assert!(
@@ -48,7 +48,7 @@ fn quick_commands_run_as_documented() {
 /// `zernel COMMAND --help`, for each command that the help of `zernel` lists.
 #[test]
 fn every_command_has_help() {
-    let help = run(&["zernel", "--help"].map(str::to_owned));
+    let help = run_documented_command(&["zernel", "--help"].map(str::to_owned));
     let text = String::from_utf8(help.stdout).unwrap();
     let lines = text.lines().skip_while(|line| *line != "Commands:").skip(1);
     let lines = lines.take_while(|line| !line.is_empty());
@@ -57,7 +57,7 @@ fn every_command_has_help() {
         .collect();
     assert!(names.len() > 9, "{text}");
     for name in names.into_iter().filter(|name| *name != "help") {
-        let output = run(&["zernel", name, "--help"].map(str::to_owned));
+        let output = run_documented_command(&["zernel", name, "--help"].map(str::to_owned));
         assert!(output.status.success(), "{name}");
         assert!(!output.stdout.is_empty(), "{name}");
     }

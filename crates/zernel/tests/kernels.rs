@@ -18,10 +18,10 @@ use zernel_testjob::{Cause, Job, Part, Plan, Stamp, act};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial, vm};
 
-const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
-const HERE: &str = "a_job_is_seen_as_it_is_here";
+const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
+const GUEST_TRIAL: &str = "a_job_is_seen_as_it_is_here";
 /// The rung to use. If it is not set, any rung that works.
-const RUNG: &str = "ZERNEL_TEST_RUNG";
+const RUNG_VARIABLE: &str = "ZERNEL_TEST_RUNG";
 
 /// Kernels, each with the best rung that it has, and when a thread in the kernel is preempted: as Debian has it
 /// (6.1 and 6.12: never, 7.2: when it has run for long), or at any moment.
@@ -39,22 +39,22 @@ fn main() -> ExitCode {
     let there = KERNELS.into_iter().map(|(version, rung, preemption)| {
         let name = format!("a_job_is_seen_as_it_is_on_{}", version.replace('.', "_"));
         trial(&name, &[vm::oldest()], move || {
-            is_seen_there(version, rung, preemption);
+            assert_job_is_seen_in_vm(version, rung, preemption);
         })
     });
     let here = trial(
-        HERE,
+        GUEST_TRIAL,
         &[root(), bpf(|| Capability::BtfTracepoint.try_out())],
-        is_seen_here,
+        assert_job_is_seen,
     );
     zernel_testkit::main([here].into_iter().chain(there))
 }
 
 /// Runs the trial `a_job_is_seen_as_it_is_here` in a virtual machine with this kernel.
-fn is_seen_there(version: &str, rung: &str, preemption: Option<&str>) {
+fn assert_job_is_seen_in_vm(version: &str, rung: &str, preemption: Option<&str>) {
     let kernel = vm::kernel(version);
     let mut files = Initramfs::new();
-    files.add_same(ZERNEL).unwrap();
+    files.add_same(ZERNEL_PATH).unwrap();
     let libraries = built_libraries().unwrap();
     let built = LIBRARIES.iter().map(|(library, _)| *library);
     for library in built.chain(["libzernel_softgpu_torch.so"]) {
@@ -71,12 +71,12 @@ fn is_seen_there(version: &str, rung: &str, preemption: Option<&str>) {
         .memory_mib(2048)
         .files(files)
         .environment(zernel_testkit::REQUIRE, "root,bpf")
-        .environment(RUNG, rung)
+        .environment(RUNG_VARIABLE, rung)
         .environment("ZERNEL_SOFTGPU_LIBRARIES", libraries)
         .timeout(Duration::from_secs(300))
         .run(
             env::current_exe().unwrap(),
-            [HERE, "--exact", "--nocapture"],
+            [GUEST_TRIAL, "--exact", "--nocapture"],
         )
         .unwrap_or_else(|error| panic!("{version}: {error}"));
     let output = [&*outcome.stdout, &*outcome.stderr].concat();
@@ -90,7 +90,7 @@ fn is_seen_there(version: &str, rung: &str, preemption: Option<&str>) {
 }
 
 /// A job of a few seconds under an emulator.
-fn plan() -> Plan {
+fn short_plan() -> Plan {
     Plan {
         steps: 30,
         jitter: 0.1,
@@ -107,10 +107,10 @@ fn plan() -> Plan {
     }
 }
 
-fn is_seen_here() {
-    let job = Job::new(plan()).unwrap();
+fn assert_job_is_seen() {
+    let job = Job::new(short_plan()).unwrap();
     let log = tempfile::tempdir().unwrap();
-    let mut run = Command::new(ZERNEL);
+    let mut run = Command::new(ZERNEL_PATH);
     run.args(["run", "--json", "-", "--budget", "none"]);
     for library in ["libcuda.so.1", "libnccl.so.2"] {
         run.arg("--library").arg(job.library(library));
@@ -122,7 +122,7 @@ fn is_seen_here() {
     eprintln!("{printed}");
     assert!(output.status.success(), "{}: {printed}", output.status);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    if let Ok(rung) = env::var(RUNG) {
+    if let Ok(rung) = env::var(RUNG_VARIABLE) {
         assert_eq!(report["observing"]["rung"], *rung, "{printed}");
     }
     let none = Value::Array(Vec::new());
@@ -151,7 +151,7 @@ fn assert_calls(rank: &Value, truth: &TruthLog) {
         let total = calls.entry(symbol).or_default();
         *total = (total.0 + count.calls, total.1 + count.bytes);
     }
-    let plan = plan();
+    let plan = short_plan();
     let steps = u64::from(plan.steps);
     let of_step = 3 * plan.launches + plan.optimizer_launches;
     let own = steps * u64::from(of_step);

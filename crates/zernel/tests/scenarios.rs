@@ -11,10 +11,10 @@ use std::thread;
 use zernel_lab::{RunResult, Scenario, ScenarioRun, Scheduler, Verdict};
 use zernel_testkit::{trial, vm};
 
-const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
+const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
 
 /// Broken schedulers, a scenario in which each is caught, and how the finding begins.
-const BROKEN: [(&str, &str, &[&str]); 7] = [
+const BROKEN_SCHEDULERS: [(&str, &str, &[&str]); 7] = [
     ("broken-starve", "saturate", &["starvation:"]),
     ("broken-cpusets", "cpusets", &["scheduler:"]),
     // No sched_ext scheduler has the kernel's bandwidth control, so the plain queue ignores it.
@@ -27,7 +27,7 @@ const BROKEN: [(&str, &str, &[&str]); 7] = [
 ];
 
 /// Sound schedulers and scenarios that they pass.
-const SOUND: [(&str, &str); 6] = [
+const SOUND_SCHEDULERS: [(&str, &str); 6] = [
     ("eevdf", "saturate"),
     ("eevdf", "cpusets"),
     ("eevdf", "cpu-max"),
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
 }
 
 /// A shipped scenario, shortened.
-fn scenario(name: &str) -> Scenario {
+fn shortened_scenario(name: &str) -> Scenario {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
     let mut scenario = Scenario::load(&folder.join(name).with_extension("toml")).unwrap();
     scenario.warmup_ms = 300;
@@ -73,25 +73,25 @@ fn scenario(name: &str) -> Scenario {
     scenario
 }
 
-fn run(scheduler: &str, name: &str) -> RunResult {
+fn run_scenario(scheduler: &str, name: &str) -> RunResult {
     let scheduler = match scheduler {
         "eevdf" => Scheduler::Eevdf,
         own => Scheduler::Own(own.to_owned()),
     };
-    ScenarioRun::new(scenario(name), scheduler)
-        .guest(ZERNEL)
+    ScenarioRun::new(shortened_scenario(name), scheduler)
+        .guest(ZERNEL_PATH)
         .run_twice_if_inconclusive()
 }
 
 /// Runs pairs of scheduler and scenario, two at once.
-fn run_all(pairs: &[(&str, &str)]) -> Vec<RunResult> {
+fn run_pairs(pairs: &[(&str, &str)]) -> Vec<RunResult> {
     let results = Mutex::new(vec![None; pairs.len()]);
     let next = Mutex::new(0..pairs.len());
     thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 while let Some(index) = { next.lock().unwrap().next() } {
-                    let result = run(pairs[index].0, pairs[index].1);
+                    let result = run_scenario(pairs[index].0, pairs[index].1);
                     results.lock().unwrap()[index] = Some(result);
                 }
             });
@@ -102,8 +102,8 @@ fn run_all(pairs: &[(&str, &str)]) -> Vec<RunResult> {
 }
 
 fn broken_schedulers_are_caught() {
-    let pairs = BROKEN.map(|(scheduler, scenario, _)| (scheduler, scenario));
-    for (result, (.., expected)) in run_all(&pairs).iter().zip(BROKEN) {
+    let pairs = BROKEN_SCHEDULERS.map(|(scheduler, scenario, _)| (scheduler, scenario));
+    for (result, (.., expected)) in run_pairs(&pairs).iter().zip(BROKEN_SCHEDULERS) {
         let is_expected = |text: &str| expected.iter().any(|start| text.starts_with(start));
         let failed = result
             .findings
@@ -115,15 +115,18 @@ fn broken_schedulers_are_caught() {
 }
 
 fn sound_schedulers_pass() {
-    for result in run_all(&SOUND) {
+    for result in run_pairs(&SOUND_SCHEDULERS) {
         assert_eq!(result.verdict(), Verdict::Pass, "{result}");
     }
 }
 
 fn a_run_repeats_to_the_last_digit() {
     let once = || {
-        let run = ScenarioRun::new(scenario("wake"), Scheduler::Own("fair".to_owned()));
-        let result = run.guest(ZERNEL).seed(2).without_cache().run();
+        let run = ScenarioRun::new(
+            shortened_scenario("wake"),
+            Scheduler::Own("fair".to_owned()),
+        );
+        let result = run.guest(ZERNEL_PATH).seed(2).without_cache().run();
         result
             .figures
             .unwrap_or_else(|| panic!("{:?}", result.findings))
@@ -139,7 +142,7 @@ fn a_bad_scenario_is_wrong_input() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bad.toml");
     std::fs::write(&file, "about = 'x'\ncolour = 1\n").unwrap();
-    let output = Command::new(ZERNEL)
+    let output = Command::new(ZERNEL_PATH)
         .args(["lab", "scenario"])
         .arg(&file)
         .output()
@@ -154,7 +157,7 @@ fn a_bad_scenario_is_wrong_input() {
 
 fn an_unknown_scheduler_is_named() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/saturate.toml");
-    let output = Command::new(ZERNEL)
+    let output = Command::new(ZERNEL_PATH)
         .args(["lab", "test", "--sched", "no-such-scheduler"])
         .arg(file)
         .output()

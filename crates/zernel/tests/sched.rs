@@ -25,26 +25,26 @@ use zernel_lab::scenario::SOFTWARE_GPU;
 use zernel_lab::{Initramfs, VmSpec};
 use zernel_testkit::{root, trial, vm};
 
-const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
-const HERE: &str = "the_scheduler_starts_and_ends";
-const STATE: &str = "/sys/kernel/sched_ext/state";
+const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
+const GUEST_TRIAL: &str = "the_scheduler_starts_and_ends";
+const SCHED_EXT_STATE_PATH: &str = "/sys/kernel/sched_ext/state";
 /// Time that the scheduler has to be verified and loaded in an emulated machine.
-const LOADS_WITHIN: Duration = Duration::from_secs(60);
-const BUSYBOX: &str = "/bin/busybox";
-const ENDS_WITHIN: Duration = Duration::from_secs(10);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
+const BUSYBOX_PATH: &str = "/bin/busybox";
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Kernels with sched_ext, without it, and with malformed BTF (up to 7.2.12). The longest trial comes first.
 const KERNELS: [&str; 4] = ["6.18", "6.16", "6.12", "7.2"];
 /// The kernel on which training runs, too.
-const HAS_JOBS: &str = "6.18";
+const KERNEL_WITH_JOBS: &str = "6.18";
 
 fn main() -> ExitCode {
     let there = KERNELS.into_iter().map(|version| {
         let name = format!("the_scheduler_runs_on_{}", version.replace('.', "_"));
-        trial(&name, &[vm::newest()], move || runs_on(version))
+        trial(&name, &[vm::newest()], move || run_guest_trial_on(version))
     });
     let others = [
-        trial(HERE, &[root()], starts_and_ends),
+        trial(GUEST_TRIAL, &[root()], the_scheduler_starts_and_ends),
         trial("scenarios_pass", &[vm::newest()], scenarios::scenarios_pass),
         trial(
             "a_tenant_pays_for_its_faker",
@@ -61,15 +61,15 @@ fn main() -> ExitCode {
 }
 
 /// Runs the trial of the guest in a virtual machine.
-fn runs_on(version: &str) {
+fn run_guest_trial_on(version: &str) {
     let program = std::env::current_exe().unwrap();
     let mut files = Initramfs::new();
-    for path in [ZERNEL.as_ref(), program.as_path()] {
-        files.add_program_at(stripped(path), path).unwrap();
+    for path in [ZERNEL_PATH.as_ref(), program.as_path()] {
+        files.add_program_at(stripped_copy(path), path).unwrap();
     }
-    if version == HAS_JOBS {
+    if version == KERNEL_WITH_JOBS {
         scenarios::add_software_gpu(&mut files);
-        files.add_same(BUSYBOX).unwrap();
+        files.add_same(BUSYBOX_PATH).unwrap();
     }
     let outcome = VmSpec::new(vm::kernel(version).unwrap())
         // Emulated, several processors see each other's code change half-way, and a kernel changes its own when a
@@ -79,7 +79,7 @@ fn runs_on(version: &str) {
         .files(files)
         .environment(zernel_testkit::REQUIRE, "root")
         .timeout(Duration::from_secs(400))
-        .run(&program, [HERE, "--exact", "--nocapture"])
+        .run(&program, [GUEST_TRIAL, "--exact", "--nocapture"])
         .unwrap_or_else(|error| panic!("{version}: {error}"));
     let output = [&*outcome.stdout, &*outcome.stderr].concat();
     let output = String::from_utf8_lossy(&output);
@@ -88,11 +88,11 @@ fn runs_on(version: &str) {
 }
 
 /// A copy without debug information, which a guest would have to unpack; the file itself where there is no `strip`.
-fn stripped(file: &Path) -> PathBuf {
-    static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().unwrap());
+fn stripped_copy(file: &Path) -> PathBuf {
+    static STRIPPED_FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().unwrap());
     let name = file.file_name().unwrap_or_default();
-    let copy = FOLDER.path().join(name);
-    let partial = tempfile::NamedTempFile::new_in(FOLDER.path()).unwrap();
+    let copy = STRIPPED_FOLDER.path().join(name);
+    let partial = tempfile::NamedTempFile::new_in(STRIPPED_FOLDER.path()).unwrap();
     let mut strip = Command::new("strip");
     let status = strip.arg("-o").arg(partial.path()).arg(file).status();
     match status.is_ok_and(|status| status.success()) && partial.persist(&copy).is_ok() {
@@ -102,13 +102,13 @@ fn stripped(file: &Path) -> PathBuf {
 }
 
 /// The trial of the guest. What it expects follows from what the kernel has.
-fn starts_and_ends() {
-    if !Path::new(STATE).exists() {
-        return is_refused("no sched_ext");
+fn the_scheduler_starts_and_ends() {
+    if !Path::new(SCHED_EXT_STATE_PATH).exists() {
+        return assert_start_is_refused("no sched_ext");
     }
     let btf = fs::read("/sys/kernel/btf/vmlinux").unwrap();
     if !malformed_scheduler_functions(&btf).unwrap().is_empty() {
-        return is_refused("malformed scheduler functions");
+        return assert_start_is_refused("malformed scheduler functions");
     }
     guest::statistics_are_printed();
     guest::a_changed_configuration_is_applied();
@@ -124,31 +124,38 @@ fn starts_and_ends() {
 }
 
 /// Sends a signal and returns the exit status.
-fn end(child: &mut Child, signal: Signal) -> ExitStatus {
+fn end_by_signal(child: &mut Child, signal: Signal) -> ExitStatus {
     let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
     kill_process(pid, signal).unwrap();
     child.wait().unwrap()
 }
 
-fn stop(child: &mut Child) {
-    assert!(end(child, Signal::TERM).success());
+fn stop_scheduler(child: &mut Child) {
+    assert!(end_by_signal(child, Signal::TERM).success());
 }
 
-fn state() -> String {
-    fs::read_to_string(STATE).unwrap().trim().to_owned()
+fn sched_ext_state() -> String {
+    fs::read_to_string(SCHED_EXT_STATE_PATH)
+        .unwrap()
+        .trim()
+        .to_owned()
 }
 
-fn wait_for(wanted: &str, time: Duration) {
+fn wait_for_sched_ext_state(wanted: &str, time: Duration) {
     let begin = Instant::now();
-    while state() != wanted {
-        assert!(begin.elapsed() < time, "still {}, not {wanted}", state());
+    while sched_ext_state() != wanted {
+        assert!(
+            begin.elapsed() < time,
+            "still {}, not {wanted}",
+            sched_ext_state()
+        );
         thread::sleep(Duration::from_millis(50));
     }
 }
 
 /// Starts the scheduler and waits until the kernel has enabled it.
-fn start(arguments: &[&str]) -> Child {
-    let mut child = Command::new(ZERNEL)
+fn start_scheduler(arguments: &[&str]) -> Child {
+    let mut child = Command::new(ZERNEL_PATH)
         .arg("sched")
         .args(arguments)
         .stdout(Stdio::piped())
@@ -156,8 +163,8 @@ fn start(arguments: &[&str]) -> Child {
         .spawn()
         .unwrap();
     let begin = Instant::now();
-    while state() != "enabled" {
-        let is_over = begin.elapsed() > LOADS_WITHIN || child.try_wait().unwrap().is_some();
+    while sched_ext_state() != "enabled" {
+        let is_over = begin.elapsed() > LOAD_TIMEOUT || child.try_wait().unwrap().is_some();
         if is_over {
             let _ = child.kill();
             let mut text = String::new();
@@ -170,8 +177,8 @@ fn start(arguments: &[&str]) -> Child {
 }
 
 /// Starting the scheduler fails with this message.
-fn is_refused(message: &str) {
-    let output = Command::new(ZERNEL).arg("sched").output().unwrap();
+fn assert_start_is_refused(message: &str) {
+    let output = Command::new(ZERNEL_PATH).arg("sched").output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains(message), "not `{message}`: {text}");

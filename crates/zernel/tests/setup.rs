@@ -7,74 +7,74 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/setup");
+const SETUP_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/setup");
 
 /// Programs of this machine that the script uses.
-const PROGRAMS: [&str; 7] = ["bash", "cat", "env", "grep", "ldd", "mktemp", "rm"];
+const USED_PROGRAMS: [&str; 7] = ["bash", "cat", "env", "grep", "ldd", "mktemp", "rm"];
 
 /// A machine with a Rust toolchain and without the packages that Zernel needs.
-struct Machine {
+struct FakeMachine {
     /// The only folder on PATH.
     bin: TempDir,
     /// Records each call of apt-get, one per line.
     calls: PathBuf,
 }
 
-impl Machine {
+impl FakeMachine {
     /// `apt_get` is the rest of a shell script that has recorded its call.
     fn new(apt_get: &str) -> Self {
         let bin = tempfile::tempdir().unwrap();
-        for program in PROGRAMS {
-            symlink(find(program), bin.path().join(program)).unwrap();
+        for program in USED_PROGRAMS {
+            symlink(find_program(program), bin.path().join(program)).unwrap();
         }
         let calls = bin.path().join("calls");
         let machine = Self { bin, calls };
         let record = format!("echo \"$@\" >>'{}'", machine.calls.display());
-        machine.add("apt-get", &format!("{record}\n{apt_get}"));
-        machine.add("cargo", "exit 0");
-        machine.add("id", "echo 0");
-        machine.add("sleep", "exit 0");
+        machine.add_program("apt-get", &format!("{record}\n{apt_get}"));
+        machine.add_program("cargo", "exit 0");
+        machine.add_program("id", "echo 0");
+        machine.add_program("sleep", "exit 0");
         machine
     }
 
-    fn add(&self, program: &str, script: &str) {
+    fn add_program(&self, program: &str, script: &str) {
         let file = self.bin.path().join(program);
         fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
     }
 
-    fn set_up(&self, arguments: &[&str]) -> Output {
+    fn run_setup_script(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(self.bin.path().join("bash"));
         command
-            .arg(SCRIPT)
+            .arg(SETUP_SCRIPT)
             .args(arguments)
             .env("PATH", self.bin.path());
         command.output().unwrap()
     }
 
-    fn calls(&self) -> Vec<String> {
+    fn recorded_calls(&self) -> Vec<String> {
         let text = fs::read_to_string(&self.calls).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 }
 
-fn find(program: &str) -> PathBuf {
+fn find_program(program: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap();
     let found = std::env::split_paths(&path).map(|folder| folder.join(program));
     found.into_iter().find(|file| file.is_file()).unwrap()
 }
 
-fn error_of(output: &Output) -> String {
+fn stderr_of(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(1));
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
 #[test]
 fn apt_waits_for_the_lock_and_removes_nothing() {
-    let machine = Machine::new("echo noise; echo noise >&2");
-    let output = machine.set_up(&[]);
+    let machine = FakeMachine::new("echo noise; echo noise >&2");
+    let output = machine.run_setup_script(&[]);
     assert!(output.status.success(), "{output:?}");
-    let calls = machine.calls();
+    let calls = machine.recorded_calls();
     assert_eq!(calls.len(), 2, "{calls:?}");
     for call in &calls {
         assert!(call.contains("-o DPkg::Lock::Timeout=300 "), "{call}");
@@ -91,36 +91,36 @@ fn apt_waits_for_the_lock_and_removes_nothing() {
 #[test]
 fn virtual_machines_are_for_tests_only() {
     for arguments in [&[] as &[&str], &["check"]] {
-        let machine = Machine::new("");
-        assert!(machine.set_up(arguments).status.success());
-        let calls = machine.calls().join("\n");
+        let machine = FakeMachine::new("");
+        assert!(machine.run_setup_script(arguments).status.success());
+        let calls = machine.recorded_calls().join("\n");
         assert!(!calls.contains("qemu"), "{arguments:?}: {calls}");
         assert!(!calls.contains("busybox"), "{arguments:?}: {calls}");
     }
-    let machine = Machine::new("");
-    assert!(machine.set_up(&["test"]).status.success());
-    let install = machine.calls().pop().unwrap();
+    let machine = FakeMachine::new("");
+    assert!(machine.run_setup_script(&["test"]).status.success());
+    let install = machine.recorded_calls().pop().unwrap();
     assert!(install.contains(" qemu-system-x86"), "{install}");
 }
 
 /// The `dpkg` says whether the installed qemu-utils is newer.
-fn machine_with_qemu_utils(dpkg: &str) -> Machine {
-    let machine = Machine::new("");
-    machine.add("dpkg-query", "echo 1:10.0");
-    machine.add(
+fn machine_with_qemu_utils(dpkg: &str) -> FakeMachine {
+    let machine = FakeMachine::new("");
+    machine.add_program("dpkg-query", "echo 1:10.0");
+    machine.add_program(
         "apt-cache",
         "echo '  Installed: (none)'; echo '  Candidate: 1:7.2'",
     );
-    machine.add("dpkg", dpkg);
+    machine.add_program("dpkg", dpkg);
     machine
 }
 
 #[test]
 fn a_newer_qemu_utils_is_replaced_and_that_is_printed() {
     let machine = machine_with_qemu_utils("[ \"$*\" = '--compare-versions 1:10.0 gt 1:7.2' ]");
-    let output = machine.set_up(&["test"]);
+    let output = machine.run_setup_script(&["test"]);
     assert!(output.status.success(), "{output:?}");
-    let install = machine.calls().pop().unwrap();
+    let install = machine.recorded_calls().pop().unwrap();
     assert!(install.contains(" --no-remove "), "{install}");
     assert!(install.contains(" --allow-downgrades "), "{install}");
     assert!(install.ends_with(" qemu-utils=1:7.2"), "{install}");
@@ -134,8 +134,8 @@ fn a_newer_qemu_utils_is_replaced_and_that_is_printed() {
         (machine_with_qemu_utils("exit 1"), "test"),
         (machine_with_qemu_utils("exit 0"), "check"),
     ] {
-        assert!(machine.set_up(&[argument]).status.success());
-        let install = machine.calls().pop().unwrap();
+        assert!(machine.run_setup_script(&[argument]).status.success());
+        let install = machine.recorded_calls().pop().unwrap();
         assert!(!install.contains("downgrades"), "{install}");
         assert!(!install.contains("qemu-utils"), "{install}");
     }
@@ -147,20 +147,20 @@ fn a_failure_of_apt_is_shown_with_what_to_do() {
         let apt_get = format!(
             "case \"$*\" in *{command}*) echo 'E: the mirror is on fire' >&2; exit 100;; esac"
         );
-        let machine = Machine::new(&apt_get);
-        let error = error_of(&machine.set_up(&[]));
+        let machine = FakeMachine::new(&apt_get);
+        let error = stderr_of(&machine.run_setup_script(&[]));
         let lines: Vec<&str> = error.lines().collect();
         assert_eq!(lines.len(), 2, "{error}");
         assert_eq!(lines[0], "E: the mirror is on fire");
         let sentence = format!("setup: apt-get {command} failed with the output above; fix that");
         assert!(lines[1].starts_with(&sentence), "{error}");
         assert!(lines[1].contains("clang-19"), "{error}");
-        assert_eq!(machine.calls().len(), calls, "{error}");
+        assert_eq!(machine.recorded_calls().len(), calls, "{error}");
     }
 }
 
 /// Fails in `update` as apt-get does while another one updates the lists, `times` times.
-fn locked_lists(times: usize) -> String {
+fn apt_get_with_locked_lists(times: usize) -> String {
     format!(
         "case \"$*\" in *update*)
             if [ $(grep -c update \"${{0%/*}}/calls\") -le {times} ]; then
@@ -173,38 +173,38 @@ fn locked_lists(times: usize) -> String {
 
 #[test]
 fn locked_package_lists_are_waited_for() {
-    let machine = Machine::new(&locked_lists(3));
-    let output = machine.set_up(&[]);
+    let machine = FakeMachine::new(&apt_get_with_locked_lists(3));
+    let output = machine.run_setup_script(&[]);
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(machine.calls().len(), 5);
+    assert_eq!(machine.recorded_calls().len(), 5);
 }
 
 #[test]
 fn package_lists_that_stay_locked_are_an_error() {
-    let machine = Machine::new(&locked_lists(usize::MAX / 2));
-    let error = error_of(&machine.set_up(&[]));
+    let machine = FakeMachine::new(&apt_get_with_locked_lists(usize::MAX / 2));
+    let error = stderr_of(&machine.run_setup_script(&[]));
     assert!(error.starts_with("E: Could not get lock"), "{error}");
     // One try, and one after each of 60 pauses of 5 seconds.
-    assert_eq!(machine.calls().len(), 61);
+    assert_eq!(machine.recorded_calls().len(), 61);
 }
 
 #[test]
 fn without_root_it_uses_sudo_or_says_so() {
-    let machine = Machine::new("");
-    machine.add("id", "echo 1000");
-    let error = error_of(&machine.set_up(&[]));
+    let machine = FakeMachine::new("");
+    machine.add_program("id", "echo 1000");
+    let error = stderr_of(&machine.run_setup_script(&[]));
     assert!(error.contains("as root, install: clang-19"), "{error}");
-    assert!(machine.calls().is_empty());
-    machine.add("sudo", "echo sudo >>\"${0%/*}/calls\"; exec \"$@\"");
-    assert!(machine.set_up(&[]).status.success());
-    let calls = machine.calls();
+    assert!(machine.recorded_calls().is_empty());
+    machine.add_program("sudo", "echo sudo >>\"${0%/*}/calls\"; exec \"$@\"");
+    assert!(machine.run_setup_script(&[]).status.success());
+    let calls = machine.recorded_calls();
     assert_eq!((calls.len(), calls[0].as_str()), (4, "sudo"), "{calls:?}");
 }
 
 #[test]
 fn an_unknown_argument_is_refused() {
-    let machine = Machine::new("");
-    let error = error_of(&machine.set_up(&["tset"]));
+    let machine = FakeMachine::new("");
+    let error = stderr_of(&machine.run_setup_script(&["tset"]));
     assert!(error.contains("unknown argument tset"), "{error}");
-    assert!(machine.calls().is_empty());
+    assert!(machine.recorded_calls().is_empty());
 }

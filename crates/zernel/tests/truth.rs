@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         ),
         trial("exit_codes_are_passed_on", &observing, || {
             let folder = tempfile::tempdir().unwrap();
-            let output = record(
+            let output = record_command(
                 &folder.path().join("trace"),
                 |_| {},
                 &["sh", "-c", "exit 3"],
@@ -38,20 +38,20 @@ fn main() -> ExitCode {
     ])
 }
 
-fn zernel() -> Command {
+fn zernel_command() -> Command {
     Command::new(env!("CARGO_BIN_EXE_zernel"))
 }
 
-fn record(trace: &Path, prepare: impl FnOnce(&mut Command), command: &[&str]) -> Output {
-    let mut record = zernel();
+fn record_command(trace: &Path, prepare: impl FnOnce(&mut Command), command: &[&str]) -> Output {
+    let mut record = zernel_command();
     record.args(["truth", "record", "-o"]).arg(trace);
     prepare(&mut record);
     record.arg("--").args(command).output().unwrap()
 }
 
 /// The score of a trace, by the recorded phases or by a replay of its events.
-fn score(trace: &Path, stamps: &Path, options: &[&str]) -> Value {
-    let mut score = zernel();
+fn score_trace(trace: &Path, stamps: &Path, options: &[&str]) -> Value {
+    let mut score = zernel_command();
     score
         .args(["truth", "score", "--json"])
         .args(options)
@@ -83,12 +83,12 @@ fn a_recorded_job_is_scored() {
         job.alone(record);
         record.env("ZERNEL_TRUTH", &stamps);
     };
-    let output = record(&trace, prepare, &[program.to_str().unwrap()]);
+    let output = record_command(&trace, prepare, &[program.to_str().unwrap()]);
     let printed = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{printed}");
     assert!(printed.contains("0 lost"), "{printed}");
     for options in [&[][..], &["--replay"]] {
-        let report = score(&trace, &stamps, options);
+        let report = score_trace(&trace, &stamps, options);
         assert_eq!(report["variant"], "testjob-gpu");
         assert_eq!(report["processes"], job.plan().ranks);
         assert_eq!(report["lost_events"], 0);
@@ -100,8 +100,8 @@ fn a_recorded_job_is_scored() {
         assert!(f1 > 0.8, "{options:?}: {report:#}");
         assert_eq!(report["observed_share"], 1.0);
     }
-    let recorded = score(&trace, &stamps, &[]);
-    let replayed = score(&trace, &stamps, &["--replay"]);
+    let recorded = score_trace(&trace, &stamps, &[]);
+    let replayed = score_trace(&trace, &stamps, &["--replay"]);
     let share = |report: &Value| report["phases"]["unknown_share"].as_f64().unwrap();
     // The twins are equal, except that the kernel rounds boundaries down to 1024 ns.
     let difference = (share(&recorded) - share(&replayed)).abs();
@@ -112,7 +112,7 @@ fn a_file_that_is_no_trace_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("other");
     std::fs::write(&path, "other").unwrap();
-    let mut score = zernel();
+    let mut score = zernel_command();
     let output = score.args(["truth", "score"]).args([&path, &path]).output();
     let output = output.unwrap();
     let printed = String::from_utf8_lossy(&output.stderr);
@@ -127,7 +127,11 @@ fn wrong_usage_runs_nothing() {
         &["record", "--for", "1s", "--", "true"],
         &["score", "trace"],
     ] {
-        let output = zernel().arg("truth").args(arguments).output().unwrap();
+        let output = zernel_command()
+            .arg("truth")
+            .args(arguments)
+            .output()
+            .unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
     }
 }

@@ -12,30 +12,30 @@ use serde_json::Value;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_workload::WorkType;
 
-fn zernel(arguments: &[&str]) -> Command {
+fn zernel_command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_zernel"));
     command.arg("workload").args(arguments);
     command
 }
 
 /// Runs a spec file with this text.
-fn run(text: &str, options: &[&str]) -> Output {
+fn run_spec(text: &str, options: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("spec.toml");
     fs::write(&file, text).unwrap();
-    let output = zernel(&["run", file.to_str().unwrap()])
+    let output = zernel_command(&["run", file.to_str().unwrap()])
         .args(options)
         .output();
     output.unwrap()
 }
 
-fn json(output: &Output) -> Value {
+fn parse_json(output: &Output) -> Value {
     let complaints = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{complaints}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-const SPINNERS: &str = "
+const SPINNERS_SPEC: &str = "
 duration_ms = 100
 [[group]]
 name = 'spinners'
@@ -45,7 +45,7 @@ work = 'spin_wait'
 
 #[test]
 fn every_worker_is_reported() {
-    let outcome = json(&run(SPINNERS, &["--json"]));
+    let outcome = parse_json(&run_spec(SPINNERS_SPEC, &["--json"]));
     let reports = outcome["reports"].as_array().unwrap();
     assert_eq!(reports.len(), 2);
     for report in reports {
@@ -53,7 +53,7 @@ fn every_worker_is_reported() {
         assert_eq!(report["completed"], true);
         assert!(report["work_units"].as_u64().unwrap() > 0);
     }
-    let table = run(SPINNERS, &[]);
+    let table = run_spec(SPINNERS_SPEC, &[]);
     let text = String::from_utf8(table.stdout).unwrap();
     assert_eq!(text.matches("spinners").count(), 2, "{text}");
     assert_eq!(outcome["interrupted"], false);
@@ -63,16 +63,19 @@ fn every_worker_is_reported() {
 #[test]
 fn a_spec_that_cannot_be_used_is_explained() {
     for (text, problem) in [
-        (SPINNERS.replace("workers", "wrokers"), "wrokers"),
-        (SPINNERS.replace("spin_wait", "spin_weight"), "spin_weight"),
+        (SPINNERS_SPEC.replace("workers", "wrokers"), "wrokers"),
+        (
+            SPINNERS_SPEC.replace("spin_wait", "spin_weight"),
+            "spin_weight",
+        ),
         (String::new(), "there is no [[group]]; add one"),
         (
-            SPINNERS.replace("workers = 2", "workers = 0"),
+            SPINNERS_SPEC.replace("workers = 2", "workers = 0"),
             "every group has `workers = 0`; set `workers`",
         ),
-        (SPINNERS.replace("= 2", "= 'two'"), "two"),
+        (SPINNERS_SPEC.replace("= 2", "= 'two'"), "two"),
     ] {
-        let output = run(&text, &[]);
+        let output = run_spec(&text, &[]);
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{complaint}");
         assert!(
@@ -82,21 +85,23 @@ fn a_spec_that_cannot_be_used_is_explained() {
         assert!(complaint.contains("/spec.toml: "), "{complaint}");
         assert!(output.stdout.is_empty());
     }
-    let nowhere = format!("{SPINNERS}affinity = {{ numa_node = 1000 }}\n");
-    let output = run(&nowhere, &[]);
+    let nowhere = format!("{SPINNERS_SPEC}affinity = {{ numa_node = 1000 }}\n");
+    let output = run_spec(&nowhere, &[]);
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{complaint}");
     assert!(complaint.contains("NUMA node 1000"), "{complaint}");
-    let missing = zernel(&["run", "/no/such/file.toml"]).output().unwrap();
+    let missing = zernel_command(&["run", "/no/such/file.toml"])
+        .output()
+        .unwrap();
     assert_eq!(missing.status.code(), Some(2));
 }
 
 #[test]
 fn an_interrupt_ends_it_early_with_reports() {
-    let outcome = json(&interrupted(&["--json"]));
+    let outcome = parse_json(&interrupt_long_run(&["--json"]));
     assert_eq!(outcome["reports"].as_array().unwrap().len(), 2);
     assert_eq!(outcome["interrupted"], true);
-    let table = String::from_utf8(interrupted(&[]).stdout).unwrap();
+    let table = String::from_utf8(interrupt_long_run(&[]).stdout).unwrap();
     assert!(
         table.lines().any(|line| line.starts_with("interrupted: ")),
         "{table}"
@@ -104,11 +109,11 @@ fn an_interrupt_ends_it_early_with_reports() {
 }
 
 /// Starts a long run and interrupts it.
-fn interrupted(options: &[&str]) -> Output {
+fn interrupt_long_run(options: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("spec.toml");
-    fs::write(&file, SPINNERS.replace("= 100", "= 3600000")).unwrap();
-    let child = zernel(&["run", file.to_str().unwrap()])
+    fs::write(&file, SPINNERS_SPEC.replace("= 100", "= 3600000")).unwrap();
+    let child = zernel_command(&["run", file.to_str().unwrap()])
         .args(options)
         .stdout(Stdio::piped())
         .spawn()
@@ -124,7 +129,7 @@ fn interrupted(options: &[&str]) -> Output {
 }
 
 /// The workloads among the examples of the repository: name and text.
-fn examples() -> Vec<(OsString, String)> {
+fn example_workloads() -> Vec<(OsString, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
     let specs = entries.filter(|entry| entry.path().extension().is_some_and(|it| it == "toml"));
@@ -136,7 +141,7 @@ fn examples() -> Vec<(OsString, String)> {
 }
 
 /// The same example with a shorter run time.
-fn shortened(example: &str) -> String {
+fn shorten_example(example: &str) -> String {
     let lines = example.lines().map(|line| match line {
         line if line.starts_with("duration_ms") => "duration_ms = 300",
         line => line,
@@ -144,18 +149,18 @@ fn shortened(example: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-fn all_completed(outcome: &Value) -> bool {
+fn all_workers_completed(outcome: &Value) -> bool {
     let reports = outcome["reports"].as_array().unwrap();
     reports.iter().all(|report| report["completed"] == true)
 }
 
 #[test]
 fn the_examples_run_without_the_software_gpu() {
-    for (name, text) in examples() {
+    for (name, text) in example_workloads() {
         let lines = text.lines().filter(|line| !line.starts_with("gpu ="));
-        let text = shortened(&lines.collect::<Vec<_>>().join("\n"));
-        let outcome = json(&run(&text, &["--json"]));
-        assert!(all_completed(&outcome), "{name:?}: {outcome:#}");
+        let text = shorten_example(&lines.collect::<Vec<_>>().join("\n"));
+        let outcome = parse_json(&run_spec(&text, &["--json"]));
+        assert!(all_workers_completed(&outcome), "{name:?}: {outcome:#}");
     }
 }
 
@@ -168,23 +173,23 @@ fn the_examples_run_from_any_folder() {
     fs::create_dir(&folder).unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     let mut with_gpu = 0;
-    for (name, text) in examples() {
+    for (name, text) in example_workloads() {
         let file = folder.join(&name);
-        fs::write(&file, shortened(&text)).unwrap();
+        fs::write(&file, shorten_example(&text)).unwrap();
         with_gpu += usize::from(text.contains("libcuda.so.1"));
-        let run = zernel(&["run", "--json"])
+        let run = zernel_command(&["run", "--json"])
             .arg(&file)
             .current_dir(&elsewhere)
             .output();
-        let outcome = json(&run.unwrap());
-        assert!(all_completed(&outcome), "{name:?}: {outcome:#}");
+        let outcome = parse_json(&run.unwrap());
+        assert!(all_workers_completed(&outcome), "{name:?}: {outcome:#}");
     }
     assert_eq!(with_gpu, 2);
 }
 
 #[test]
 fn every_work_type_is_listed_with_its_parameters() {
-    let output = zernel(&["list"]).output().unwrap();
+    let output = zernel_command(&["list"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     for work in WorkType::all() {
         let is_listed = text.lines().any(|line| line == work.name());
@@ -207,7 +212,7 @@ fn every_work_type_is_listed_with_its_parameters() {
 
 #[test]
 fn the_list_is_there_as_json() {
-    let list = json(&zernel(&["list", "--json"]).output().unwrap());
+    let list = parse_json(&zernel_command(&["list", "--json"]).output().unwrap());
     let list = list.as_array().unwrap();
     assert_eq!(list.len(), WorkType::all().len());
     for (listed, work) in list.iter().zip(WorkType::all()) {
@@ -228,7 +233,9 @@ fn a_spec_that_is_not_a_file_is_refused_at_once() {
     let fifo = folder.path().join("spec.toml");
     let made = Command::new("mkfifo").arg(&fifo).status().unwrap();
     assert!(made.success());
-    let output = zernel(&["run", fifo.to_str().unwrap()]).output().unwrap();
+    let output = zernel_command(&["run", fifo.to_str().unwrap()])
+        .output()
+        .unwrap();
     let printed = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{printed}");
     assert!(printed.contains("not a regular file"), "{printed}");
@@ -237,15 +244,15 @@ fn a_spec_that_is_not_a_file_is_refused_at_once() {
 #[test]
 fn a_spec_may_come_from_stdin_and_a_signal_ends_the_wait_for_it() {
     let start = || {
-        let mut command = zernel(&["run", "--json", "-"]);
+        let mut command = zernel_command(&["run", "--json", "-"]);
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command.spawn().unwrap()
     };
     let mut child = start();
     let mut input = child.stdin.take().unwrap();
-    std::io::Write::write_all(&mut input, SPINNERS.as_bytes()).unwrap();
+    std::io::Write::write_all(&mut input, SPINNERS_SPEC.as_bytes()).unwrap();
     drop(input);
-    let outcome = json(&child.wait_with_output().unwrap());
+    let outcome = parse_json(&child.wait_with_output().unwrap());
     assert_eq!(outcome["reports"].as_array().unwrap().len(), 2);
 
     let mut waiting = start();
@@ -264,10 +271,10 @@ fn a_spec_may_come_from_stdin_and_a_signal_ends_the_wait_for_it() {
 
 #[test]
 fn names_from_a_file_do_not_control_the_terminal() {
-    let hostile = SPINNERS.replace("'spinners'", r#""spin\u001b]0;title\u0007""#);
-    let output = run(&hostile, &[]);
+    let hostile = SPINNERS_SPEC.replace("'spinners'", r#""spin\u001b]0;title\u0007""#);
+    let output = run_spec(&hostile, &[]);
     assert!(!output.stdout.contains(&0x1b), "{output:?}");
-    let output = run("duration_ms = \x1b[2J", &[]);
+    let output = run_spec("duration_ms = \x1b[2J", &[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(!output.stderr.contains(&0x1b), "{output:?}");
 }

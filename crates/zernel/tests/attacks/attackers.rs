@@ -21,7 +21,7 @@ use zernel_testkit::elf_builder::{ElfBuilder, ElfSymbol, function};
 use zernel_testkit::libloading::Library;
 use zernel_testkit::target::{self, Driver, TargetRole, call, directory, out, pause};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+pub(crate) const ATTACKER_ROLES: &[(&str, TargetRole)] = &[
     ("grows_loaders", grows_loaders),
     ("maps_huge_libraries", maps_huge_libraries),
     ("maps_dead_files", maps_dead_files),
@@ -40,24 +40,24 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
 ];
 
 /// The directory that belongs to the attacking user. Each attacking process has a directory below it, with its pid as name.
-pub(crate) fn own_directory(stage: &Path) -> PathBuf {
+pub(crate) fn attacker_directory(stage: &Path) -> PathBuf {
     stage.join("attack")
 }
 
-fn own_path(name: &str) -> PathBuf {
-    let folder = own_directory(&directory()).join(process::id().to_string());
+fn path_in_own_directory(name: &str) -> PathBuf {
+    let folder = attacker_directory(&directory()).join(process::id().to_string());
     fs::create_dir_all(&folder).expect("ours");
     folder.join(name)
 }
 
 /// `push %rbp; pop %rbp; ret`
-const CODE: [u8; 3] = [0x55, 0x5d, 0xc3];
+const PUSH_POP_RET: [u8; 3] = [0x55, 0x5d, 0xc3];
 
 /// Files of these names are on a file system that does not answer.
-pub(crate) const DEAD_NAMES: [&str; 2] = ["libcuda.so.1", "ld-linux-x86-64.so.2"];
+pub(crate) const STALLING_FILE_NAMES: [&str; 2] = ["libcuda.so.1", "ld-linux-x86-64.so.2"];
 
 /// The endpoints of the daemon.
-const PATHS: [&str; 5] = [
+const DAEMON_ENDPOINTS: [&str; 5] = [
     "/metrics",
     "/metrics/quantiles",
     "/api/v1/snapshot",
@@ -66,7 +66,7 @@ const PATHS: [&str; 5] = [
 ];
 
 /// Length of a mapping.
-const LENGTH: usize = 4096;
+const MAPPING_LENGTH: usize = 4096;
 
 /// Maps a file as loaders and libraries are mapped.
 fn map_code(path: &Path) -> *mut std::ffi::c_void {
@@ -74,13 +74,21 @@ fn map_code(path: &Path) -> *mut std::ffi::c_void {
     let protection = ProtFlags::READ | ProtFlags::EXEC;
     let address = std::ptr::null_mut();
     // SAFETY: a mapping of its own, which nobody executes.
-    let mapped =
-        unsafe { rustix::mm::mmap(address, LENGTH, protection, MapFlags::PRIVATE, file, 0) };
+    let mapped = unsafe {
+        rustix::mm::mmap(
+            address,
+            MAPPING_LENGTH,
+            protection,
+            MapFlags::PRIVATE,
+            file,
+            0,
+        )
+    };
     mapped.expect("a file can be mapped")
 }
 
 /// Loads and unloads a library. The dynamic loader announces that, and the daemon looks at this process at once.
-fn announce() {
+fn load_and_unload_library() {
     // SAFETY: loading a library of the C library runs no code of its own.
     drop(unsafe { Library::new("libresolv.so.2") }.expect("part of the C library"));
 }
@@ -88,11 +96,11 @@ fn announce() {
 /// Removes a mapping of [`map_code`].
 fn unmap(address: *mut std::ffi::c_void) {
     // SAFETY: nothing refers to the mapping.
-    unsafe { rustix::mm::munmap(address, LENGTH) }.expect("it is mapped");
+    unsafe { rustix::mm::munmap(address, MAPPING_LENGTH) }.expect("it is mapped");
 }
 
 /// Time for the daemon to look at what was mapped.
-fn wait_a_moment() {
+fn wait_for_daemon_to_look() {
     thread::sleep(Duration::from_millis(50));
 }
 
@@ -100,16 +108,16 @@ fn wait_a_moment() {
 fn grows_loaders(_driver: &Driver, _rounds: u64) {
     pause();
     for number in 0_u64.. {
-        let folder = own_path(&format!("loaders-{number}"));
+        let folder = path_in_own_directory(&format!("loaders-{number}"));
         fs::create_dir(&folder).expect("ours");
         let path = folder.join("ld-linux-x86-64.so.2");
         let file = File::create(&path).expect("ours");
         file.set_len(31 << 20).expect("a sparse file");
         let mapped = map_code(&path);
-        announce();
+        load_and_unload_library();
         for _ in 0..20 {
             file.set_len(40 << 30).expect("a sparse file");
-            wait_a_moment();
+            wait_for_daemon_to_look();
             file.set_len(31 << 20).expect("a sparse file");
         }
         unmap(mapped);
@@ -124,29 +132,29 @@ fn maps_huge_libraries(_driver: &Driver, _rounds: u64) {
     let long = "x".repeat(1000);
     let unique = (0..20_000).map(|number| function(format!("{number}{long}"), 3));
     let contents = [
-        ElfBuilder::new(&CODE, matching.collect()).bytes(),
-        ElfBuilder::new(&CODE, unique.collect()).bytes(),
+        ElfBuilder::new(&PUSH_POP_RET, matching.collect()).bytes(),
+        ElfBuilder::new(&PUSH_POP_RET, unique.collect()).bytes(),
     ];
     pause();
     for number in 0_usize.. {
-        let path = own_path("libtorch_cpu.so");
+        let path = path_in_own_directory("libtorch_cpu.so");
         // Another inode each time.
         let _ = fs::remove_file(&path);
         fs::write(&path, &contents[number % contents.len()]).expect("ours");
         let mapped = map_code(&path);
-        announce();
-        wait_a_moment();
+        load_and_unload_library();
+        wait_for_daemon_to_look();
         unmap(mapped);
     }
 }
 
 /// Maps a library and a loader. Then their file system stops answering.
 fn maps_dead_files(_driver: &Driver, _rounds: u64) {
-    for name in DEAD_NAMES {
+    for name in STALLING_FILE_NAMES {
         map_code(&directory().join("dead").join(name).join(name));
     }
     pause();
-    announce();
+    load_and_unload_library();
     loop {
         thread::park();
     }
@@ -169,18 +177,18 @@ fn maps_full_copies(_driver: &Driver, copies: u64) {
 fn map_copies(functions: &[&'static str], copies: u64) {
     let mut symbols: Vec<ElfSymbol> = functions.iter().map(|name| function(*name, 3)).collect();
     for (number, symbol) in symbols.iter_mut().enumerate() {
-        symbol.address += (number * CODE.len()) as u64;
+        symbol.address += (number * PUSH_POP_RET.len()) as u64;
     }
-    let library = ElfBuilder::new(&CODE.repeat(symbols.len()), symbols).bytes();
+    let library = ElfBuilder::new(&PUSH_POP_RET.repeat(symbols.len()), symbols).bytes();
     for copy in 0..copies {
-        let path = own_path(&format!("libcuda.so.{copy}"));
+        let path = path_in_own_directory(&format!("libcuda.so.{copy}"));
         fs::write(&path, &library).expect("ours");
     }
     pause();
     for copy in 0..copies {
-        map_code(&own_path(&format!("libcuda.so.{copy}")));
+        map_code(&path_in_own_directory(&format!("libcuda.so.{copy}")));
     }
-    announce();
+    load_and_unload_library();
     loop {
         thread::park();
     }
@@ -188,7 +196,7 @@ fn map_copies(functions: &[&'static str], copies: u64) {
 
 /// Calls `cuInit` all the time, in a private copy and in the library that all users share.
 fn loops_cu_init(driver: &Driver, _rounds: u64) {
-    let copy = own_path("libcuda.so.1");
+    let copy = path_in_own_directory("libcuda.so.1");
     fs::copy(directory().join("lib/libcuda.so.1"), &copy).expect("ours");
     // SAFETY: loading the software GPU runs no code of its own.
     let private = unsafe { Library::new(&copy) }.expect("a library");
@@ -246,10 +254,10 @@ fn destroys_contexts(driver: &Driver, allocations: u64) {
 fn maps_refused_files(_driver: &Driver, _rounds: u64) {
     pause();
     for number in 0_u64.. {
-        let path = own_path(&format!("libcuda.so.refused{number}"));
+        let path = path_in_own_directory(&format!("libcuda.so.refused{number}"));
         fs::write(&path, b"no library").expect("ours");
         let mapped = map_code(&path);
-        announce();
+        load_and_unload_library();
         unmap(mapped);
         fs::remove_file(&path).expect("ours");
     }
@@ -257,15 +265,18 @@ fn maps_refused_files(_driver: &Driver, _rounds: u64) {
 
 /// Replaces a library by another one as fast as it can, while the last of the deleted ones stay mapped.
 fn replaces_libraries(_driver: &Driver, mapped_at_once: u64) {
-    let library = ElfBuilder::new(&CODE, vec![function("cuInit", 3)]).bytes();
-    let (path, new) = (own_path("libcuda.so.1"), own_path("new"));
+    let library = ElfBuilder::new(&PUSH_POP_RET, vec![function("cuInit", 3)]).bytes();
+    let (path, new) = (
+        path_in_own_directory("libcuda.so.1"),
+        path_in_own_directory("new"),
+    );
     let mut mapped = VecDeque::new();
     pause();
     loop {
         fs::write(&new, &library).expect("ours");
         fs::rename(&new, &path).expect("ours");
         mapped.push_back(map_code(&path));
-        announce();
+        load_and_unload_library();
         if mapped.len() > mapped_at_once as usize {
             mapped.pop_front().into_iter().for_each(unmap);
         }
@@ -278,7 +289,7 @@ fn holds_connections(_driver: &Driver, _rounds: u64) {
     pause();
     let mut connections: Vec<UnixStream> = Vec::new();
     loop {
-        connections.retain(is_open);
+        connections.retain(is_connection_open);
         while connections.len() < 464 {
             let request: &[u8] = match connections.len() % 7 {
                 0 => {
@@ -296,7 +307,7 @@ fn holds_connections(_driver: &Driver, _rounds: u64) {
             let _ = stream.set_nonblocking(true);
             connections.push(stream);
         }
-        wait_a_moment();
+        wait_for_daemon_to_look();
     }
 }
 
@@ -305,8 +316,8 @@ fn holds_connections(_driver: &Driver, _rounds: u64) {
 fn reads_slowly(_driver: &Driver, connections: u64) {
     pause();
     let mut readers: Vec<UnixStream> = Vec::new();
-    for path in PATHS.iter().cycle() {
-        readers.retain(is_open);
+    for path in DAEMON_ENDPOINTS.iter().cycle() {
+        readers.retain(is_connection_open);
         if readers.len() < connections as usize {
             // The daemon may have stopped.
             let Ok(mut stream) = UnixStream::connect(directory().join("observe.sock")) else {
@@ -318,12 +329,12 @@ fn reads_slowly(_driver: &Driver, connections: u64) {
             let _ = stream.set_nonblocking(true);
             readers.push(stream);
         }
-        wait_a_moment();
+        wait_for_daemon_to_look();
     }
 }
 
 /// Whether the daemon has not ended a connection.
-fn is_open(mut stream: &UnixStream) -> bool {
+fn is_connection_open(mut stream: &UnixStream) -> bool {
     match stream.read(&mut [0; 256]) {
         Ok(length) => length > 0,
         Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
@@ -335,7 +346,7 @@ fn executes_programs(_driver: &Driver, _rounds: u64) {
     pause();
     let program = directory().join("program");
     for number in 0_u64.. {
-        let folder = own_path(&format!("libraries-{number}"));
+        let folder = path_in_own_directory(&format!("libraries-{number}"));
         fs::create_dir(&folder).expect("ours");
         for name in ["libcuda.so.1", "libnccl.so.2"] {
             fs::copy(directory().join("lib").join(name), folder.join(name)).expect("ours");
@@ -374,7 +385,7 @@ fn floods_requests(_driver: &Driver, connections: u64) {
     pause();
     thread::scope(|scope| {
         for number in 0..connections as usize {
-            let path = PATHS[number % PATHS.len()];
+            let path = DAEMON_ENDPOINTS[number % DAEMON_ENDPOINTS.len()];
             scope.spawn(move || {
                 let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
                 // The daemon may have stopped.

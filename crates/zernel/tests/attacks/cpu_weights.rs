@@ -7,7 +7,7 @@ use std::process;
 use std::sync::OnceLock;
 
 /// Where controllers are mounted.
-const CGROUPS: &str = "/sys/fs/cgroup";
+const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
 /// `CPUWeight=` of `deploy/zernel.service`.
 const SERVICE_WEIGHT: u64 = 50;
 /// The weight of a cgroup that has no setting.
@@ -36,7 +36,7 @@ impl WeightGroup {
 }
 
 /// All cgroups, outer ones first, with their weights.
-const GROUPS: [(&str, u64); 7] = [
+const GROUP_WEIGHTS: [(&str, u64); 7] = [
     ("", MAX_WEIGHT),
     ("system.slice", USUAL_WEIGHT),
     ("user.slice", USUAL_WEIGHT),
@@ -47,14 +47,14 @@ const GROUPS: [(&str, u64); 7] = [
 ];
 
 /// The cgroup of this test; `None` on machines without a CPU controller.
-static TEST: OnceLock<Option<PathBuf>> = OnceLock::new();
+static TEST_CGROUP: OnceLock<Option<PathBuf>> = OnceLock::new();
 
 /// Creates the cgroups, and puts this process into that of the clients.
-pub(crate) fn create() {
-    let test = TEST.get_or_init(|| {
-        let mount = controller()?;
+pub(crate) fn create_groups() {
+    let test = TEST_CGROUP.get_or_init(|| {
+        let mount = cpu_controller_mount()?;
         let test = mount.join(format!("zernel-attacks-{}", process::id()));
-        for (path, weight) in GROUPS {
+        for (path, weight) in GROUP_WEIGHTS {
             create_group(&test.join(path), weight)?;
         }
         Some(test)
@@ -62,33 +62,33 @@ pub(crate) fn create() {
     if test.is_none() {
         println!("no CPU weights: this machine has no cgroup controller for CPUs");
     }
-    add(WeightGroup::Clients, process::id());
+    add_process(WeightGroup::Clients, process::id());
 }
 
 /// Puts a process into a cgroup. Its children follow it.
-pub(crate) fn add(group: WeightGroup, pid: u32) {
-    if let Some(test) = TEST.get().and_then(Option::as_ref) {
+pub(crate) fn add_process(group: WeightGroup, pid: u32) {
+    if let Some(test) = TEST_CGROUP.get().and_then(Option::as_ref) {
         let members = test.join(group.path()).join("cgroup.procs");
         fs::write(members, pid.to_string()).expect("it runs, and we are root");
     }
 }
 
 /// Removes the cgroups. Those with a process that does not die stay.
-pub(crate) fn remove() {
-    let Some(test) = TEST.get().and_then(Option::as_ref) else {
+pub(crate) fn remove_groups() {
+    let Some(test) = TEST_CGROUP.get().and_then(Option::as_ref) else {
         return;
     };
     if let Some(mount) = test.parent() {
         let _ = fs::write(mount.join("cgroup.procs"), process::id().to_string());
     }
-    for (path, _) in GROUPS.iter().rev() {
+    for (path, _) in GROUP_WEIGHTS.iter().rev() {
         let _ = fs::remove_dir(test.join(path));
     }
 }
 
 /// The mount of the CPU controller, with cgroup v1 or v2.
-fn controller() -> Option<PathBuf> {
-    let root = Path::new(CGROUPS);
+fn cpu_controller_mount() -> Option<PathBuf> {
+    let root = Path::new(CGROUP_MOUNT);
     let first_version = root.join("cpu");
     if first_version.join("cpu.shares").exists() {
         return Some(first_version);

@@ -24,11 +24,11 @@ use zernel_testkit::needs::bpf;
 use zernel_testkit::target::{self, Stage, Target, TargetRole};
 use zernel_testkit::{Need, StallingFs, root, trial};
 
-use attackers::DEAD_NAMES;
-use scene::{Scene, attack};
+use attackers::STALLING_FILE_NAMES;
+use scene::{AttackScene, start_attack};
 
 /// The variable that sets how long an attack lasts.
-const SECONDS: &str = "ZERNEL_ATTACK_SECONDS";
+const SECONDS_VARIABLE: &str = "ZERNEL_ATTACK_SECONDS";
 
 /// The attacks: name of the trial, role, rounds.
 const ATTACKS: &[(&str, &str, u64)] = &[
@@ -47,7 +47,7 @@ const ATTACKS: &[(&str, &str, u64)] = &[
 ];
 
 /// Whether a FUSE file system can be mounted.
-const FUSE: Need = Need {
+const FUSE_NEED: Need = Need {
     name: "fuse",
     check: || match fs::metadata("/dev/fuse") {
         Ok(device) if device.rdev() != 0 => Ok(()),
@@ -56,19 +56,19 @@ const FUSE: Need = Need {
 };
 
 fn main() -> ExitCode {
-    let roles: &[(&str, TargetRole)] = &[("trains", scene::trains)];
-    let roles = [roles, attackers::ROLES, restart::ROLES].concat();
+    let roles: &[(&str, TargetRole)] = &[("trains", scene::train_when_asked)];
+    let roles = [roles, attackers::ATTACKER_ROLES, restart::RESTART_ROLES].concat();
     if let Some(code) = target::act(&roles) {
         return code;
     }
-    cpu_weights::create();
+    cpu_weights::create_groups();
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     let attacks = ATTACKS.iter().map(|(name, role, rounds)| {
         let attack = || {
-            let mut scene = Scene::start();
-            let attacker = attack(&scene.stage, role, *rounds);
-            scene.endure(name, duration());
-            let used = scene.stop(name, &[&attacker]);
+            let mut scene = AttackScene::start();
+            let attacker = start_attack(&scene.stage, role, *rounds);
+            scene.endure(name, attack_duration());
+            let used = scene.stop_by_sigterm(name, &[&attacker]);
             attacker.kill();
             drop(used);
         };
@@ -76,54 +76,54 @@ fn main() -> ExitCode {
     });
     let dead = trial(
         "a_dead_file_system",
-        &[needs[0], needs[1], FUSE],
-        dead_file_system,
+        &[needs[0], needs[1], FUSE_NEED],
+        endure_a_dead_file_system,
     );
     let together = trial(
         "attacks_together",
-        &[needs[0], needs[1], FUSE],
-        attacks_together,
+        &[needs[0], needs[1], FUSE_NEED],
+        endure_attacks_together,
     );
     let quarantined = trial(
         "a_file_in_hand_of_a_killed_daemon_is_refused",
-        &[needs[0], needs[1], FUSE],
-        restart::quarantined,
+        &[needs[0], needs[1], FUSE_NEED],
+        restart::a_file_in_hand_of_a_killed_daemon_is_refused,
     );
     let busy = trial(
         "a_job_beside_a_starting_daemon_has_its_rank",
         &needs,
-        restart::busy_machine,
+        restart::a_job_beside_a_starting_daemon_has_its_rank,
     );
     let crowd = trial(
         "a_crowd_beside_sampling_windows",
         &needs,
-        restart::crowd_beside_sampling,
+        restart::endure_a_crowd_beside_sampling_windows,
     );
-    let soak = trial("soak", &needs, soak::soak);
+    let soak = trial("soak", &needs, soak::endure_changing_attacks);
     let code =
         zernel_testkit::main(attacks.chain([dead, together, quarantined, busy, crowd, soak]));
-    cpu_weights::remove();
+    cpu_weights::remove_groups();
     code
 }
 
 /// How long an attack lasts.
-fn duration() -> Duration {
-    let seconds = env::var(SECONDS).ok();
+fn attack_duration() -> Duration {
+    let seconds = env::var(SECONDS_VARIABLE).ok();
     let seconds = seconds.map(|text| text.parse().expect("a number of seconds"));
     Duration::from_secs(seconds.unwrap_or(2))
 }
 
 /// Prints a measurement if `ZERNEL_ATTACK_SECONDS` is set.
-fn measured(text: &str) {
-    if env::var_os(SECONDS).is_some() {
+fn print_measurement(text: &str) {
+    if env::var_os(SECONDS_VARIABLE).is_some() {
         println!("{text}");
     }
 }
 
 /// Mounts the file systems with the files that [`attackers`] maps and that can stop answering.
-fn mount_files(stage: &Stage) -> [StallingFs; 2] {
+fn mount_stalling_files(stage: &Stage) -> [StallingFs; 2] {
     let content = fs::read(stage.library("libcuda.so.1")).expect("it is installed");
-    DEAD_NAMES.map(|name| {
+    STALLING_FILE_NAMES.map(|name| {
         let directory = stage.path().join("dead").join(name);
         fs::create_dir_all(&directory).expect("ours");
         StallingFs::mount(&directory, name, content.clone()).expect("FUSE is there")
@@ -131,36 +131,36 @@ fn mount_files(stage: &Stage) -> [StallingFs; 2] {
 }
 
 /// A library and a loader are on a file system that does not answer any more.
-fn dead_file_system() {
+fn endure_a_dead_file_system() {
     let name = "a_dead_file_system";
-    let mut scene = Scene::start();
-    scene.files = mount_files(&scene.stage).into();
-    let attacker = attack(&scene.stage, "maps_dead_files", 0);
+    let mut scene = AttackScene::start();
+    scene.files = mount_stalling_files(&scene.stage).into();
+    let attacker = start_attack(&scene.stage, "maps_dead_files", 0);
     scene.files.iter().for_each(StallingFs::stall);
-    scene.endure(name, duration());
-    let used = scene.stop(name, &[&attacker]);
+    scene.endure(name, attack_duration());
+    let used = scene.stop_by_sigterm(name, &[&attacker]);
     attacker.kill();
     drop(used);
 }
 
 /// The attacks that hold up the end of a daemon most, together: a file system that stops answering again and again, hundreds of
 /// files with thousands of links, and a flood of requests.
-fn attacks_together() {
+fn endure_attacks_together() {
     for signal in [Signal::TERM, Signal::KILL] {
-        let mut scene = Scene::start();
-        scene.files = mount_files(&scene.stage).into();
+        let mut scene = AttackScene::start();
+        scene.files = mount_stalling_files(&scene.stage).into();
         let mut attackers = vec![
-            attack(&scene.stage, "maps_full_copies", 400),
-            attack(&scene.stage, "floods_requests", 32),
+            start_attack(&scene.stage, "maps_full_copies", 400),
+            start_attack(&scene.stage, "floods_requests", 32),
         ];
         for _ in 0..2 {
             scene.files.iter().for_each(StallingFs::answer);
-            attackers.push(attack(&scene.stage, "maps_dead_files", 0));
+            attackers.push(start_attack(&scene.stage, "maps_dead_files", 0));
             scene.files.iter().for_each(StallingFs::stall);
-            scene.endure("attacks_together", duration());
+            scene.endure("attacks_together", attack_duration());
         }
         let others: Vec<&Target> = attackers.iter().collect();
-        let used = scene.end("attacks_together", signal, &others);
+        let used = scene.stop_by_signal("attacks_together", signal, &others);
         attackers.into_iter().for_each(Target::kill);
         drop(used);
     }

@@ -11,13 +11,14 @@ use zernel_testkit::daemon::Daemon;
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, pause};
 use zernel_testkit::{StallingFs, eventually, eventually_ok};
 
-use crate::attackers::DEAD_NAMES;
+use crate::attackers::STALLING_FILE_NAMES;
 use crate::scene::{
-    Scene, VICTIM, attack, command_of, public_stage, start_daemon, start_victim, zernel,
+    AttackScene, VICTIM_UID, command_for_role, public_stage, start_attack, start_daemon,
+    start_victim, zernel_path,
 };
-use crate::{mount_files, scene};
+use crate::{mount_stalling_files, scene};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+pub(crate) const RESTART_ROLES: &[(&str, TargetRole)] = &[
     ("has_children", has_children),
     ("launches_all_the_time", launches_all_the_time),
 ];
@@ -39,7 +40,7 @@ fn has_children(driver: &Driver, children: u64) {
 }
 
 /// The variable that sets the number of processes of a crowd.
-const CROWD: &str = "ZERNEL_ATTACK_CROWD";
+const CROWD_SIZE_VARIABLE: &str = "ZERNEL_ATTACK_CROWD";
 
 /// Launches all the time, so that launches are sampled.
 fn launches_all_the_time(driver: &Driver, _rounds: u64) {
@@ -52,23 +53,23 @@ fn launches_all_the_time(driver: &Driver, _rounds: u64) {
 }
 
 /// Many processes map libraries while sampling windows open and close, which changes the code of all of them.
-pub(crate) fn crowd_beside_sampling() {
+pub(crate) fn endure_a_crowd_beside_sampling_windows() {
     let name = "a_crowd_beside_sampling_windows";
-    let crowd = env::var(CROWD).map_or(400, |text| text.parse().expect("a number"));
-    let mut scene = Scene::start();
-    let busy = attack(&scene.stage, "launches_all_the_time", 0);
+    let crowd = env::var(CROWD_SIZE_VARIABLE).map_or(400, |text| text.parse().expect("a number"));
+    let mut scene = AttackScene::start();
+    let busy = start_attack(&scene.stage, "launches_all_the_time", 0);
     let begin = Instant::now();
-    let children = attack(&scene.stage, "has_children", crowd);
-    crate::measured(&format!("{name}: {crowd} forks in {:.2?}", begin.elapsed()));
-    scene.endure_sampled(name, crate::duration());
-    let used = scene.stop(name, &[&busy, &children]);
+    let children = start_attack(&scene.stage, "has_children", crowd);
+    crate::print_measurement(&format!("{name}: {crowd} forks in {:.2?}", begin.elapsed()));
+    scene.endure_sampled(name, crate::attack_duration());
+    let used = scene.stop_by_sigterm(name, &[&busy, &children]);
     busy.kill();
     children.kill();
     drop(used);
 }
 
 /// Why a file is refused, by the ledger of a daemon.
-fn refusal(daemon: &Daemon, path: &str) -> Option<String> {
+fn refusal_in_ledger(daemon: &Daemon, path: &str) -> Option<String> {
     let ledger = daemon.get("/api/v1/ledger").json();
     let mut refused = ledger["refused"].as_array()?.iter();
     let entry = refused.find(|entry| entry["path"] == path)?;
@@ -76,17 +77,17 @@ fn refusal(daemon: &Daemon, path: &str) -> Option<String> {
 }
 
 /// A daemon is killed while it reads a file. The next one refuses the file, and counts others.
-pub(crate) fn quarantined() {
+pub(crate) fn a_file_in_hand_of_a_killed_daemon_is_refused() {
     let stage = public_stage();
-    let files = mount_files(&stage);
+    let files = mount_stalling_files(&stage);
     let state = stage.path().join("state/files-in-hand");
     let in_hand = || fs::read_to_string(&state).unwrap_or_default();
     let first = start_daemon(&stage);
     assert_eq!(in_hand(), "");
-    let _holder = attack(&stage, "maps_dead_files", 0);
+    let _holder = start_attack(&stage, "maps_dead_files", 0);
     files.iter().for_each(StallingFs::stall);
     eventually("a library and a loader are in hand", || {
-        in_hand().lines().count() == DEAD_NAMES.len()
+        in_hand().lines().count() == STALLING_FILE_NAMES.len()
     });
     first.end(Signal::KILL);
     files.iter().for_each(StallingFs::answer);
@@ -95,29 +96,29 @@ pub(crate) fn quarantined() {
     let path = stage
         .path()
         .join("dead")
-        .join(DEAD_NAMES[0])
-        .join(DEAD_NAMES[0]);
+        .join(STALLING_FILE_NAMES[0])
+        .join(STALLING_FILE_NAMES[0]);
     let path = path.to_str().expect("text");
     let reason = eventually_ok("the file is refused", || {
-        refusal(&second, path).ok_or("it is not refused")
+        refusal_in_ledger(&second, path).ok_or("it is not refused")
     });
     assert!(reason.contains("the daemon died"), "{reason}");
     assert_eq!(
         in_hand().lines().count(),
-        DEAD_NAMES.len(),
+        STALLING_FILE_NAMES.len(),
         "for the next start"
     );
     let victim = start_victim(&stage, 1);
-    scene::assert_exact(&second, &stage, &victim);
+    scene::assert_calls_are_exact(&second, &stage, &victim);
     // A daemon that ends on SIGTERM adds no file to the list of files in hand.
     let (status, said) = second.end(Signal::TERM);
     assert!(status.success(), "{said}");
-    assert_eq!(in_hand().lines().count(), DEAD_NAMES.len());
+    assert_eq!(in_hand().lines().count(), STALLING_FILE_NAMES.len());
 }
 
 /// The job with this pid, as `zernel ps` lists it.
-fn listed(daemon: &Daemon, pid: u32) -> Option<Value> {
-    let mut command = Command::new(zernel());
+fn process_listed_by_ps(daemon: &Daemon, pid: u32) -> Option<Value> {
+    let mut command = Command::new(zernel_path());
     command
         .args(["ps", "--json", "--socket"])
         .arg(&daemon.socket);
@@ -128,11 +129,11 @@ fn listed(daemon: &Daemon, pid: u32) -> Option<Value> {
 
 /// A job that starts together with the daemon, on a machine with many processes, has its rank and its job. Its GPU is unknown if
 /// it opened the device before probes were attached.
-pub(crate) fn busy_machine() {
+pub(crate) fn a_job_beside_a_starting_daemon_has_its_rank() {
     let stage = public_stage();
     let own = stage.path().join("victim");
     let with_rank = |stage: &Stage, role, rounds, rank: &str| {
-        let mut command = command_of(stage, VICTIM, &own, role, rounds);
+        let mut command = command_for_role(stage, VICTIM_UID, &own, role, rounds);
         command.envs([("RANK", rank), ("WORLD_SIZE", "8"), ("SLURM_JOB_ID", "77")]);
         Target::start(&mut command)
     };
@@ -146,7 +147,7 @@ pub(crate) fn busy_machine() {
     });
     job.step();
     eventually_ok("the job is known", || {
-        let job = listed(&daemon, job.pid()).ok_or("it is not listed")?;
+        let job = process_listed_by_ps(&daemon, job.pid()).ok_or("it is not listed")?;
         match job["rank"] == 5 && job["job"] == "77" {
             true => Ok(()),
             false => Err(job.to_string()),

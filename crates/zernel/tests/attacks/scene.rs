@@ -24,39 +24,39 @@ use zernel_testkit::daemon::{Daemon, command};
 use zernel_testkit::target::{Driver, Stage, Target, pause};
 use zernel_testkit::{StallingFs, eventually_ok};
 
-use crate::attackers::own_directory;
+use crate::attackers::attacker_directory;
 use crate::cpu_weights::{self, WeightGroup};
 
 /// The path of `zernel`.
-pub(crate) fn zernel() -> String {
+pub(crate) fn zernel_path() -> String {
     env::var("ZERNEL_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_zernel").to_owned())
 }
 
 /// The user of the well-behaved job.
-pub(crate) const VICTIM: u32 = 54_321;
+pub(crate) const VICTIM_UID: u32 = 54_321;
 /// The user who attacks.
-pub(crate) const NOBODY: u32 = 65_534;
+pub(crate) const ATTACKER_UID: u32 = 65_534;
 
 /// Longest time in which every request must be answered. Measured times are in docs/measurements.md.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+const MAX_ANSWER_TIME: Duration = Duration::from_secs(5);
 /// Longest time in which 99 of 100 requests to an endpoint must be answered.
-const P99_LIMIT: Duration = match cfg!(debug_assertions) {
-    true => ANSWER_LIMIT,
+const MAX_P99_ANSWER_TIME: Duration = match cfg!(debug_assertions) {
+    true => MAX_ANSWER_TIME,
     false => Duration::from_millis(200),
 };
 /// Longest time from SIGTERM to the exit of the daemon.
-pub(crate) const EXIT_LIMIT: Duration = match cfg!(debug_assertions) {
+pub(crate) const MAX_EXIT_TIME: Duration = match cfg!(debug_assertions) {
     true => Duration::from_secs(10),
     false => Duration::from_secs(2),
 };
 /// Longest time from the exit of the daemon until nothing is attached.
-pub(crate) const DETACH_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const MAX_DETACH_TIME: Duration = Duration::from_secs(5);
 /// Resident memory that the daemon never exceeds, as docs/security.md states.
-pub(crate) const MAX_RESIDENT: u64 = 192 << 20;
+pub(crate) const MAX_RESIDENT_BYTES: u64 = 192 << 20;
 
 /// The role of the victim: a step each time that it is asked. A step has few enough calls that nothing is sampled, and leaves
 /// memory allocated.
-pub(crate) fn trains(driver: &Driver, steps: u64) {
+pub(crate) fn train_when_asked(driver: &Driver, steps: u64) {
     driver.open();
     let function = driver.kernel();
     let mut batch = driver.allocate(4096);
@@ -82,8 +82,8 @@ pub(crate) fn create_directory_of(user: u32, path: &Path) {
 pub(crate) fn public_stage() -> Stage {
     let stage = Stage::alone(Prologue::Push);
     fs::set_permissions(stage.path(), Permissions::from_mode(0o755)).expect("ours");
-    create_directory_of(VICTIM, &stage.path().join("victim"));
-    create_directory_of(NOBODY, &own_directory(stage.path()));
+    create_directory_of(VICTIM_UID, &stage.path().join("victim"));
+    create_directory_of(ATTACKER_UID, &attacker_directory(stage.path()));
     let program = env::current_exe().expect("we run");
     let copy = stage.path().join("program");
     fs::copy(program, &copy).expect("a program");
@@ -92,7 +92,13 @@ pub(crate) fn public_stage() -> Stage {
 }
 
 /// The command that runs a role as a user, with a software GPU in a directory of the user.
-pub(crate) fn command_of(stage: &Stage, user: u32, own: &Path, role: &str, rounds: u64) -> Command {
+pub(crate) fn command_for_role(
+    stage: &Stage,
+    user: u32,
+    own: &Path,
+    role: &str,
+    rounds: u64,
+) -> Command {
     let mut command = stage.command_of(&stage.path().join("program"), role, rounds);
     command
         .env(config::DIRECTORY, own.join("node"))
@@ -103,7 +109,7 @@ pub(crate) fn command_of(stage: &Stage, user: u32, own: &Path, role: &str, round
 }
 
 /// A daemon that observes the libraries of the stage, and its victim.
-pub(crate) struct Scene {
+pub(crate) struct AttackScene {
     pub(crate) daemon: Daemon,
     pub(crate) victim: Target,
     /// File systems that can stop answering. They answer again before the stage is removed.
@@ -111,7 +117,7 @@ pub(crate) struct Scene {
     pub(crate) stage: Stage,
 }
 
-impl Scene {
+impl AttackScene {
     /// Starts a daemon with the budget of the service, and a victim that it counts.
     pub(crate) fn start() -> Self {
         let stage = public_stage();
@@ -128,7 +134,7 @@ impl Scene {
     /// Has the victim work for this long, while all endpoints are asked. Asserts that all answer, that the victim is counted
     /// exactly, and that the daemon stays small.
     pub(crate) fn endure(&mut self, attack: &str, time: Duration) {
-        self.work_and_ask(attack, time, assert_exact);
+        self.work_and_ask(attack, time, assert_calls_are_exact);
     }
 
     /// Like [`Self::endure`], but the calls of the victim may be sampled.
@@ -142,7 +148,7 @@ impl Scene {
         time: Duration,
         check: impl FnOnce(&Daemon, &Stage, &Target),
     ) {
-        let clients = Clients::start(&self.daemon);
+        let clients = AskingClients::start(&self.daemon);
         let end = Instant::now() + time;
         while Instant::now() < end {
             self.victim.step();
@@ -150,23 +156,27 @@ impl Scene {
         }
         check(&self.daemon, &self.stage, &self.victim);
         let answers = clients.stop();
-        let peak = peak_resident(self.daemon.pid());
-        crate::measured(&format!(
+        let peak = peak_resident_bytes(self.daemon.pid());
+        crate::print_measurement(&format!(
             "{attack}: peak {} MiB resident; {}",
             peak >> 20,
-            describe(&answers)
+            describe_answer_times(&answers)
         ));
-        assert_answered(&answers);
-        assert!(peak < MAX_RESIDENT, "{} MiB", peak >> 20);
+        assert_answered_in_time(&answers);
+        assert!(peak < MAX_RESIDENT_BYTES, "{} MiB", peak >> 20);
     }
 
     /// Ends the daemon by SIGTERM during the attack. Nothing stays attached. Returns what the attackers use.
-    pub(crate) fn stop(self, attack: &str, attackers: &[&Target]) -> (Vec<StallingFs>, Stage) {
-        self.end(attack, Signal::TERM, attackers)
+    pub(crate) fn stop_by_sigterm(
+        self,
+        attack: &str,
+        attackers: &[&Target],
+    ) -> (Vec<StallingFs>, Stage) {
+        self.stop_by_signal(attack, Signal::TERM, attackers)
     }
 
-    /// Ends the daemon by a signal, like [`Self::stop`].
-    pub(crate) fn end(
+    /// Ends the daemon by a signal, like [`Self::stop_by_sigterm`].
+    pub(crate) fn stop_by_signal(
         self,
         attack: &str,
         signal: Signal,
@@ -177,16 +187,16 @@ impl Scene {
         let (status, said) = self.daemon.end(signal);
         let exit = begin.elapsed();
         assert!(signal == Signal::KILL || status.success(), "{said}");
-        assert!(exit < EXIT_LIMIT, "{signal:?}: {exit:?}: {said}");
+        assert!(exit < MAX_EXIT_TIME, "{signal:?}: {exit:?}: {said}");
         objects.wait_until_detached();
         let targets = attackers.iter().copied().chain([&self.victim]);
         wait_for_original_code(targets.map(Target::pid));
         let detached = begin.elapsed();
         assert!(
-            detached - exit < DETACH_LIMIT,
+            detached - exit < MAX_DETACH_TIME,
             "{signal:?}: exit after {exit:?}, detached after {detached:?}"
         );
-        crate::measured(&format!(
+        crate::print_measurement(&format!(
             "{attack}: {signal:?}: exit after {exit:.2?}, {} links detached after {detached:.2?}",
             objects.links()
         ));
@@ -198,7 +208,7 @@ impl Scene {
 pub(crate) fn wait_for_original_code(pids: impl Iterator<Item = u32>) {
     let pids: Vec<u32> = pids.collect();
     eventually_ok("no library has probes", || {
-        match pids.iter().map(|pid| changed_libraries(*pid)).sum() {
+        match pids.iter().map(|pid| count_changed_libraries(*pid)).sum() {
             0 => Ok(()),
             libraries => Err(format!("{libraries} have")),
         }
@@ -206,7 +216,7 @@ pub(crate) fn wait_for_original_code(pids: impl Iterator<Item = u32>) {
 }
 
 /// The number of mapped libraries whose code in memory is not that of the file. A process that exits maps none.
-fn changed_libraries(pid: u32) -> usize {
+fn count_changed_libraries(pid: u32) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else {
         return 0;
@@ -239,8 +249,8 @@ fn is_code_changed(memory: &File, line: &str) -> Option<bool> {
 }
 
 /// Waits until the daemon shows exactly the calls that the victim made.
-pub(crate) fn assert_exact(daemon: &Daemon, stage: &Stage, victim: &Target) {
-    let truth = truth_of(stage, victim.pid());
+pub(crate) fn assert_calls_are_exact(daemon: &Daemon, stage: &Stage, victim: &Target) {
+    let truth = logged_calls(stage, victim.pid());
     assert!(truth["cuLaunchKernel"] > 0);
     eventually_ok("the victim is counted exactly", || {
         let counted = counted_calls(daemon, victim.pid())?;
@@ -252,12 +262,12 @@ pub(crate) fn assert_exact(daemon: &Daemon, stage: &Stage, victim: &Target) {
 }
 
 /// Starts an attack, which runs until the target is dropped.
-pub(crate) fn attack(stage: &Stage, role: &str, rounds: u64) -> Target {
-    let own = own_directory(stage.path());
-    let mut command = command_of(stage, NOBODY, &own, role, rounds);
+pub(crate) fn start_attack(stage: &Stage, role: &str, rounds: u64) -> Target {
+    let own = attacker_directory(stage.path());
+    let mut command = command_for_role(stage, ATTACKER_UID, &own, role, rounds);
     command.env_remove(config::LOG);
     let mut attacker = Target::start(&mut command);
-    cpu_weights::add(WeightGroup::Attacker, attacker.pid());
+    cpu_weights::add_process(WeightGroup::Attacker, attacker.pid());
     attacker.step();
     attacker.go();
     attacker
@@ -265,25 +275,27 @@ pub(crate) fn attack(stage: &Stage, role: &str, rounds: u64) -> Target {
 
 /// Starts a daemon with the budget of the service.
 pub(crate) fn start_daemon(stage: &Stage) -> Daemon {
-    let mut command = command(&zernel());
+    let mut command = command(&zernel_path());
     command.args(["--budget", "0.5%", "--state-dir"]);
     command.arg(stage.path().join("state"));
     let daemon = Daemon::start_as(command, stage, &stage.path().join("observe.sock"));
-    cpu_weights::add(WeightGroup::Service, daemon.pid());
+    cpu_weights::add_process(WeightGroup::Service, daemon.pid());
     daemon
 }
 
 /// Starts the well-behaved job.
 pub(crate) fn start_victim(stage: &Stage, steps: u64) -> Target {
     let own = stage.path().join("victim");
-    let mut victim = Target::start(&mut command_of(stage, VICTIM, &own, "trains", steps));
-    cpu_weights::add(WeightGroup::Victim, victim.pid());
+    let mut victim = Target::start(&mut command_for_role(
+        stage, VICTIM_UID, &own, "trains", steps,
+    ));
+    cpu_weights::add_process(WeightGroup::Victim, victim.pid());
     victim.step();
     victim
 }
 
 /// Calls of the victim by name, from the log of its software GPU.
-pub(crate) fn truth_of(stage: &Stage, pid: u32) -> BTreeMap<String, u64> {
+pub(crate) fn logged_calls(stage: &Stage, pid: u32) -> BTreeMap<String, u64> {
     let log = TruthLog::read(&stage.path().join("victim/log")).expect("a readable log");
     let mut calls = BTreeMap::new();
     for process in log.processes.iter().filter(|process| process.pid == pid) {
@@ -299,7 +311,8 @@ pub(crate) fn truth_of(stage: &Stage, pid: u32) -> BTreeMap<String, u64> {
 
 /// Calls of a process by name, as the daemon shows them.
 pub(crate) fn counted_calls(daemon: &Daemon, pid: u32) -> Result<BTreeMap<String, u64>, String> {
-    let body = request(daemon.http, "/api/v1/snapshot").map_err(|error| error.to_string())?;
+    let body =
+        request_over_http(daemon.http, "/api/v1/snapshot").map_err(|error| error.to_string())?;
     let snapshot: Value = serde_json::from_str(&body).map_err(|error| error.to_string())?;
     let mut observed = snapshot["observed"].as_array().into_iter().flatten();
     let process = observed.find(|process| process["pid"] == pid);
@@ -313,9 +326,9 @@ pub(crate) fn counted_calls(daemon: &Daemon, pid: u32) -> Result<BTreeMap<String
 }
 
 /// Requests a path over HTTP, and returns the body.
-pub(crate) fn request(address: SocketAddr, path: &str) -> io::Result<String> {
+pub(crate) fn request_over_http(address: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+    stream.set_read_timeout(Some(MAX_ANSWER_TIME))?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -326,16 +339,16 @@ pub(crate) fn request(address: SocketAddr, path: &str) -> io::Result<String> {
 }
 
 /// Peak of the resident memory of a process.
-pub(crate) fn peak_resident(pid: u32) -> u64 {
-    1024 * status_number(pid, "VmHWM:")
+pub(crate) fn peak_resident_bytes(pid: u32) -> u64 {
+    1024 * number_in_proc_status(pid, "VmHWM:")
 }
 
 /// Resident memory of a process.
-pub(crate) fn resident(pid: u32) -> u64 {
-    1024 * status_number(pid, "VmRSS:")
+pub(crate) fn resident_bytes(pid: u32) -> u64 {
+    1024 * number_in_proc_status(pid, "VmRSS:")
 }
 
-fn status_number(pid: u32, key: &str) -> u64 {
+fn number_in_proc_status(pid: u32, key: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let mut lines = status.lines();
     let line = lines.find_map(|line| line.strip_prefix(key));
@@ -347,12 +360,12 @@ fn status_number(pid: u32, key: &str) -> u64 {
 pub(crate) type AnswerTimes = BTreeMap<&'static str, Vec<Duration>>;
 
 /// Clients that ask every endpoint all the time.
-pub(crate) struct Clients {
+pub(crate) struct AskingClients {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<AnswerTimes>,
 }
 
-impl Clients {
+impl AskingClients {
     /// Starts to ask.
     pub(crate) fn start(daemon: &Daemon) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
@@ -362,15 +375,15 @@ impl Clients {
             while !is_over.load(Ordering::Relaxed) {
                 for endpoint in ["/metrics", "/healthz", "/api/v1/snapshot"] {
                     let begin = Instant::now();
-                    request(http, endpoint).expect(endpoint);
+                    request_over_http(http, endpoint).expect(endpoint);
                     times.entry(endpoint).or_default().push(begin.elapsed());
                 }
                 let begin = Instant::now();
-                let is_in_time = list_processes(&socket);
+                let is_in_time = run_ps(&socket);
                 let time = begin.elapsed();
                 times.entry("zernel ps").or_default().push(time);
                 if !is_in_time {
-                    times.entry(LATE).or_default().push(time);
+                    times.entry(LATE_PS_ANSWERS).or_default().push(time);
                 }
                 thread::sleep(Duration::from_millis(20));
             }
@@ -387,11 +400,11 @@ impl Clients {
 }
 
 /// Those answers of `zernel ps` that state that the observer is late, which happens on a machine without a free CPU.
-const LATE: &str = "zernel ps: late";
+const LATE_PS_ANSWERS: &str = "zernel ps: late";
 
 /// Runs `zernel ps`. Returns false if it says that the observer is late.
-fn list_processes(socket: &PathBuf) -> bool {
-    let mut command = Command::new(zernel());
+fn run_ps(socket: &PathBuf) -> bool {
+    let mut command = Command::new(zernel_path());
     let output = command.arg("ps").arg("--socket").arg(socket).output();
     let output = output.expect("zernel runs");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -401,36 +414,42 @@ fn list_processes(socket: &PathBuf) -> bool {
 }
 
 /// Asserts that all endpoints answered in time. Late answers of `zernel ps` are among its other answers.
-pub(crate) fn assert_answered(answers: &AnswerTimes) {
-    for (endpoint, times) in answers.iter().filter(|(endpoint, _)| **endpoint != LATE) {
-        let (slow, slowest) = (quantile(times, 0.99), quantile(times, 1.0));
-        assert!(slow <= P99_LIMIT, "p99 of {endpoint}: {slow:?}");
-        assert!(slowest < ANSWER_LIMIT, "{endpoint}: {slowest:?}");
+pub(crate) fn assert_answered_in_time(answers: &AnswerTimes) {
+    for (endpoint, times) in answers
+        .iter()
+        .filter(|(endpoint, _)| **endpoint != LATE_PS_ANSWERS)
+    {
+        let (slow, slowest) = (
+            answer_time_quantile(times, 0.99),
+            answer_time_quantile(times, 1.0),
+        );
+        assert!(slow <= MAX_P99_ANSWER_TIME, "p99 of {endpoint}: {slow:?}");
+        assert!(slowest < MAX_ANSWER_TIME, "{endpoint}: {slowest:?}");
     }
 }
 
 /// The time that this share of the answers took at most.
-fn quantile(times: &[Duration], share: f64) -> Duration {
+fn answer_time_quantile(times: &[Duration], share: f64) -> Duration {
     let mut times = times.to_vec();
     times.sort_unstable();
     times[((times.len() - 1) as f64 * share).round() as usize]
 }
 
 /// Median, 99th percentile and maximum of the answer times of each endpoint.
-pub(crate) fn describe(answers: &AnswerTimes) -> String {
+pub(crate) fn describe_answer_times(answers: &AnswerTimes) -> String {
     let answers = answers.iter();
     let endpoints =
-        answers.map(|(endpoint, times)| format!("{endpoint} {}", describe_times(times)));
+        answers.map(|(endpoint, times)| format!("{endpoint} {}", describe_quantiles(times)));
     endpoints.collect::<Vec<String>>().join("; ")
 }
 
 /// Median, 99th percentile and maximum of answer times.
-pub(crate) fn describe_times(times: &[Duration]) -> String {
+pub(crate) fn describe_quantiles(times: &[Duration]) -> String {
     format!(
         "median {:.1?}, p99 {:.1?}, max {:.1?} of {}",
-        quantile(times, 0.5),
-        quantile(times, 0.99),
-        quantile(times, 1.0),
+        answer_time_quantile(times, 0.5),
+        answer_time_quantile(times, 0.99),
+        answer_time_quantile(times, 1.0),
         times.len()
     )
 }

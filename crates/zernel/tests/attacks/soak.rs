@@ -16,34 +16,35 @@ use zernel_testkit::daemon::Daemon;
 use zernel_testkit::target::{Stage, Target};
 use zernel_testkit::{StallingFs, eventually_ok};
 
-use crate::attackers::own_directory;
+use crate::attackers::attacker_directory;
 use crate::cpu_weights::{self, WeightGroup};
 use crate::scene::{
-    AnswerTimes, Clients, DETACH_LIMIT, EXIT_LIMIT, MAX_RESIDENT, NOBODY, assert_answered,
-    command_of, counted_calls, describe_times, peak_resident, public_stage, request, resident,
-    start_daemon, start_victim, truth_of,
+    ATTACKER_UID, AnswerTimes, AskingClients, MAX_DETACH_TIME, MAX_EXIT_TIME, MAX_RESIDENT_BYTES,
+    assert_answered_in_time, command_for_role, counted_calls, describe_quantiles, logged_calls,
+    peak_resident_bytes, public_stage, request_over_http, resident_bytes, start_daemon,
+    start_victim,
 };
-use crate::{ATTACKS, FUSE, mount_files};
+use crate::{ATTACKS, FUSE_NEED, mount_stalling_files};
 
 /// The variable that sets how long the soak lasts.
-const MINUTES: &str = "ZERNEL_SOAK_MINUTES";
+const MINUTES_VARIABLE: &str = "ZERNEL_SOAK_MINUTES";
 /// How long it lasts without.
-const SHORT: Duration = Duration::from_secs(14);
+const SHORT_SOAK_TIME: Duration = Duration::from_secs(14);
 /// Lives of the daemon.
-const LIVES: u32 = 4;
+const DAEMON_LIVES: u32 = 4;
 /// Attacks at the same time.
-const AT_ONCE: usize = 3;
+const ATTACKS_AT_ONCE: usize = 3;
 /// How long one attack lasts.
-const ATTACK: Duration = Duration::from_secs(5);
+const ATTACK_TIME: Duration = Duration::from_secs(5);
 /// How long one attack lasts in a short soak, so that every attack has its turn.
-const SHORT_ATTACK: Duration = Duration::from_secs(2);
+const SHORT_ATTACK_TIME: Duration = Duration::from_secs(2);
 
 /// Calls by name.
-type Calls = BTreeMap<String, u64>;
+type CallsByName = BTreeMap<String, u64>;
 
 /// Everything that was measured.
 #[derive(Default)]
-struct Measured {
+struct SoakMeasurements {
     answers: AnswerTimes,
     exits: Vec<Duration>,
     /// The longest time from SIGTERM to the exit.
@@ -58,7 +59,7 @@ struct Measured {
 }
 
 /// Attackers of a second user that come and go.
-struct Attackers {
+struct ChangingAttackers {
     running: Vec<(Instant, Target)>,
     started: usize,
     /// Number of different attacks.
@@ -69,10 +70,10 @@ struct Attackers {
     files: Vec<StallingFs>,
 }
 
-impl Attackers {
+impl ChangingAttackers {
     fn new(stage: &Stage, length: Duration) -> Self {
-        let files = match (FUSE.check)().is_ok() {
-            true => Vec::from(mount_files(stage)),
+        let files = match (FUSE_NEED.check)().is_ok() {
+            true => Vec::from(mount_stalling_files(stage)),
             false => Vec::new(),
         };
         Self {
@@ -91,10 +92,10 @@ impl Attackers {
             Some((_, role, rounds)) => (*role, *rounds),
             None => ("maps_dead_files", 0),
         };
-        let mut command = command_of(stage, NOBODY, own, role, rounds);
+        let mut command = command_for_role(stage, ATTACKER_UID, own, role, rounds);
         command.env_remove(config::LOG);
         let mut attacker = Target::start(&mut command);
-        cpu_weights::add(WeightGroup::Attacker, attacker.pid());
+        cpu_weights::add_process(WeightGroup::Attacker, attacker.pid());
         // It prepares itself, then it attacks.
         match number == ATTACKS.len() {
             true => {
@@ -109,16 +110,16 @@ impl Attackers {
     }
 
     /// Kills attackers whose time is over, and starts others.
-    fn turn(&mut self, stage: &Stage) {
+    fn replace_finished(&mut self, stage: &Stage) {
         let now = Instant::now();
-        let own = own_directory(stage.path());
+        let own = attacker_directory(stage.path());
         for (_, target) in self.running.extract_if(.., |(end, _)| now >= *end) {
             let files = own.join(target.pid().to_string());
             target.kill();
             // Not every attack has files.
             let _ = fs::remove_dir_all(files);
         }
-        while self.running.len() < AT_ONCE {
+        while self.running.len() < ATTACKS_AT_ONCE {
             let attacker = self.start_next(stage, &own);
             self.running.push((now + self.length, attacker));
             self.started += 1;
@@ -126,27 +127,29 @@ impl Attackers {
     }
 }
 
-pub(crate) fn soak() {
-    let minutes = env::var(MINUTES).ok();
+pub(crate) fn endure_changing_attacks() {
+    let minutes = env::var(MINUTES_VARIABLE).ok();
     let minutes = minutes.map(|text| text.parse::<f64>().expect("a number of minutes"));
-    let time = minutes.map_or(SHORT, |minutes| Duration::from_secs_f64(60.0 * minutes));
+    let time = minutes.map_or(SHORT_SOAK_TIME, |minutes| {
+        Duration::from_secs_f64(60.0 * minutes)
+    });
     let stage = public_stage();
     // It lives longer than any daemon.
     let mut old = start_victim(&stage, u64::MAX);
-    let length = minutes.map_or(SHORT_ATTACK, |_| ATTACK);
-    let mut attackers = Attackers::new(&stage, length);
-    let mut measured = Measured::default();
-    for life in 0..LIVES {
+    let length = minutes.map_or(SHORT_ATTACK_TIME, |_| ATTACK_TIME);
+    let mut attackers = ChangingAttackers::new(&stage, length);
+    let mut measured = SoakMeasurements::default();
+    for life in 0..DAEMON_LIVES {
         // The last life is long, to show whether the memory still grows.
-        let length = match life + 1 == LIVES {
+        let length = match life + 1 == DAEMON_LIVES {
             true => time / 2,
-            false => time / 2 / (LIVES - 1),
+            false => time / 2 / (DAEMON_LIVES - 1),
         };
         let signal = match life % 2 {
             0 => Signal::KILL,
             _ => Signal::TERM,
         };
-        live(
+        live_until_signal(
             &stage,
             &mut old,
             &mut attackers,
@@ -162,62 +165,69 @@ pub(crate) fn soak() {
     old.step();
     old.kill();
     if minutes.is_some() {
-        report(time, &measured);
+        print_measurements(time, &measured);
         // Limits of time are for a release build that runs long enough.
-        assert_answered(&measured.answers);
+        assert_answered_in_time(&measured.answers);
         let (exit, detached) = (measured.slowest_exit, measured.slowest_detach);
-        assert!(exit < EXIT_LIMIT, "exit after {exit:?}");
-        assert!(detached < DETACH_LIMIT, "detached {detached:?} later");
+        assert!(exit < MAX_EXIT_TIME, "exit after {exit:?}");
+        assert!(detached < MAX_DETACH_TIME, "detached {detached:?} later");
     }
 }
 
 /// One life of the daemon, which ends by a signal.
-fn live(
+fn live_until_signal(
     stage: &Stage,
     old: &mut Target,
-    attackers: &mut Attackers,
+    attackers: &mut ChangingAttackers,
     time: Duration,
     signal: Signal,
-    measured: &mut Measured,
+    measured: &mut SoakMeasurements,
 ) {
     let daemon = start_daemon(stage);
     let end = Instant::now() + time;
-    let clients = Clients::start(&daemon);
+    let clients = AskingClients::start(&daemon);
     // Found running: what it called before is unknown, and the daemon says so.
     old.step();
-    let start = eventually_ok("it is found", || settled(&daemon, stage, old.pid()));
-    assert_eq!(is_complete(&daemon, old.pid()), Some(false));
+    let start = eventually_ok("it is found", || settled_calls(&daemon, stage, old.pid()));
+    assert_eq!(is_observed_completely(&daemon, old.pid()), Some(false));
     let mut new = start_victim(stage, u64::MAX);
     let mut sizes = Vec::new();
     // At least once: on a busy machine a short life may be over before the jobs are found.
     loop {
-        attackers.turn(stage);
+        attackers.replace_finished(stage);
         old.step();
         new.step();
         let left = end.saturating_duration_since(Instant::now());
-        sizes.push((left, resident(daemon.pid())));
+        sizes.push((left, resident_bytes(daemon.pid())));
         thread::sleep(Duration::from_millis(50));
         if left.is_zero() {
             break;
         }
     }
     assert_counted_since(&daemon, stage, old.pid(), &start);
-    assert_counted_since(&daemon, stage, new.pid(), &(Calls::new(), Calls::new()));
-    assert_eq!(is_complete(&daemon, new.pid()), Some(true));
-    measured.calls += truth_of(stage, new.pid()).values().sum::<u64>();
+    assert_counted_since(
+        &daemon,
+        stage,
+        new.pid(),
+        &(CallsByName::new(), CallsByName::new()),
+    );
+    assert_eq!(is_observed_completely(&daemon, new.pid()), Some(true));
+    measured.calls += logged_calls(stage, new.pid()).values().sum::<u64>();
     for (endpoint, times) in clients.stop() {
         measured.answers.entry(endpoint).or_default().extend(times);
     }
-    let peak = peak_resident(daemon.pid());
-    assert!(peak < MAX_RESIDENT, "{} MiB", peak >> 20);
+    let peak = peak_resident_bytes(daemon.pid());
+    assert!(peak < MAX_RESIDENT_BYTES, "{} MiB", peak >> 20);
     measured.peak = measured.peak.max(peak);
-    measured.slopes.push(slope(&sizes, time / 2));
+    measured
+        .slopes
+        .push(resident_growth_per_minute(&sizes, time / 2));
     let objects = daemon.kernel_objects();
     let begin = Instant::now();
     let (status, said) = daemon.end(signal);
     let exit = begin.elapsed();
     measured.exits.push(exit);
-    if exit > EXIT_LIMIT {
+    if exit > MAX_EXIT_TIME {
         println!("exit after {exit:.2?}: {said}");
     }
     if signal == Signal::TERM {
@@ -231,18 +241,22 @@ fn live(
 }
 
 /// True and counted calls of a process, when two readings in a row count the same.
-fn settled(daemon: &Daemon, stage: &Stage, pid: u32) -> Result<(Calls, Calls), String> {
+fn settled_calls(
+    daemon: &Daemon,
+    stage: &Stage,
+    pid: u32,
+) -> Result<(CallsByName, CallsByName), String> {
     let first = counted_calls(daemon, pid)?;
     thread::sleep(Duration::from_millis(1200));
     let second = counted_calls(daemon, pid)?;
     match first == second {
-        true => Ok((truth_of(stage, pid), second)),
+        true => Ok((logged_calls(stage, pid), second)),
         false => Err("its counts still change".to_owned()),
     }
 }
 
 /// Calls since a start.
-fn since(calls: &Calls, start: &Calls) -> Calls {
+fn calls_since(calls: &CallsByName, start: &CallsByName) -> CallsByName {
     let calls = calls.iter().map(|(name, count)| {
         let before = start.get(name).copied().unwrap_or(0);
         (name.clone(), count - before)
@@ -251,11 +265,16 @@ fn since(calls: &Calls, start: &Calls) -> Calls {
 }
 
 /// Waits until the daemon shows exactly the calls that a process made since a start.
-fn assert_counted_since(daemon: &Daemon, stage: &Stage, pid: u32, start: &(Calls, Calls)) {
-    let truth = since(&truth_of(stage, pid), &start.0);
+fn assert_counted_since(
+    daemon: &Daemon,
+    stage: &Stage,
+    pid: u32,
+    start: &(CallsByName, CallsByName),
+) {
+    let truth = calls_since(&logged_calls(stage, pid), &start.0);
     assert!(truth["cuLaunchKernel"] > 0);
     eventually_ok("it is counted exactly", || {
-        let counted = since(&counted_calls(daemon, pid)?, &start.1);
+        let counted = calls_since(&counted_calls(daemon, pid)?, &start.1);
         match counted == truth {
             true => Ok(()),
             false => Err(format!("{counted:?} instead of {truth:?}")),
@@ -264,8 +283,8 @@ fn assert_counted_since(daemon: &Daemon, stage: &Stage, pid: u32, start: &(Calls
 }
 
 /// Whether the daemon says that it observed all calls of a process.
-fn is_complete(daemon: &Daemon, pid: u32) -> Option<bool> {
-    let body = request(daemon.http, "/api/v1/snapshot").expect("it answers");
+fn is_observed_completely(daemon: &Daemon, pid: u32) -> Option<bool> {
+    let body = request_over_http(daemon.http, "/api/v1/snapshot").expect("it answers");
     let snapshot: Value = serde_json::from_str(&body).expect("JSON");
     let mut observed = snapshot["observed"].as_array()?.iter();
     observed.find(|process| process["pid"] == pid)?["complete"].as_bool()
@@ -273,7 +292,7 @@ fn is_complete(daemon: &Daemon, pid: u32) -> Option<bool> {
 
 /// Growth of the resident memory in the last part of a life, in KiB per minute: the slope of the line through the sizes with
 /// the least squares.
-fn slope(sizes: &[(Duration, u64)], last: Duration) -> f64 {
+fn resident_growth_per_minute(sizes: &[(Duration, u64)], last: Duration) -> f64 {
     let sizes = sizes.iter().filter(|(left, _)| *left <= last);
     let points: Vec<(f64, f64)> = sizes
         .map(|(left, bytes)| (-left.as_secs_f64() / 60.0, *bytes as f64 / 1024.0))
@@ -287,9 +306,9 @@ fn slope(sizes: &[(Duration, u64)], last: Duration) -> f64 {
 }
 
 /// Prints what was measured as a table for docs/measurements.md.
-fn report(time: Duration, measured: &Measured) {
+fn print_measurements(time: Duration, measured: &SoakMeasurements) {
     let minutes = time.as_secs_f64() / 60.0;
-    let Measured {
+    let SoakMeasurements {
         attacks,
         calls,
         slopes,
@@ -306,7 +325,7 @@ fn report(time: Duration, measured: &Measured) {
         times.collect::<Vec<String>>().join(" and ")
     };
     println!("| what | result |\n|---|---|");
-    println!("| soak of {minutes:.1} minutes | {attacks} attacks, {LIVES} lives |");
+    println!("| soak of {minutes:.1} minutes | {attacks} attacks, {DAEMON_LIVES} lives |");
     println!("| calls of jobs that started in a life of the daemon | {calls}, counted exactly |");
     println!("| jobs harmed | 0 |");
     let peak = measured.peak >> 20;
@@ -315,6 +334,6 @@ fn report(time: Duration, measured: &Measured) {
     println!("| exit after SIGKILL | {} |", times(&by_kill));
     println!("| nothing attached after the exit | {slowest_detach:.2?} |");
     for (endpoint, times) in &measured.answers {
-        println!("| {endpoint} | {} |", describe_times(times));
+        println!("| {endpoint} | {} |", describe_quantiles(times));
     }
 }

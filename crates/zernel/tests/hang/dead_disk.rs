@@ -18,30 +18,30 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zernel_testkit::{Need, eventually};
 
 // Operations and layouts of the protocol, from linux/fuse.h.
-const LOOKUP: u32 = 1;
-const FORGET: u32 = 2;
-const GETATTR: u32 = 3;
-const OPEN: u32 = 14;
-const READ: u32 = 15;
-const INIT: u32 = 26;
-const HEADER_BYTES: usize = 40;
+const FUSE_LOOKUP: u32 = 1;
+const FUSE_FORGET: u32 = 2;
+const FUSE_GETATTR: u32 = 3;
+const FUSE_OPEN: u32 = 14;
+const FUSE_READ: u32 = 15;
+const FUSE_INIT: u32 = 26;
+const REQUEST_HEADER_BYTES: usize = 40;
 const ATTRIBUTES_BYTES: usize = 88;
-const ROOT: u64 = 1;
-const FILE: u64 = 2;
+const ROOT_NODE: u64 = 1;
+const FILE_NODE: u64 = 2;
 const FILE_BYTES: u64 = 1 << 20;
 
 /// The need for a kernel with FUSE.
-pub(crate) fn fuse() -> Need {
+pub(crate) fn fuse_need() -> Need {
     Need {
         name: "fuse",
-        check: || match open() {
+        check: || match open_fuse_device() {
             Ok(_) => Ok(()),
             Err(error) => Err(format!("/dev/fuse is not usable: {error}")),
         },
     }
 }
 
-fn open() -> io::Result<File> {
+fn open_fuse_device() -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open("/dev/fuse")
 }
 
@@ -55,10 +55,10 @@ pub(crate) struct DeadDisk {
 impl DeadDisk {
     /// Mounts it on a directory, for this thread and what it starts.
     pub(crate) fn mount(directory: &Path) -> Self {
-        let connection = open().expect("checked before");
-        mount(directory, &connection).expect("we are root");
+        let connection = open_fuse_device().expect("checked before");
+        mount_fuse(directory, &connection).expect("we are root");
         let (is_over, is_read) = (Arc::new(AtomicBool::new(false)), Arc::default());
-        let server = Server {
+        let server = FuseServer {
             connection,
             is_over: Arc::clone(&is_over),
             is_read: Arc::clone(&is_read),
@@ -66,13 +66,13 @@ impl DeadDisk {
         Self {
             directory: directory.to_owned(),
             is_over,
-            server: Some(thread::spawn(move || server.run())),
+            server: Some(thread::spawn(move || server.answer_requests())),
             is_read,
         }
     }
 
     /// A file on it.
-    pub(crate) fn file(&self) -> PathBuf {
+    pub(crate) fn file_path(&self) -> PathBuf {
         self.directory.join("batch")
     }
 
@@ -94,7 +94,7 @@ impl Drop for DeadDisk {
     }
 }
 
-fn mount(directory: &Path, connection: &File) -> io::Result<()> {
+fn mount_fuse(directory: &Path, connection: &File) -> io::Result<()> {
     let checked = |result: i32| match result {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -123,14 +123,14 @@ fn mount(directory: &Path, connection: &File) -> io::Result<()> {
 }
 
 /// Answers everything but reads.
-struct Server {
+struct FuseServer {
     connection: File,
     is_over: Arc<AtomicBool>,
     is_read: Arc<AtomicBool>,
 }
 
-impl Server {
-    fn run(mut self) {
+impl FuseServer {
+    fn answer_requests(mut self) {
         let a_while = Timespec {
             tv_sec: 0,
             tv_nsec: 20_000_000,
@@ -142,23 +142,25 @@ impl Server {
                 continue;
             }
             match self.connection.read(&mut request) {
-                Ok(length) if length >= HEADER_BYTES => self.answer(&request[..length]),
+                Ok(length) if length >= REQUEST_HEADER_BYTES => {
+                    self.answer_request(&request[..length]);
+                }
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return,
                 _ => {}
             }
         }
     }
 
-    fn answer(&mut self, request: &[u8]) {
+    fn answer_request(&mut self, request: &[u8]) {
         let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().expect("four"));
         let node = u64::from(word(16));
         let answer = match word(4) {
-            READ => return self.is_read.store(true, Ordering::Relaxed),
-            FORGET => return,
-            INIT => Ok(init(word(HEADER_BYTES + 8))),
-            GETATTR => Ok([vec![0; 16], attributes(node)].concat()),
-            LOOKUP if node == ROOT => Ok(found()),
-            OPEN => Ok(vec![0; 16]),
+            FUSE_READ => return self.is_read.store(true, Ordering::Relaxed),
+            FUSE_FORGET => return,
+            FUSE_INIT => Ok(init_reply(word(REQUEST_HEADER_BYTES + 8))),
+            FUSE_GETATTR => Ok([vec![0; 16], node_attributes(node)].concat()),
+            FUSE_LOOKUP if node == ROOT_NODE => Ok(lookup_reply()),
+            FUSE_OPEN => Ok(vec![0; 16]),
             _ => Err(libc::ENOSYS),
         };
         let (error, body) = match answer {
@@ -176,7 +178,7 @@ impl Server {
 }
 
 /// `struct fuse_init_out`: version 7.31, nothing special.
-fn init(readahead: u32) -> Vec<u8> {
+fn init_reply(readahead: u32) -> Vec<u8> {
     let mut body = Vec::new();
     for word in [7, 31, readahead, 0, 0, 1 << 16] {
         body.extend_from_slice(&u32::to_ne_bytes(word));
@@ -186,17 +188,17 @@ fn init(readahead: u32) -> Vec<u8> {
 }
 
 /// `struct fuse_entry_out`: the file, whatever its name.
-fn found() -> Vec<u8> {
-    let mut body = FILE.to_ne_bytes().to_vec();
+fn lookup_reply() -> Vec<u8> {
+    let mut body = FILE_NODE.to_ne_bytes().to_vec();
     body.resize(40, 0);
-    body.extend(attributes(FILE));
+    body.extend(node_attributes(FILE_NODE));
     body
 }
 
 /// `struct fuse_attr`.
-fn attributes(node: u64) -> Vec<u8> {
+fn node_attributes(node: u64) -> Vec<u8> {
     let (size, mode) = match node {
-        ROOT => (0, libc::S_IFDIR | 0o755),
+        ROOT_NODE => (0, libc::S_IFDIR | 0o755),
         _ => (FILE_BYTES, libc::S_IFREG | 0o644),
     };
     let mut body = Vec::new();

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use dead_disk::DeadDisk;
 use procfs::process::Process;
-use ranks::{HEALTHY_ROUNDS, Job, ROLES, only_finding};
+use ranks::{HEALTHY_ROUNDS, ObservedJob, RANK_ROLES, only_finding};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use zernel_ebpf::capability::Capability;
@@ -23,7 +23,7 @@ use zernel_testkit::target::{self, Stage};
 use zernel_testkit::{communicator, eventually, root, trial};
 
 fn main() -> ExitCode {
-    if let Some(code) = target::act(ROLES) {
+    if let Some(code) = target::act(RANK_ROLES) {
         return code;
     }
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         ),
     ];
     let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));
-    let needs = [needs[0], needs[1], dead_disk::fuse()];
+    let needs = [needs[0], needs[1], dead_disk::fuse_need()];
     zernel_testkit::main(trials.chain([
         trial(
             "a_rank_at_a_dead_disk_is_named",
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
 }
 
 fn a_stopped_rank_is_named() {
-    let job = Job::start("none");
+    let job = ObservedJob::start("none");
     job.wait_for_collective(HEALTHY_ROUNDS);
     job.signal_unlucky(Signal::STOP);
     let report = job.wait_for_a_hang();
@@ -80,7 +80,7 @@ fn a_stopped_rank_is_named() {
 }
 
 fn a_rank_on_a_cpu_is_named() {
-    let job = Job::start("spin");
+    let job = ObservedJob::start("spin");
     let report = job.wait_for_a_hang();
     let found = only_finding(&job, &report);
     assert_eq!(found["problem"], "behind");
@@ -89,29 +89,29 @@ fn a_rank_on_a_cpu_is_named() {
     assert_eq!(found["sequence"], HEALTHY_ROUNDS);
     assert_eq!(found["op"], "AllReduce");
     assert_eq!(found["bytes"], 4000);
-    assert_eq!(found["doing"]["tid"], job.unlucky());
+    assert_eq!(found["doing"]["tid"], job.unlucky_pid());
     // On a busy machine it may not get a CPU now and then.
     job.wait_until_reported(|report| only_finding(&job, report)["doing"]["state"] == "on-cpu");
 }
 
 fn a_rank_at_a_lock_is_named() {
-    let job = Job::start("lock");
+    let job = ObservedJob::start("lock");
     let report = job.wait_for_a_hang();
     let found = only_finding(&job, &report);
     assert_eq!(found["doing"]["state"], "lock", "{found:#}");
 }
 
 /// Checks the report of a job with one rank that uses a disk that does not answer.
-fn report_of_a_dead_disk(fate: &str, check: impl Fn(&Value)) {
+fn check_report_of_a_dead_disk(fate: &str, check: impl Fn(&Value)) {
     let stage = Stage::new(Prologue::Push);
     let directory = stage.path().join("disk");
     fs::create_dir(&directory).expect("our directory");
     // Dropped after the disk: a process that reads from it cannot be killed before the disk is unmounted.
     let job;
     let disk = DeadDisk::mount(&directory);
-    let file = disk.file();
-    job = Job::start_with(stage, fate, |command| {
-        command.env(ranks::FILE, &file);
+    let file = disk.file_path();
+    job = ObservedJob::start_with(stage, fate, |command| {
+        command.env(ranks::FILE_VARIABLE, &file);
     });
     disk.wait_for_a_reader();
     let report = job.wait_for_a_hang();
@@ -119,7 +119,7 @@ fn report_of_a_dead_disk(fate: &str, check: impl Fn(&Value)) {
 }
 
 fn a_rank_at_a_dead_disk_is_named() {
-    report_of_a_dead_disk("read", |doing| {
+    check_report_of_a_dead_disk("read", |doing| {
         assert_eq!(doing["state"], "io", "{doing:#}");
         let path = doing["path"].as_str().expect("a path");
         assert!(path.ends_with("disk/batch"), "{path}");
@@ -128,7 +128,7 @@ fn a_rank_at_a_dead_disk_is_named() {
 
 /// A child of the rank reads from the disk, as a loader does.
 fn a_child_at_a_dead_disk_is_named() {
-    report_of_a_dead_disk("wait for a reader", |doing| {
+    check_report_of_a_dead_disk("wait for a reader", |doing| {
         assert_eq!(doing["state"], "waits", "{doing:#}");
         let child = doing["meanwhile"][0].as_str().expect("a sentence");
         assert!(child.starts_with("its child cat"), "{child}");
@@ -140,7 +140,7 @@ fn a_child_at_a_dead_disk_is_named() {
 }
 
 fn another_operation_is_named() {
-    let job = Job::start("broadcast");
+    let job = ObservedJob::start("broadcast");
     let report = job.wait_for_a_hang();
     let found = only_finding(&job, &report);
     assert_eq!(found["problem"], "different");
@@ -150,7 +150,7 @@ fn another_operation_is_named() {
 }
 
 fn a_rank_that_exited_is_named() {
-    let job = Job::start("exit");
+    let job = ObservedJob::start("exit");
     let report = job.wait_for_a_hang();
     let found = only_finding(&job, &report);
     assert_eq!(found["problem"], "gone");
@@ -160,7 +160,7 @@ fn a_rank_that_exited_is_named() {
 }
 
 fn a_killed_rank_is_named() {
-    let job = Job::start("none");
+    let job = ObservedJob::start("none");
     job.wait_for_collective(HEALTHY_ROUNDS);
     job.signal_unlucky(Signal::KILL);
     let report = job.wait_for_a_hang();
@@ -171,10 +171,10 @@ fn a_killed_rank_is_named() {
 }
 
 fn a_running_job_does_not_hang() {
-    let job = Job::start("none");
+    let job = ObservedJob::start("none");
     job.wait_for_collective(HEALTHY_ROUNDS);
     for _ in 0..20 {
-        let output = job.hang(&[]);
+        let output = job.run_zernel_hang(&[]);
         let printed = String::from_utf8_lossy(&output.stdout);
         assert_eq!(output.status.code(), Some(0), "{printed}");
         assert!(
@@ -189,12 +189,12 @@ fn a_running_job_does_not_hang() {
 
 /// Ranks that take three seconds for a step, together.
 fn a_slow_job_does_not_hang() {
-    let job = Job::start_with(Stage::new(Prologue::Push), "none", |command| {
-        command.env(ranks::STEP, "3000");
+    let job = ObservedJob::start_with(Stage::new(Prologue::Push), "none", |command| {
+        command.env(ranks::STEP_MS_VARIABLE, "3000");
     });
     job.wait_for_collective(1);
-    while job.report().1["communicators"][0]["members"][0]["sequence"].as_u64() < Some(4) {
-        let (code, report) = job.report();
+    while job.hang_report().1["communicators"][0]["members"][0]["sequence"].as_u64() < Some(4) {
+        let (code, report) = job.hang_report();
         assert_eq!(code, Some(0), "{report:#}");
         thread::sleep(Duration::from_millis(100));
     }
@@ -202,7 +202,7 @@ fn a_slow_job_does_not_hang() {
 
 /// A rank that took twelve seconds once may do so again.
 fn a_slow_rank_is_late() {
-    let job = Job::start("sleep");
+    let job = ObservedJob::start("sleep");
     let report = job.wait_for_a_hang();
     // It never took this long before, so the report cannot know that it will join.
     let found = only_finding(&job, &report);
@@ -210,7 +210,7 @@ fn a_slow_rank_is_late() {
     job.wait_for_collective(2 * HEALTHY_ROUNDS);
     let mut was_late = false;
     eventually("the job goes on after the second sleep", || {
-        let (code, report) = job.report();
+        let (code, report) = job.hang_report();
         assert_eq!(code, Some(0), "{report:#}");
         let communicator = &report["communicators"][0];
         let found = &communicator["findings"][0];
@@ -220,11 +220,11 @@ fn a_slow_rank_is_late() {
     assert!(was_late);
 }
 
-const NOBODY: u32 = 65534;
+const NOBODY_UID: u32 = 65534;
 
 /// Users see only their own ranks, running or exited.
 fn other_users_see_nothing() {
-    let job = Job::start("none");
+    let job = ObservedJob::start("none");
     job.wait_for_collective(1);
     job.signal_unlucky(Signal::KILL);
     job.wait_until_reported(|report| {
@@ -238,8 +238,8 @@ fn other_users_see_nothing() {
     let output = Command::new(copy)
         .args(["hang", "--json", "--socket"])
         .arg(job.socket())
-        .uid(NOBODY)
-        .gid(NOBODY)
+        .uid(NOBODY_UID)
+        .gid(NOBODY_UID)
         .output()
         .expect("zernel runs");
     let printed = String::from_utf8_lossy(&output.stdout);
@@ -252,16 +252,16 @@ fn other_users_see_nothing() {
 
 /// Reported pids are those of the initial pid namespace, not those of a container.
 fn a_rank_of_another_pid_namespace_is_named() {
-    let job = Job::start_in_a_pid_namespace("spin");
+    let job = ObservedJob::start_in_a_pid_namespace("spin");
     let report = job.wait_for_a_hang();
     let findings = &report["communicators"][0]["findings"];
     assert_eq!(findings.as_array().map(Vec::len), Some(1), "{report:#}");
-    assert_eq!(findings[0]["rank"], ranks::UNLUCKY);
+    assert_eq!(findings[0]["rank"], ranks::UNLUCKY_RANK);
     let pid = findings[0]["pid"].as_i64().expect("a pid");
     let process = Process::new(pid as i32).expect("a process here");
     let environment = process.environ().expect("ours");
     let rank = environment.get(OsStr::new(communicator::RANK));
-    assert_eq!(rank, Some(&ranks::UNLUCKY.to_string().into()));
+    assert_eq!(rank, Some(&ranks::UNLUCKY_RANK.to_string().into()));
     assert_eq!(
         process.status().expect("ours").nspid.map(|pids| pids.len()),
         Some(2)
@@ -273,7 +273,7 @@ fn a_rank_of_another_pid_namespace_is_named() {
 
 /// Only the selected job is reported. A job that does not exist is an error.
 fn a_job_is_selected() {
-    let job = Job::start("exit");
+    let job = ObservedJob::start("exit");
     job.wait_for_a_hang();
     let ask = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_zernel"));
@@ -284,7 +284,7 @@ fn a_job_is_selected() {
             .arg(job.socket());
         command.output().expect("zernel runs")
     };
-    assert_eq!(ask(&[&job.name()]).status.code(), Some(1));
+    assert_eq!(ask(&[&job.job_name()]).status.code(), Some(1));
     let other = ask(&["no-such-job"]);
     assert_eq!(other.status.code(), Some(2));
     let printed = String::from_utf8_lossy(&other.stdout).into_owned();
@@ -296,32 +296,32 @@ fn a_job_is_selected() {
 
 /// All ranks of a communicator wait for each other in a split, also those of different colours.
 fn a_rank_that_takes_no_part_is_named() {
-    let job = Job::start("no part");
+    let job = ObservedJob::start("no part");
     let found = |report: &Value| {
         let communicators = report["communicators"].as_array().cloned();
         let mut communicators = communicators.unwrap_or_default().into_iter();
         communicators.find_map(|made| made["findings"].get(0).cloned())
     };
     job.wait_until_reported(|report| found(report).is_some());
-    let found = found(&job.report().1).expect("it does not join later");
+    let found = found(&job.hang_report().1).expect("it does not join later");
     assert_eq!(found["problem"], "not-joined");
-    assert_eq!(found["pid"], job.unlucky());
+    assert_eq!(found["pid"], job.unlucky_pid());
 }
 
 /// Programs start at different times, so a rank that does not join is late for a minute, unless `--after` is
 /// given.
 fn a_rank_that_does_not_join_is_named() {
-    let job = Job::start("absent");
+    let job = ObservedJob::start("absent");
     job.wait_until_reported(|report| {
         report["communicators"][0]["findings"][0]["waited_seconds"].is_f64()
     });
-    let (code, report) = job.report();
+    let (code, report) = job.hang_report();
     assert_eq!(code, Some(0), "{report:#}");
     let findings = &report["communicators"][0]["findings"];
     assert_eq!(findings[0]["problem"], "not-joined");
-    assert_eq!(findings[0]["pid"], job.unlucky());
-    assert_eq!(findings[0]["rank"], ranks::UNLUCKY);
-    let output = job.hang(&["--after", "1"]);
+    assert_eq!(findings[0]["pid"], job.unlucky_pid());
+    assert_eq!(findings[0]["rank"], ranks::UNLUCKY_RANK);
+    let output = job.run_zernel_hang(&["--after", "1"]);
     let printed = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{printed}");
     assert!(

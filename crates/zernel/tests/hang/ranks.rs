@@ -16,37 +16,39 @@ use zernel_testkit::daemon::Daemon;
 use zernel_testkit::eventually_ok;
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out};
 
-const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
+const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[("rank", rank)];
+pub(crate) const RANK_ROLES: &[(&str, TargetRole)] = &[("rank", run_rank)];
 
-pub(crate) const RANKS: u64 = 4;
+pub(crate) const RANK_COUNT: u64 = 4;
 /// The rank that something happens to.
-pub(crate) const UNLUCKY: u64 = 2;
+pub(crate) const UNLUCKY_RANK: u64 = 2;
 /// Collectives before the unlucky rank stops taking part.
 pub(crate) const HEALTHY_ROUNDS: u64 = 20;
 /// Variable with what happens to the unlucky rank.
-const FATE: &str = "ZERNEL_TARGET_FATE";
+const FATE_VARIABLE: &str = "ZERNEL_TARGET_FATE";
 /// Variable with the file that the unlucky rank reads.
-pub(crate) const FILE: &str = "ZERNEL_TARGET_FILE";
+pub(crate) const FILE_VARIABLE: &str = "ZERNEL_TARGET_FILE";
 /// Variable with the time that ranks compute between two collectives, in milliseconds.
-pub(crate) const STEP: &str = "ZERNEL_TARGET_STEP_MS";
+pub(crate) const STEP_MS_VARIABLE: &str = "ZERNEL_TARGET_STEP_MS";
 
-const ELEMENTS: u64 = 1000;
-const FLOAT: u64 = 7;
+const ALL_REDUCE_ELEMENTS: u64 = 1000;
+const NCCL_FLOAT: u64 = 7;
 
-fn rank(driver: &Driver, _rounds: u64) {
+fn run_rank(driver: &Driver, _rounds: u64) {
     // Ranks that wait for each other do not notice the end of the test.
     set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
     let rank = own_rank();
     driver.open();
-    let fate = env::var(FATE).ok().filter(|_| rank == UNLUCKY);
+    let fate = env::var(FATE_VARIABLE)
+        .ok()
+        .filter(|_| rank == UNLUCKY_RANK);
     if fate.as_deref() == Some("absent") {
         thread::sleep(Duration::MAX);
     }
-    let communicator = join(driver, rank, RANKS);
-    if env::var(FATE).as_deref() == Ok("no part") {
-        if rank == UNLUCKY {
+    let communicator = join(driver, rank, RANK_COUNT);
+    if env::var(FATE_VARIABLE).as_deref() == Ok("no part") {
+        if rank == UNLUCKY_RANK {
             thread::sleep(Duration::MAX);
         }
         let mut part = 0_u64;
@@ -62,24 +64,29 @@ fn rank(driver: &Driver, _rounds: u64) {
         );
     }
     let stream = stream(driver);
-    let (from, to) = (driver.allocate(4 * ELEMENTS), driver.allocate(4 * ELEMENTS));
-    let step = env::var(STEP).ok().and_then(|text| text.parse().ok());
+    let (from, to) = (
+        driver.allocate(4 * ALL_REDUCE_ELEMENTS),
+        driver.allocate(4 * ALL_REDUCE_ELEMENTS),
+    );
+    let step = env::var(STEP_MS_VARIABLE)
+        .ok()
+        .and_then(|text| text.parse().ok());
     let step = Duration::from_millis(step.unwrap_or(10));
     for round in 0.. {
         let is_time = round % (2 * HEALTHY_ROUNDS) == HEALTHY_ROUNDS;
         if is_time {
-            meet(fate.as_deref());
+            meet_fate(fate.as_deref());
         }
-        let (nccl, all) = (driver.nccl(), ELEMENTS);
-        let parts = is_time && env::var(FATE).as_deref() == Ok("broadcast");
-        if parts && rank == UNLUCKY {
+        let (nccl, all) = (driver.nccl(), ALL_REDUCE_ELEMENTS);
+        let parts = is_time && env::var(FATE_VARIABLE).as_deref() == Ok("broadcast");
+        if parts && rank == UNLUCKY_RANK {
             call!(
                 nccl,
                 "ncclBroadcast",
                 from,
                 to,
                 all,
-                FLOAT,
+                NCCL_FLOAT,
                 0,
                 communicator,
                 stream
@@ -91,7 +98,7 @@ fn rank(driver: &Driver, _rounds: u64) {
                 from,
                 to,
                 all,
-                FLOAT,
+                NCCL_FLOAT,
                 0,
                 communicator,
                 stream
@@ -107,7 +114,7 @@ fn rank(driver: &Driver, _rounds: u64) {
 }
 
 /// What happens instead of the next collective.
-fn meet(fate: Option<&str>) {
+fn meet_fate(fate: Option<&str>) {
     match fate {
         Some("spin") => loop {
             std::hint::spin_loop();
@@ -118,12 +125,12 @@ fn meet(fate: Option<&str>) {
             drop(lock.lock());
         }
         Some("read") => {
-            let path = env::var_os(FILE).expect("set");
+            let path = env::var_os(FILE_VARIABLE).expect("set");
             let mut file = File::open(path).expect("files open");
             let _ = file.read(&mut [0; 512]);
         }
         Some("wait for a reader") => {
-            let path = env::var_os(FILE).expect("set");
+            let path = env::var_os(FILE_VARIABLE).expect("set");
             let _ = Command::new("cat").arg(path).status();
         }
         Some("exit") => std::process::exit(3),
@@ -133,26 +140,26 @@ fn meet(fate: Option<&str>) {
 }
 
 /// Four ranks and the daemon that observes them.
-pub(crate) struct Job {
+pub(crate) struct ObservedJob {
     targets: Vec<Target>,
     daemon: Daemon,
     stage: Stage,
 }
 
-impl Job {
+impl ObservedJob {
     pub(crate) fn start(fate: &str) -> Self {
         Self::start_with(Stage::new(Prologue::Push), fate, |_| {})
     }
 
     pub(crate) fn start_with(stage: Stage, fate: &str, change: impl Fn(&mut Command)) -> Self {
-        let daemon = Daemon::start(ZERNEL, &stage);
-        let targets = (0..RANKS).map(|rank| {
+        let daemon = Daemon::start(ZERNEL_PATH, &stage);
+        let targets = (0..RANK_COUNT).map(|rank| {
             let mut command = stage.command("rank", 0);
-            command.env(RANK, rank.to_string()).env(FATE, fate);
-            command.env("TORCHELASTIC_RUN_ID", name(&stage));
+            command.env(RANK, rank.to_string()).env(FATE_VARIABLE, fate);
+            command.env("TORCHELASTIC_RUN_ID", job_name_of_stage(&stage));
             command
                 .env("RANK", rank.to_string())
-                .env("WORLD_SIZE", RANKS.to_string());
+                .env("WORLD_SIZE", RANK_COUNT.to_string());
             change(&mut command);
             let mut target = Target::start(&mut command);
             target.go();
@@ -169,7 +176,7 @@ impl Job {
     /// to the test.
     pub(crate) fn start_in_a_pid_namespace(fate: &str) -> Self {
         let stage = Stage::new(Prologue::Push);
-        let daemon = Daemon::start(ZERNEL, &stage);
+        let daemon = Daemon::start(ZERNEL_PATH, &stage);
         let program = env::current_exe().expect("we run");
         let mut command = stage.command_of("unshare".as_ref(), "rank", 0);
         let start_all =
@@ -185,8 +192,8 @@ impl Job {
                 &start_all,
             ])
             .arg(program)
-            .env(FATE, fate)
-            .env("TORCHELASTIC_RUN_ID", name(&stage));
+            .env(FATE_VARIABLE, fate)
+            .env("TORCHELASTIC_RUN_ID", job_name_of_stage(&stage));
         Self {
             targets: vec![Target::start(&mut command)],
             daemon,
@@ -194,8 +201,8 @@ impl Job {
         }
     }
 
-    pub(crate) fn name(&self) -> String {
-        name(&self.stage)
+    pub(crate) fn job_name(&self) -> String {
+        job_name_of_stage(&self.stage)
     }
 
     pub(crate) fn stage(&self) -> &Stage {
@@ -203,19 +210,19 @@ impl Job {
     }
 
     /// The pid of the rank that something happens to.
-    pub(crate) fn unlucky(&self) -> u32 {
-        self.targets[UNLUCKY as usize].pid()
+    pub(crate) fn unlucky_pid(&self) -> u32 {
+        self.targets[UNLUCKY_RANK as usize].pid()
     }
 
     pub(crate) fn signal_unlucky(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.unlucky() as i32).expect("a pid");
+        let pid = Pid::from_raw(self.unlucky_pid() as i32).expect("a pid");
         kill_process(pid, signal).expect("our child");
     }
 
     /// Runs `zernel hang` with this job's name.
-    pub(crate) fn hang(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(ZERNEL);
-        command.args(["hang", &self.name(), "--socket"]);
+    pub(crate) fn run_zernel_hang(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(ZERNEL_PATH);
+        command.args(["hang", &self.job_name(), "--socket"]);
         command.arg(&self.daemon.socket).args(arguments);
         command.output().expect("zernel runs")
     }
@@ -224,8 +231,8 @@ impl Job {
         self.daemon.socket.clone()
     }
 
-    pub(crate) fn report(&self) -> (Option<i32>, Value) {
-        let output = self.hang(&["--json"]);
+    pub(crate) fn hang_report(&self) -> (Option<i32>, Value) {
+        let output = self.run_zernel_hang(&["--json"]);
         let report = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
         (output.status.code(), report)
     }
@@ -233,7 +240,7 @@ impl Job {
     /// Waits until the report is as expected.
     pub(crate) fn wait_until_reported(&self, is_expected: impl Fn(&Value) -> bool) {
         eventually_ok("zernel hang reports what is expected", || {
-            let report = self.report().1;
+            let report = self.hang_report().1;
             match is_expected(&report) {
                 true => Ok(()),
                 false => Err(format!("{report:#}")),
@@ -247,7 +254,7 @@ impl Job {
             let members = report["communicators"][0]["members"].as_array();
             members.is_some_and(|members| {
                 let far = |member: &Value| member["sequence"].as_u64() >= Some(sequence);
-                members.len() == RANKS as usize && members.iter().all(far)
+                members.len() == RANK_COUNT as usize && members.iter().all(far)
             })
         });
     }
@@ -261,27 +268,30 @@ impl Job {
             assert!(is_reported || in_time, "{report:#}");
             is_reported
         });
-        println!("{}", String::from_utf8_lossy(&self.hang(&[]).stdout));
-        let (code, report) = self.report();
+        println!(
+            "{}",
+            String::from_utf8_lossy(&self.run_zernel_hang(&[]).stdout)
+        );
+        let (code, report) = self.hang_report();
         assert_eq!(code, Some(1));
         report
     }
 }
 
-fn name(stage: &Stage) -> String {
+fn job_name_of_stage(stage: &Stage) -> String {
     let name = stage.path().file_name().expect("a name");
     let name = name.to_str().expect("ASCII");
     name.trim_start_matches('.').to_owned()
 }
 
 /// The one finding of the one communicator; it must be of the unlucky rank.
-pub(crate) fn only_finding<'a>(job: &Job, report: &'a Value) -> &'a Value {
+pub(crate) fn only_finding<'a>(job: &ObservedJob, report: &'a Value) -> &'a Value {
     assert_eq!(report["verdict"], "hang", "{report:#}");
     let communicators = report["communicators"].as_array().expect("a list");
     assert_eq!(communicators.len(), 1, "{report:#}");
     let findings = communicators[0]["findings"].as_array().expect("a list");
     assert_eq!(findings.len(), 1, "{report:#}");
-    assert_eq!(findings[0]["rank"], UNLUCKY, "{report:#}");
-    assert_eq!(findings[0]["pid"], job.unlucky(), "{report:#}");
+    assert_eq!(findings[0]["rank"], UNLUCKY_RANK, "{report:#}");
+    assert_eq!(findings[0]["pid"], job.unlucky_pid(), "{report:#}");
     &findings[0]
 }

@@ -7,13 +7,13 @@ use serde_json::Value;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::Stage;
 
-use crate::{ZERNEL, launched};
+use crate::{ZERNEL_PATH, start_launching_target};
 
 pub(crate) fn decisions_are_printed() {
     let stage = Stage::new(Prologue::Push);
     // Probes are attached to the library that this one maps before the next one starts.
-    let _first = launched(&stage, 10);
-    let mut child = Command::new(ZERNEL)
+    let _first = start_launching_target(&stage, 10);
+    let mut child = Command::new(ZERNEL_PATH)
         .args(["sched", "--dry-run", "--for", "4s", "--json"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -23,7 +23,7 @@ pub(crate) fn decisions_are_printed() {
     let mut line = String::new();
     messages.read_line(&mut line).expect("text");
     assert!(line.contains("nothing is scheduled"), "{line}");
-    let target = launched(&stage, 10_000);
+    let target = start_launching_target(&stage, 10_000);
     let mut text = String::new();
     let mut output = child.stdout.take().expect("it is piped");
     output.read_to_string(&mut text).expect("text");

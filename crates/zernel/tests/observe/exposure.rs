@@ -9,11 +9,11 @@ use zernel_testkit::daemon::{Answer, Daemon, command};
 use zernel_testkit::eventually;
 use zernel_testkit::target::Stage;
 
-use crate::users::pids;
-use crate::{ZERNEL, exported_launches, launched};
+use crate::users::pids_in_list;
+use crate::{ZERNEL_PATH, exported_launches, start_launching_target};
 
 /// Every path that shows figures.
-const PATHS: [&str; 4] = [
+const PATHS_WITH_FIGURES: [&str; 4] = [
     "/metrics",
     "/metrics/quantiles",
     "/api/v1/snapshot",
@@ -21,20 +21,20 @@ const PATHS: [&str; 4] = [
 ];
 
 /// Starts a daemon with a token file of its own, and with more options.
-fn start(stage: &Stage, options: &[&str]) -> (Daemon, PathBuf) {
+fn start_with_token_file(stage: &Stage, options: &[&str]) -> (Daemon, PathBuf) {
     let file = stage.path().join("token");
-    let mut command = command(ZERNEL);
+    let mut command = command(ZERNEL_PATH);
     command.args(options).arg("--token-file").arg(&file);
     let socket = stage.path().join("observe.sock");
     (Daemon::start_as(command, stage, &socket), file)
 }
 
-fn token(file: &Path) -> String {
+fn read_token(file: &Path) -> String {
     let text = fs::read_to_string(file).expect("the daemon wrote it");
     text.trim().to_owned()
 }
 
-fn status(answer: &Answer) -> &str {
+fn status_line(answer: &Answer) -> &str {
     answer.head.split(' ').nth(1).expect("a status")
 }
 
@@ -49,40 +49,40 @@ fn wait_for_launches(daemon: &Daemon, token: &str, pid: u32, launches: u64) {
 
 pub(crate) fn processes_need_the_token() {
     let stage = Stage::new(Prologue::Push);
-    let (daemon, file) = start(&stage, &[]);
-    let token = token(&file);
+    let (daemon, file) = start_with_token_file(&stage, &[]);
+    let token = read_token(&file);
     assert_eq!(token.len(), 64, "256 bits in hexadecimal");
     let mode = fs::metadata(&file).expect("a file").permissions().mode();
     assert_eq!(mode & 0o137, 0, "{mode:o}");
-    let target = launched(&stage, 10);
+    let target = start_launching_target(&stage, 10);
     wait_for_launches(&daemon, &token, target.pid(), 10);
 
-    for path in PATHS.into_iter().chain(["/", "/ws"]) {
+    for path in PATHS_WITH_FIGURES.into_iter().chain(["/", "/ws"]) {
         let refused = daemon.get(path);
-        assert_eq!(status(&refused), "401", "{path}");
+        assert_eq!(status_line(&refused), "401", "{path}");
         let file = file.display().to_string();
         let lines = format!("    authorization:\n      credentials_file: {file}\n");
         assert!(refused.body.contains(&lines), "{}", refused.body);
         assert!(refused.body.contains("--expose all"), "{}", refused.body);
         let wrong = daemon.get_with_token(path, &token.replace(['0', '1', '2', '3'], "4"));
-        assert_eq!(status(&wrong), "401", "{path}");
+        assert_eq!(status_line(&wrong), "401", "{path}");
     }
     let health = daemon.get("/healthz");
     assert_eq!(health.body, r#"{"ok":true,"problem_count":0}"#);
     let snapshot = daemon.get_with_token("/api/v1/snapshot", &token).json();
-    assert!(pids(&snapshot["observed"]).contains(&u64::from(target.pid())));
+    assert!(pids_in_list(&snapshot["observed"]).contains(&u64::from(target.pid())));
 
     // The next start reads the same token.
     daemon.end(rustix::process::Signal::TERM);
-    let (_daemon, file) = start(&stage, &["--expose", "token"]);
-    assert_eq!(self::token(&file), token);
+    let (_daemon, file) = start_with_token_file(&stage, &["--expose", "token"]);
+    assert_eq!(self::read_token(&file), token);
 }
 
 pub(crate) fn aggregates_name_nobody() {
     let stage = Stage::new(Prologue::Push);
-    let (daemon, file) = start(&stage, &["--expose", "aggregate"]);
-    let token = token(&file);
-    let target = launched(&stage, 10);
+    let (daemon, file) = start_with_token_file(&stage, &["--expose", "aggregate"]);
+    let token = read_token(&file);
+    let target = start_launching_target(&stage, 10);
     wait_for_launches(&daemon, &token, target.pid(), 10);
     let snapshot = daemon.get_with_token("/api/v1/snapshot", &token).json();
     let observed = snapshot["observed"].as_array().expect("a list").iter();
@@ -91,9 +91,9 @@ pub(crate) fn aggregates_name_nobody() {
     let cgroup = identity["cgroup"].as_str().expect("a cgroup").to_owned();
     let pid = target.pid().to_string();
 
-    for path in PATHS {
+    for path in PATHS_WITH_FIGURES {
         let answer = daemon.get(path);
-        assert_eq!(status(&answer), "200", "{path}");
+        assert_eq!(status_line(&answer), "200", "{path}");
         let body = &answer.body;
         let mut words =
             body.split(|character: char| !(character.is_alphanumeric() || character == '.'));
@@ -119,7 +119,7 @@ pub(crate) fn a_token_that_others_can_read_is_refused() {
     let file = stage.path().join("token");
     fs::write(&file, "0123456789abcdef\n").expect("ours");
     fs::set_permissions(&file, Permissions::from_mode(0o644)).expect("ours");
-    let mut command = command(ZERNEL);
+    let mut command = command(ZERNEL_PATH);
     let socket = stage.path().join("observe.sock");
     command
         .arg("--token-file")
@@ -136,7 +136,7 @@ pub(crate) fn a_token_that_others_can_read_is_refused() {
 }
 
 pub(crate) fn a_token_for_nothing_is_wrong_usage() {
-    let mut command = command(ZERNEL);
+    let mut command = command(ZERNEL_PATH);
     let output = command
         .args(["--expose", "all", "--token-file", "x"])
         .output();

@@ -20,10 +20,10 @@ use zernel_testkit::needs::bpf;
 use zernel_testkit::target::{self, Driver, Stage, Target, TargetRole, call};
 use zernel_testkit::{NO_KUBELET, StoppedThread, root, trial};
 
-const ZERNEL: &str = env!("CARGO_BIN_EXE_zernel");
+const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
 
 fn main() -> ExitCode {
-    let roles: &[(&str, TargetRole)] = &[("launches", launches)];
+    let roles: &[(&str, TargetRole)] = &[("launches", launch_kernels)];
     if let Some(code) = target::act(roles) {
         return code;
     }
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
             "metrics_of_a_program_are_served",
             metrics_of_a_program_are_served,
         ),
-        ("open_metrics_has_an_end", open_metrics_has_an_end),
+        ("open_metrics_has_an_end", openmetrics_ends_with_eof),
         ("a_port_in_use_is_named", a_port_in_use_is_named),
         ("two_daemons_see_the_same", two_daemons_see_the_same),
         ("a_socket_in_use_is_named", a_socket_in_use_is_named),
@@ -93,12 +93,16 @@ fn main() -> ExitCode {
     zernel_testkit::main(trials.chain([
         trial(
             "promtool_finds_nothing",
-            &[needs[0], needs[1], prometheus::needed("promtool")],
+            &[needs[0], needs[1], prometheus::need_for_program("promtool")],
             prometheus::promtool_finds_nothing,
         ),
         trial(
             "prometheus_misses_nothing",
-            &[needs[0], needs[1], prometheus::needed("prometheus")],
+            &[
+                needs[0],
+                needs[1],
+                prometheus::need_for_program("prometheus"),
+            ],
             prometheus::prometheus_misses_nothing,
         ),
         trial(
@@ -108,22 +112,22 @@ fn main() -> ExitCode {
         ),
         trial(
             "systemd_understands_the_unit",
-            &[service::systemd()],
+            &[service::systemd_need()],
             service::systemd_understands_the_unit,
         ),
         trial(
             "systemd_understands_the_unit_of_the_scheduler",
-            &[service::systemd()],
+            &[service::systemd_need()],
             service::systemd_understands_the_unit_of_the_scheduler,
         ),
         trial(
             "the_sandbox_is_as_tight_as_documented",
-            &[service::systemd()],
+            &[service::systemd_need()],
             service::the_sandbox_is_as_tight_as_documented,
         ),
         trial(
             "systemd_creates_the_user_of_the_unit",
-            &[needs[0], service::systemd()],
+            &[needs[0], service::systemd_need()],
             service::systemd_creates_the_user_of_the_unit,
         ),
         trial(
@@ -139,7 +143,7 @@ fn main() -> ExitCode {
     ]))
 }
 
-fn launches(driver: &Driver, rounds: u64) {
+fn launch_kernels(driver: &Driver, rounds: u64) {
     driver.open();
     driver.allocate(5000);
     let function = driver.kernel();
@@ -150,7 +154,7 @@ fn launches(driver: &Driver, rounds: u64) {
 }
 
 /// A stage, and a target that has launched on it.
-fn launched(stage: &Stage, rounds: u64) -> Target {
+fn start_launching_target(stage: &Stage, rounds: u64) -> Target {
     let mut target = stage.target("launches", rounds);
     target.step();
     target
@@ -162,8 +166,8 @@ fn exported_launches(pid: u32, launches: u64) -> String {
 
 fn metrics_of_a_program_are_served() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(ZERNEL, &stage);
-    let target = launched(&stage, 123);
+    let daemon = Daemon::start(ZERNEL_PATH, &stage);
+    let target = start_launching_target(&stage, 123);
     let pid = target.pid();
     daemon.wait_for(&exported_launches(pid, 123));
     daemon.wait_for(&format!(
@@ -182,10 +186,10 @@ fn metrics_of_a_program_are_served() {
     );
 }
 
-fn open_metrics_has_an_end() {
+fn openmetrics_ends_with_eof() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(ZERNEL, &stage);
-    let target = launched(&stage, 5);
+    let daemon = Daemon::start(ZERNEL_PATH, &stage);
+    let target = start_launching_target(&stage, 5);
     daemon.wait_for(&exported_launches(target.pid(), 5));
     let answer = daemon.get_as("/metrics", "application/openmetrics-text; version=1.0.0");
     assert!(
@@ -205,8 +209,8 @@ fn open_metrics_has_an_end() {
 }
 
 /// Runs `zernel observe` until it exits by itself.
-fn output(arguments: &[&dyn AsRef<OsStr>]) -> Output {
-    let mut command = command(ZERNEL);
+fn output_of_observe(arguments: &[&dyn AsRef<OsStr>]) -> Output {
+    let mut command = command(ZERNEL_PATH);
     command.args(["--expose", "all"]);
     for argument in arguments {
         command.arg(argument);
@@ -220,7 +224,7 @@ fn a_port_in_use_is_named() {
     let address = taken.local_addr().expect("bound").to_string();
     let socket = stage.path().join("observe.sock");
     let websocket = "127.0.0.1:0";
-    let output = output(&[
+    let output = output_of_observe(&[
         &"--http",
         &address,
         &"--websocket",
@@ -236,9 +240,9 @@ fn a_port_in_use_is_named() {
 
 fn a_socket_in_use_is_named() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(ZERNEL, &stage);
+    let daemon = Daemon::start(ZERNEL_PATH, &stage);
     let any = "127.0.0.1:0";
-    let output = output(&[
+    let output = output_of_observe(&[
         &"--http",
         &any,
         &"--websocket",
@@ -258,8 +262,8 @@ fn a_socket_in_use_is_named() {
 fn two_daemons_see_the_same() {
     let stage = Stage::new(Prologue::Push);
     let daemons = ["one", "two"]
-        .map(|name| Daemon::start_as(command(ZERNEL), &stage, &stage.path().join(name)));
-    let target = launched(&stage, 1000);
+        .map(|name| Daemon::start_as(command(ZERNEL_PATH), &stage, &stage.path().join(name)));
+    let target = start_launching_target(&stage, 1000);
     for daemon in &daemons {
         daemon.wait_for(&exported_launches(target.pid(), 1000));
     }
@@ -267,9 +271,9 @@ fn two_daemons_see_the_same() {
 
 fn a_stopped_daemon_leaves_nothing() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(ZERNEL, &stage);
+    let daemon = Daemon::start(ZERNEL_PATH, &stage);
     let socket = daemon.socket.clone();
-    let target = launched(&stage, 5);
+    let target = start_launching_target(&stage, 5);
     daemon.wait_for(&exported_launches(target.pid(), 5));
     let objects = daemon.kernel_objects();
     assert!(socket.exists());
@@ -282,15 +286,15 @@ fn a_stopped_daemon_leaves_nothing() {
 
 fn a_killed_daemon_leaves_nothing_attached() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(ZERNEL, &stage);
-    let first = launched(&stage, 5);
+    let daemon = Daemon::start(ZERNEL_PATH, &stage);
+    let first = start_launching_target(&stage, 5);
     daemon.wait_for(&exported_launches(first.pid(), 5));
     let objects = daemon.kernel_objects();
     daemon.end(Signal::KILL);
     objects.wait_until_freed();
     first.end();
-    let daemon = Daemon::start(ZERNEL, &stage);
-    let second = launched(&stage, 6);
+    let daemon = Daemon::start(ZERNEL_PATH, &stage);
+    let second = start_launching_target(&stage, 6);
     daemon.wait_for(&exported_launches(second.pid(), 6));
 }
 
@@ -298,7 +302,7 @@ fn a_killed_daemon_leaves_nothing_attached() {
 /// is late.
 fn a_stalled_observer_delays_no_reader() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(ZERNEL, &stage);
+    let daemon = Daemon::start(ZERNEL_PATH, &stage);
     let mut target = stage.target("launches", 10);
     target.step();
     let launches = format!("zernel_cuda_launches_total{{pid=\"{}\"}} 10", target.pid());
@@ -321,7 +325,7 @@ fn a_stalled_observer_delays_no_reader() {
 
 fn a_paused_daemon_reports_its_pause() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(ZERNEL, &stage);
+    let daemon = Daemon::start(ZERNEL_PATH, &stage);
     for (signal, status, problems) in [
         (
             Signal::USR1,
@@ -340,7 +344,7 @@ fn a_paused_daemon_reports_its_pause() {
 fn the_ledger_is_printed() {
     let stage = Stage::new(Prologue::Push);
     let library = stage.library("libcuda.so.1");
-    let output = output(&[
+    let output = output_of_observe(&[
         &"--ledger",
         &"--for",
         &"0.1",
@@ -365,7 +369,7 @@ fn the_ledger_is_printed() {
 
 fn a_bad_budget_is_wrong_usage() {
     for budget in ["0", "-1%", "200%", "much"] {
-        let output = output(&[&format!("--budget={budget}")]);
+        let output = output_of_observe(&[&format!("--budget={budget}")]);
         let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{budget}: {printed}");
         assert!(printed.contains("--budget"), "{printed}");

@@ -11,10 +11,10 @@ use zernel_testkit::PodCgroup;
 use zernel_testkit::daemon::Daemon;
 use zernel_testkit::target::{Stage, Target};
 
-use crate::{ZERNEL, exported_launches};
+use crate::{ZERNEL_PATH, exported_launches};
 
 /// A job of root in a cgroup; without one, in that of the test.
-fn job(stage: &Stage, cgroup: Option<&Path>) -> Target {
+fn start_job(stage: &Stage, cgroup: Option<&Path>) -> Target {
     let mut job = stage.target("launches", 10);
     if let Some(cgroup) = cgroup {
         let members = cgroup.join("cgroup.procs");
@@ -25,13 +25,13 @@ fn job(stage: &Stage, cgroup: Option<&Path>) -> Target {
 }
 
 /// The pids that `zernel ps` lists, for root in a cgroup. `wrapper` is a command that runs another.
-fn listed(daemon: &Daemon, cgroup: &Path, wrapper: &[&str]) -> BTreeSet<u64> {
+fn pids_listed_by_ps(daemon: &Daemon, cgroup: &Path, wrapper: &[&str]) -> BTreeSet<u64> {
     let mut command = Command::new("sh");
     command
         .args(["-c", r#"echo $$ > "$0/cgroup.procs" && exec "$@""#])
         .arg(cgroup)
         .args(wrapper)
-        .args([ZERNEL, "ps", "--json", "--socket"])
+        .args([ZERNEL_PATH, "ps", "--json", "--socket"])
         .arg(&daemon.socket);
     let output = command.output().expect("a shell runs");
     let printed = String::from_utf8_lossy(&output.stderr);
@@ -42,7 +42,7 @@ fn listed(daemon: &Daemon, cgroup: &Path, wrapper: &[&str]) -> BTreeSet<u64> {
 }
 
 /// A cgroup that a user could create, with the name of the pod's.
-fn imitation(pod: &PodCgroup) -> PathBuf {
+fn create_imitation_of_pod(pod: &PodCgroup) -> PathBuf {
     let name = format!("zernel-test-imitation/kubepods/pod{}", PodCgroup::UID);
     let imitation = pod.hierarchy().join(name);
     fs::create_dir_all(&imitation).expect("we are root");
@@ -53,19 +53,19 @@ pub(crate) fn root_in_a_pod_sees_its_pod() {
     let namespaces = ["unshare", "--user", "--map-root-user", "--pid", "--fork"];
     for pod in PodCgroup::in_each_hierarchy() {
         let stage = Stage::new(Prologue::Push);
-        let daemon = Daemon::start(ZERNEL, &stage);
-        let imitation = imitation(&pod);
-        let inside = job(&stage, Some(&pod.container()));
-        let outside = job(&stage, None);
-        let imitator = job(&stage, Some(&imitation));
+        let daemon = Daemon::start(ZERNEL_PATH, &stage);
+        let imitation = create_imitation_of_pod(&pod);
+        let inside = start_job(&stage, Some(&pod.container()));
+        let outside = start_job(&stage, None);
+        let imitator = start_job(&stage, Some(&imitation));
         for job in [&inside, &outside, &imitator] {
             daemon.wait_for(&exported_launches(job.pid(), 10));
         }
         let own = BTreeSet::from([u64::from(inside.pid())]);
         for wrapper in [&[][..], &namespaces] {
-            assert_eq!(listed(&daemon, &pod.container(), wrapper), own);
+            assert_eq!(pids_listed_by_ps(&daemon, &pod.container(), wrapper), own);
         }
-        let all = listed(&daemon, pod.hierarchy(), &[]);
+        let all = pids_listed_by_ps(&daemon, pod.hierarchy(), &[]);
         for job in [&inside, &outside, &imitator] {
             assert!(all.contains(&u64::from(job.pid())), "{all:?}");
         }

@@ -12,13 +12,13 @@ use zernel_testkit::daemon::Daemon;
 use zernel_testkit::target::Stage;
 use zernel_testkit::{Need, eventually_within};
 
-use crate::{exported_launches, launched};
+use crate::{exported_launches, start_launching_target};
 
 /// The variable with the number of scrapes, one per second.
-const SECONDS: &str = "ZERNEL_TEST_SCRAPES";
+const SCRAPES_VARIABLE: &str = "ZERNEL_TEST_SCRAPES";
 
-pub(crate) fn needed(name: &'static str) -> Need {
-    fn runs(name: &str) -> Result<(), String> {
+pub(crate) fn need_for_program(name: &'static str) -> Need {
+    fn program_runs(name: &str) -> Result<(), String> {
         match Command::new(name).arg("--version").output() {
             Ok(_) => Ok(()),
             Err(error) => Err(format!("{name} does not run: {error}")),
@@ -27,16 +27,16 @@ pub(crate) fn needed(name: &'static str) -> Need {
     Need {
         name,
         check: match name {
-            "promtool" => || runs("promtool"),
-            _ => || runs("prometheus"),
+            "promtool" => || program_runs("promtool"),
+            _ => || program_runs("prometheus"),
         },
     }
 }
 
 pub(crate) fn promtool_finds_nothing() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(crate::ZERNEL, &stage);
-    let target = launched(&stage, 5);
+    let daemon = Daemon::start(crate::ZERNEL_PATH, &stage);
+    let target = start_launching_target(&stage, 5);
     daemon.wait_for(&exported_launches(target.pid(), 5));
     for path in ["/metrics", "/metrics/quantiles"] {
         let mut promtool = Command::new("promtool");
@@ -58,12 +58,12 @@ pub(crate) fn promtool_finds_nothing() {
 }
 
 /// A Prometheus that scrapes a daemon.
-struct Prometheus {
+struct RunningPrometheus {
     child: Child,
     address: String,
 }
 
-impl Prometheus {
+impl RunningPrometheus {
     fn start(stage: &Stage, daemon: &Daemon) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
         let address = port.expect("a free port").to_string();
@@ -89,7 +89,7 @@ impl Prometheus {
     }
 
     /// The value of an expression that gives one; none if it gives nothing.
-    fn ask(&self, expression: &str) -> Option<f64> {
+    fn query_value(&self, expression: &str) -> Option<f64> {
         let mut promtool = Command::new("promtool");
         promtool.args(["query", "instant", &format!("http://{}", self.address)]);
         let output = promtool.arg(expression).output().expect("promtool runs");
@@ -99,7 +99,7 @@ impl Prometheus {
     }
 }
 
-impl Drop for Prometheus {
+impl Drop for RunningPrometheus {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -108,29 +108,31 @@ impl Drop for Prometheus {
 
 /// Every scrape succeeds, and every series of a process is in each of them.
 pub(crate) fn prometheus_misses_nothing() {
-    let seconds = env::var(SECONDS).ok().and_then(|text| text.parse().ok());
+    let seconds = env::var(SCRAPES_VARIABLE)
+        .ok()
+        .and_then(|text| text.parse().ok());
     let seconds = seconds.unwrap_or(10);
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(crate::ZERNEL, &stage);
-    let target = launched(&stage, 5);
+    let daemon = Daemon::start(crate::ZERNEL_PATH, &stage);
+    let target = start_launching_target(&stage, 5);
     daemon.wait_for(&exported_launches(target.pid(), 5));
-    let prometheus = Prometheus::start(&stage, &daemon);
-    let scrapes = || prometheus.ask("count_over_time(up[1h])");
+    let prometheus = RunningPrometheus::start(&stage, &daemon);
+    let scrapes = || prometheus.query_value("count_over_time(up[1h])");
     let limit = Duration::from_secs(60 + 3 * seconds);
     eventually_within(limit, "a scrape per second", || {
         thread::sleep(Duration::from_millis(500));
         scrapes() >= Some(seconds as f64)
     });
     let scrapes = scrapes().expect("just asked");
-    assert_eq!(prometheus.ask("min_over_time(up[1h])"), Some(1.0));
+    assert_eq!(prometheus.query_value("min_over_time(up[1h])"), Some(1.0));
     let mark = format!("pid=\"{}\"", target.pid());
     let text = daemon.get("/metrics").body;
     let exported: Vec<&str> = text.lines().filter(|line| line.contains(&mark)).collect();
-    let kept = prometheus.ask(&format!("count({{__name__=~\"zernel_.*\",{mark}}})"));
+    let kept = prometheus.query_value(&format!("count({{__name__=~\"zernel_.*\",{mark}}})"));
     assert_eq!(kept, Some(exported.len() as f64));
     let names = exported.iter().filter_map(|line| line.split('{').next());
     for name in names.collect::<BTreeSet<&str>>() {
-        let fewest = prometheus.ask(&format!("min(count_over_time({name}{{{mark}}}[1h]))"));
+        let fewest = prometheus.query_value(&format!("min(count_over_time({name}{{{mark}}}[1h]))"));
         assert!(fewest >= Some(scrapes), "{name}: {fewest:?} of {scrapes}");
     }
     let exported = exported.len();

@@ -15,31 +15,33 @@ use zernel_testkit::daemon::{Daemon, command};
 use zernel_testkit::target::Stage;
 use zernel_testkit::{Need, StoppedThread};
 
-use crate::users::{launched_by, pids, public_copy};
-use crate::{exported_launches, launched};
+use crate::users::{pids_in_list, public_copy, start_launching_target_of};
+use crate::{exported_launches, start_launching_target};
 
-const UNIT: &str = include_str!("../../../../deploy/zernel.service");
+const OBSERVER_UNIT: &str = include_str!("../../../../deploy/zernel.service");
 const SCHEDULER_UNIT: &str = include_str!("../../../../deploy/zernel-sched.service");
 /// Neither root nor the user of an observed process.
-const DAEMON: u32 = 65533;
+const DAEMON_UID: u32 = 65533;
 /// The user of an observed process.
-const OTHER_USER: u32 = 65532;
+const OBSERVED_UID: u32 = 65532;
 
 /// The words of a setting of the unit.
-fn setting(name: &str) -> Vec<&'static str> {
-    let values = UNIT.lines().filter_map(|line| line.split_once('='));
+fn unit_setting(name: &str) -> Vec<&'static str> {
+    let values = OBSERVER_UNIT
+        .lines()
+        .filter_map(|line| line.split_once('='));
     let mut values = values.filter(|(key, _)| *key == name);
     let (_, value) = values.next().expect("the unit sets it");
     assert_eq!(values.next(), None, "{name} is set twice");
     value.split_whitespace().collect()
 }
 
-fn capabilities() -> Vec<&'static str> {
-    setting("AmbientCapabilities")
+fn unit_capabilities() -> Vec<&'static str> {
+    unit_setting("AmbientCapabilities")
 }
 
 /// A command that runs a program as the unit does: as its own user, with only these capabilities.
-fn confined(program: &Path, capabilities: &[&str]) -> Command {
+fn command_confined_as_unit(program: &Path, capabilities: &[&str]) -> Command {
     let held: String = capabilities
         .iter()
         .map(|name| name.strip_prefix("CAP_").expect("a capability"))
@@ -47,7 +49,10 @@ fn confined(program: &Path, capabilities: &[&str]) -> Command {
         .collect();
     let mut command = Command::new("setpriv");
     command
-        .args([format!("--reuid={DAEMON}"), format!("--regid={DAEMON}")])
+        .args([
+            format!("--reuid={DAEMON_UID}"),
+            format!("--regid={DAEMON_UID}"),
+        ])
         .args(["--clear-groups", "--no-new-privs"])
         .args(["inh-caps", "ambient-caps", "bounding-set"].map(|set| format!("--{set}=-all{held}")))
         .arg(program)
@@ -56,22 +61,26 @@ fn confined(program: &Path, capabilities: &[&str]) -> Command {
 }
 
 pub(crate) fn the_unit_grants_what_observing_takes() {
-    let mut bounds = setting("CapabilityBoundingSet");
+    let mut bounds = unit_setting("CapabilityBoundingSet");
     bounds.sort_unstable();
-    let mut granted = capabilities();
+    let mut granted = unit_capabilities();
     granted.sort_unstable();
     assert_eq!(bounds, granted, "none can be gained that is not held");
-    assert_eq!(setting("NoNewPrivileges"), ["yes"]);
+    assert_eq!(unit_setting("NoNewPrivileges"), ["yes"]);
 
     let stage = Stage::new(Prologue::Push);
     let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
     let runtime = stage.path().join("run");
     fs::create_dir(&runtime).expect("ours");
-    chown(&runtime, Some(DAEMON), Some(DAEMON)).expect("we are root");
+    chown(&runtime, Some(DAEMON_UID), Some(DAEMON_UID)).expect("we are root");
     let socket = runtime.join("observe.sock");
-    let daemon = Daemon::start_as(confined(&zernel, &capabilities()), &stage, &socket);
-    let other = launched_by(OTHER_USER, &stage, 20);
-    let root = launched(&stage, 10);
+    let daemon = Daemon::start_as(
+        command_confined_as_unit(&zernel, &unit_capabilities()),
+        &stage,
+        &socket,
+    );
+    let other = start_launching_target_of(OBSERVED_UID, &stage, 20);
+    let root = start_launching_target(&stage, 10);
     for (target, launches) in [(&other, 20), (&root, 10)] {
         let pid = target.pid();
         daemon.wait_for(&exported_launches(pid, launches));
@@ -83,8 +92,10 @@ pub(crate) fn the_unit_grants_what_observing_takes() {
 }
 
 /// The shell script of a setting of the unit, with another directory of the socket.
-fn script(name: &str, runtime: &Path) -> String {
-    let lines = UNIT.lines().filter_map(|line| line.split_once('='));
+fn script_of_unit(name: &str, runtime: &Path) -> String {
+    let lines = OBSERVER_UNIT
+        .lines()
+        .filter_map(|line| line.split_once('='));
     let mut lines = lines.filter(|(key, _)| *key == name);
     let (_, line) = lines.next().expect("the unit sets it");
     let script = line.strip_prefix("-+/bin/sh -c '").expect("a script");
@@ -99,9 +110,9 @@ pub(crate) fn the_unit_detaches_the_probes_of_a_killed_daemon() {
     let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
     let runtime = stage.path().join("run");
     fs::create_dir(&runtime).expect("ours");
-    chown(&runtime, Some(DAEMON), Some(DAEMON)).expect("we are root");
-    let start = script("ExecStartPre", &runtime);
-    let daemon = confined(&zernel, &capabilities());
+    chown(&runtime, Some(DAEMON_UID), Some(DAEMON_UID)).expect("we are root");
+    let start = script_of_unit("ExecStartPre", &runtime);
+    let daemon = command_confined_as_unit(&zernel, &unit_capabilities());
     let mut command = Command::new("unshare");
     command
         .args(["--mount", "sh", "-c"])
@@ -111,7 +122,7 @@ pub(crate) fn the_unit_detaches_the_probes_of_a_killed_daemon() {
         .args(["sh".as_ref(), daemon.get_program()])
         .args(daemon.get_args());
     let daemon = Daemon::start_as(command, &stage, &runtime.join("observe.sock"));
-    let target = launched(&stage, 5);
+    let target = start_launching_target(&stage, 5);
     daemon.wait_for(&exported_launches(target.pid(), 5));
     // The mounts of the daemon stay as long as this is open.
     let mounts = File::open(format!("/proc/{}/ns/mnt", daemon.pid())).expect("it runs");
@@ -119,7 +130,7 @@ pub(crate) fn the_unit_detaches_the_probes_of_a_killed_daemon() {
     daemon.end(Signal::KILL);
     assert!(objects.attached() > 0, "its pins keep the probes attached");
     let mounts = format!("/proc/{}/fd/{}", std::process::id(), mounts.as_raw_fd());
-    let stop = script("ExecStopPost", &runtime);
+    let stop = script_of_unit("ExecStopPost", &runtime);
     let mut command = Command::new("nsenter");
     command.arg(format!("--mount={mounts}"));
     // It fails: the pinned task states stay for the next daemon.
@@ -131,8 +142,8 @@ pub(crate) fn the_unit_detaches_the_probes_of_a_killed_daemon() {
 }
 
 /// Observes for a moment with these capabilities.
-fn ledger_with(program: &Path, capabilities: &[&str]) -> Output {
-    let mut command = confined(program, capabilities);
+fn observe_with_capabilities(program: &Path, capabilities: &[&str]) -> Output {
+    let mut command = command_confined_as_unit(program, capabilities);
     command.args(["--ledger", "--for", "0.1"]);
     command.output().expect("setpriv runs")
 }
@@ -140,18 +151,18 @@ fn ledger_with(program: &Path, capabilities: &[&str]) -> Output {
 pub(crate) fn each_capability_is_needed() {
     let stage = Stage::new(Prologue::Push);
     let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
-    let target = launched(&stage, 1);
-    let output = ledger_with(&zernel, &capabilities());
+    let target = start_launching_target(&stage, 1);
+    let output = observe_with_capabilities(&zernel, &unit_capabilities());
     let printed = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{printed}");
     let ledger: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert!(pids(&ledger["processes"]).contains(&u64::from(target.pid())));
-    for lacking in capabilities() {
-        let rest: Vec<_> = capabilities()
+    assert!(pids_in_list(&ledger["processes"]).contains(&u64::from(target.pid())));
+    for lacking in unit_capabilities() {
+        let rest: Vec<_> = unit_capabilities()
             .into_iter()
             .filter(|name| *name != lacking)
             .collect();
-        let output = ledger_with(&zernel, &rest);
+        let output = observe_with_capabilities(&zernel, &rest);
         let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
             output.status.code(),
@@ -163,7 +174,7 @@ pub(crate) fn each_capability_is_needed() {
 }
 
 /// Receives the messages of a daemon until `time` is over.
-fn messages(manager: &UnixDatagram, time: Duration) -> Vec<String> {
+fn receive_messages(manager: &UnixDatagram, time: Duration) -> Vec<String> {
     let end = Instant::now() + time;
     let mut messages = Vec::new();
     let mut message = [0; 64];
@@ -184,25 +195,25 @@ pub(crate) fn the_watchdog_is_fed_while_the_observer_publishes() {
     let stage = Stage::new(Prologue::Push);
     let socket = stage.path().join("notify");
     let manager = UnixDatagram::bind(&socket).expect("ours");
-    let mut command = command(crate::ZERNEL);
+    let mut command = command(crate::ZERNEL_PATH);
     command.env("NOTIFY_SOCKET", &socket);
     command.env("WATCHDOG_USEC", "200000");
     let daemon = Daemon::start_as(command, &stage, &stage.path().join("observe.sock"));
-    let first = messages(&manager, Duration::from_secs(3));
+    let first = receive_messages(&manager, Duration::from_secs(3));
     assert_eq!(first[0], "READY=1");
     assert!(first.len() > 5, "{first:?}");
     assert!(first[1..].iter().all(|it| it == "WATCHDOG=1"), "{first:?}");
     let stopped = StoppedThread::named(daemon.pid(), "observer").expect("root may stop it");
     daemon.wait_for_health("HTTP/1.1 503");
-    messages(&manager, Duration::from_millis(200));
-    assert!(messages(&manager, Duration::from_secs(2)).is_empty());
+    receive_messages(&manager, Duration::from_millis(200));
+    assert!(receive_messages(&manager, Duration::from_secs(2)).is_empty());
     drop(stopped);
     daemon.wait_for_health("HTTP/1.1 200");
-    assert!(!messages(&manager, Duration::from_secs(2)).is_empty());
+    assert!(!receive_messages(&manager, Duration::from_secs(2)).is_empty());
 }
 
 /// The need for the tool that reads units.
-pub(crate) fn systemd() -> Need {
+pub(crate) fn systemd_need() -> Need {
     Need {
         name: "systemd",
         check: || match Command::new("systemd-analyze").arg("--version").output() {
@@ -213,8 +224,8 @@ pub(crate) fn systemd() -> Need {
 }
 
 /// Writes the unit to a folder, with the program of this build.
-fn written_unit(folder: &Path) -> PathBuf {
-    write_unit(folder, "zernel.service", UNIT)
+fn write_observer_unit(folder: &Path) -> PathBuf {
+    write_unit(folder, "zernel.service", OBSERVER_UNIT)
 }
 
 fn write_unit(folder: &Path, name: &str, text: &str) -> PathBuf {
@@ -228,8 +239,8 @@ fn write_unit(folder: &Path, name: &str, text: &str) -> PathBuf {
 
 /// The documented score is that of systemd 252. Other versions may weigh settings differently, so one point is allowed.
 pub(crate) fn the_sandbox_is_as_tight_as_documented() {
-    const DOCUMENT: &str = include_str!("../../../../docs/security.md");
-    let (_, rest) = DOCUMENT
+    const SECURITY_DOCUMENT: &str = include_str!("../../../../docs/security.md");
+    let (_, rest) = SECURITY_DOCUMENT
         .split_once("exposure level is ")
         .expect("it is documented");
     let documented: f64 = rest
@@ -238,7 +249,7 @@ pub(crate) fn the_sandbox_is_as_tight_as_documented() {
         .and_then(|score| score.parse().ok())
         .expect("a number");
     let folder = tempfile::tempdir().expect("a folder");
-    let unit = written_unit(folder.path());
+    let unit = write_observer_unit(folder.path());
     let mut command = Command::new("systemd-analyze");
     command.args(["security", "--offline=true"]).arg(unit);
     let output = command.output().expect("systemd-analyze runs");
@@ -275,14 +286,14 @@ pub(crate) fn systemd_creates_the_user_of_the_unit() {
         assert!(accounts.contains("zernel:"), "{accounts}");
     }
     assert_eq!(
-        [setting("User"), setting("Group")],
+        [unit_setting("User"), unit_setting("Group")],
         [["zernel"], ["zernel"]]
     );
 }
 
 pub(crate) fn systemd_understands_the_unit() {
     let folder = tempfile::tempdir().expect("a folder");
-    let unit = written_unit(folder.path());
+    let unit = write_observer_unit(folder.path());
     let mut command = Command::new("systemd-analyze");
     let output = command.args(["verify", "--man=no"]).arg(&unit).output();
     let output = output.expect("systemd-analyze runs");
@@ -295,7 +306,7 @@ pub(crate) fn systemd_understands_the_unit() {
 pub(crate) fn systemd_understands_the_unit_of_the_scheduler() {
     let folder = tempfile::tempdir().expect("a folder");
     // The scheduler's unit refers to the observer's unit, so systemd must find both.
-    written_unit(folder.path());
+    write_observer_unit(folder.path());
     let unit = write_unit(folder.path(), "zernel-sched.service", SCHEDULER_UNIT);
     let mut command = Command::new("systemd-analyze");
     command.env("SYSTEMD_UNIT_PATH", format!("{}:", folder.path().display()));

@@ -16,9 +16,9 @@ use zernel_softgpu::install::Prologue;
 use zernel_testkit::daemon::{Answer, Daemon, ask};
 use zernel_testkit::target::{Stage, Target};
 
-use crate::{exported_launches, launched};
+use crate::{exported_launches, start_launching_target};
 
-const NOBODY: u32 = 65534;
+const NOBODY_UID: u32 = 65534;
 
 /// A copy of a program that every user can get to.
 pub(crate) fn public_copy(stage: &Stage, program: &Path, name: &str) -> PathBuf {
@@ -31,7 +31,7 @@ pub(crate) fn public_copy(stage: &Stage, program: &Path, name: &str) -> PathBuf 
 
 /// A target of another user, with a state of its own. Trials run at the same time and observe each other's targets, so
 /// each has a user of its own.
-pub(crate) fn launched_by(user: u32, stage: &Stage, rounds: u64) -> Target {
+pub(crate) fn start_launching_target_of(user: u32, stage: &Stage, rounds: u64) -> Target {
     let program = public_copy(stage, &std::env::current_exe().expect("we run"), "target");
     let node = stage.path().join("node-of-user");
     fs::create_dir(&node).expect("ours");
@@ -54,7 +54,7 @@ fn ask_as(user: u32, daemon: &Daemon, path: &str) -> Answer {
     ask(connect.join().expect("connected"), path, "*/*")
 }
 
-pub(crate) fn pids(list: &Value) -> Vec<u64> {
+pub(crate) fn pids_in_list(list: &Value) -> Vec<u64> {
     let list = list.as_array().expect("a list").iter();
     list.map(|process| process["pid"].as_u64().expect("a pid"))
         .collect()
@@ -62,29 +62,29 @@ pub(crate) fn pids(list: &Value) -> Vec<u64> {
 
 pub(crate) fn users_see_their_own_processes() {
     let stage = Stage::new(Prologue::Push);
-    let daemon = Daemon::start(crate::ZERNEL, &stage);
-    let root = launched(&stage, 10);
-    let nobody = launched_by(NOBODY, &stage, 20);
+    let daemon = Daemon::start(crate::ZERNEL_PATH, &stage);
+    let root = start_launching_target(&stage, 10);
+    let nobody = start_launching_target_of(NOBODY_UID, &stage, 20);
     daemon.wait_for(&exported_launches(root.pid(), 10));
     daemon.wait_for(&exported_launches(nobody.pid(), 20));
     let (of_root, of_nobody) = (u64::from(root.pid()), u64::from(nobody.pid()));
 
-    let metrics = ask_as(NOBODY, &daemon, "/metrics").body;
+    let metrics = ask_as(NOBODY_UID, &daemon, "/metrics").body;
     assert!(metrics.contains(&exported_launches(nobody.pid(), 20)));
     assert!(!metrics.contains(&format!("pid=\"{of_root}\"")));
-    let quantiles = ask_as(NOBODY, &daemon, "/metrics/quantiles").body;
+    let quantiles = ask_as(NOBODY_UID, &daemon, "/metrics/quantiles").body;
     assert!(!quantiles.contains(&format!("pid=\"{of_root}\"")));
-    let snapshot = ask_as(NOBODY, &daemon, "/api/v1/snapshot").json();
-    assert_eq!(pids(&snapshot["observed"]), [of_nobody]);
-    let ledger = ask_as(NOBODY, &daemon, "/api/v1/ledger").json();
-    assert_eq!(pids(&ledger["processes"]), [of_nobody]);
+    let snapshot = ask_as(NOBODY_UID, &daemon, "/api/v1/snapshot").json();
+    assert_eq!(pids_in_list(&snapshot["observed"]), [of_nobody]);
+    let ledger = ask_as(NOBODY_UID, &daemon, "/api/v1/ledger").json();
+    assert_eq!(pids_in_list(&ledger["processes"]), [of_nobody]);
     assert_eq!(ledger["files"], Value::Null);
 
     let metrics = ask_as(0, &daemon, "/metrics").body;
     assert!(metrics.contains(&exported_launches(nobody.pid(), 20)));
     assert!(metrics.contains(&exported_launches(root.pid(), 10)));
     let ledger = ask_as(0, &daemon, "/api/v1/ledger").json();
-    let listed = pids(&ledger["processes"]);
+    let listed = pids_in_list(&ledger["processes"]);
     assert!(listed.contains(&of_root) && listed.contains(&of_nobody));
 }
 
@@ -92,7 +92,11 @@ pub(crate) fn missing_privilege_is_reported() {
     let stage = Stage::new(Prologue::Push);
     let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
     let mut command = Command::new(zernel);
-    let output = command.arg("observe").uid(NOBODY).gid(NOBODY).output();
+    let output = command
+        .arg("observe")
+        .uid(NOBODY_UID)
+        .gid(NOBODY_UID)
+        .output();
     let output = output.expect("zernel runs");
     let printed = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{printed}");

@@ -11,20 +11,20 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 
-use crate::daemon::Daemon;
-use crate::job::Job;
-use crate::{NOBODY, text, zernel};
+use crate::daemon::JobDaemon;
+use crate::job::TestJob;
+use crate::{NOBODY_UID, decode_output, zernel_command};
 
 pub(crate) fn a_running_job_is_reported() {
-    let job = Job::new(2, 60_000);
+    let job = TestJob::new(2, 60_000);
     let mut running = job.start();
     job.wait_until_it_trains();
     let pid = running.0.id();
-    let output = zernel()
+    let output = zernel_command()
         .args(["attach", &pid.to_string(), "--for", "3s", "--json", "-"])
         .output()
         .unwrap();
-    let printed = text(&output.stderr);
+    let printed = decode_output(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{printed}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["ended"], Value::Null);
@@ -54,23 +54,23 @@ fn assert_trains(report: &Value, printed: &str) {
     }
 }
 
-pub(crate) fn nothing_to_attach_to() {
+pub(crate) fn a_process_that_does_not_exist_is_refused() {
     for (pid, problem) in [("2147483646", "no process"), ("x", "invalid value")] {
-        let output = zernel().args(["attach", pid]).output().unwrap();
+        let output = zernel_command().args(["attach", pid]).output().unwrap();
         assert_ne!(output.status.code(), Some(0));
-        let printed = text(&output.stderr);
+        let printed = decode_output(&output.stderr);
         assert!(printed.contains(problem), "{printed}");
     }
 }
 
 /// A signal ends observing, not the job. The report covers the time until then.
-pub(crate) fn a_signal_ends_it_with_a_report() {
-    let job = Job::new(2, 60_000);
+pub(crate) fn a_signal_ends_attaching_with_a_report() {
+    let job = TestJob::new(2, 60_000);
     let mut running = job.start();
     job.wait_until_it_trains();
     // The start of observation is not visible from outside. A later signal gives more observed time.
     let saw_both = |seconds| {
-        let attached = zernel()
+        let attached = zernel_command()
             .args(["attach", &running.0.id().to_string(), "--json", "-"])
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -88,18 +88,18 @@ pub(crate) fn a_signal_ends_it_with_a_report() {
 }
 
 pub(crate) fn without_privilege_the_daemon_is_asked() {
-    let others = Job::new(2, 60_000);
-    let job = Job::new(2, 4000);
+    let others = TestJob::new(2, 60_000);
+    let job = TestJob::new(2, 4000);
     for path in [job.directory(), &job.directory().join("lib")] {
-        open_to_all(path);
+        allow_access_to_all(path);
     }
     let binary = job.directory().join("zernel");
     fs::copy(env!("CARGO_BIN_EXE_zernel"), &binary).unwrap();
     let written = job.directory().join("report");
     fs::write(&written, "").unwrap();
     fs::set_permissions(&written, Permissions::from_mode(0o666)).unwrap();
-    let daemon = Daemon::start(&job);
-    open_to_all(daemon.socket().parent().unwrap());
+    let daemon = JobDaemon::start(&job);
+    allow_access_to_all(daemon.socket().parent().unwrap());
     let mut running = others.start();
     others.wait_until_it_trains();
     let output = Command::new(&binary)
@@ -111,13 +111,13 @@ pub(crate) fn without_privilege_the_daemon_is_asked() {
         .arg("--")
         .arg(&binary)
         .args(["workload", "run"])
-        .arg(job.spec())
+        .arg(job.spec_path())
         .current_dir("/")
-        .uid(NOBODY)
-        .gid(NOBODY)
+        .uid(NOBODY_UID)
+        .gid(NOBODY_UID)
         .output()
         .unwrap();
-    let printed = text(&output.stderr);
+    let printed = decode_output(&output.stderr);
     let report: Value = serde_json::from_slice(&fs::read(&written).unwrap())
         .unwrap_or_else(|error| panic!("{error}: {printed}"));
     assert_eq!(report["observing"]["by_daemon"], true, "{printed}");
@@ -126,6 +126,6 @@ pub(crate) fn without_privilege_the_daemon_is_asked() {
     running.stop();
 }
 
-fn open_to_all(path: &Path) {
+fn allow_access_to_all(path: &Path) {
     fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
 }

@@ -7,20 +7,20 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use zernel_testkit::eventually;
 
-use crate::job::{Job, Running};
-use crate::{text, zernel};
+use crate::job::{RunningChild, TestJob};
+use crate::{decode_output, zernel_command};
 
 /// A daemon on a socket of its own, which has attached to the job's libraries.
-pub(crate) struct Daemon {
+pub(crate) struct JobDaemon {
     directory: tempfile::TempDir,
-    _running: Running,
+    _running: RunningChild,
 }
 
-impl Daemon {
-    pub(crate) fn start(job: &Job) -> Self {
+impl JobDaemon {
+    pub(crate) fn start(job: &TestJob) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let log = std::fs::File::create(directory.path().join("log")).unwrap();
-        let child = zernel()
+        let child = zernel_command()
             .args([
                 "observe",
                 "--expose",
@@ -33,25 +33,25 @@ impl Daemon {
             .arg("--socket")
             .arg(directory.path().join("observe.sock"))
             .arg("--library")
-            .arg(job.library("libcuda.so.1"))
+            .arg(job.library_path("libcuda.so.1"))
             .arg("--library")
-            .arg(job.library("libnccl.so.2"))
+            .arg(job.library_path("libnccl.so.2"))
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
             .unwrap();
         let daemon = Self {
             directory,
-            _running: Running(child),
+            _running: RunningChild(child),
         };
         // It prints this line after it listens.
         eventually("the daemon serves", || {
-            daemon.printed().contains("metrics on")
+            daemon.printed_output().contains("metrics on")
         });
         daemon
     }
 
-    fn printed(&self) -> String {
+    fn printed_output(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap()
     }
 
@@ -59,21 +59,21 @@ impl Daemon {
         self.directory.path().join("observe.sock")
     }
 
-    fn ask(&self, arguments: &[&str]) -> Output {
-        let mut command = zernel();
+    fn run_client_command(&self, arguments: &[&str]) -> Output {
+        let mut command = zernel_command();
         command.args(arguments).arg("--socket").arg(self.socket());
         command.output().unwrap()
     }
 }
 
 pub(crate) fn ps_lists_trainers() {
-    let job = Job::new(2, 60_000);
-    let daemon = Daemon::start(&job);
+    let job = TestJob::new(2, 60_000);
+    let daemon = JobDaemon::start(&job);
     let mut running = job.start();
     job.wait_until_it_trains();
     let ranks_with_phase = || {
-        let table = text(&daemon.ask(&["ps"]).stdout);
-        let trainers = job.trainers();
+        let table = decode_output(&daemon.run_client_command(&["ps"]).stdout);
+        let trainers = job.trainer_pids();
         let is_whole = |pid: &i32| {
             table.lines().any(|line| {
                 let cells: Vec<&str> = line.split_whitespace().collect();
@@ -85,7 +85,7 @@ pub(crate) fn ps_lists_trainers() {
         trainers.len() == 2 && trainers.iter().all(is_whole)
     };
     eventually("ps lists both ranks with a phase", ranks_with_phase);
-    let listed = daemon.ask(&["ps", "--json"]).stdout;
+    let listed = daemon.run_client_command(&["ps", "--json"]).stdout;
     let listed: Value = serde_json::from_slice(&listed).expect("JSON");
     let listed = listed.as_array().expect("a list").iter();
     let own = listed.filter(|trainer| trainer["job"] == job.name());
@@ -95,25 +95,25 @@ pub(crate) fn ps_lists_trainers() {
 }
 
 pub(crate) fn hang_names_a_stopped_rank() {
-    let job = Job::new(4, 600_000);
-    let daemon = Daemon::start(&job);
+    let job = TestJob::new(4, 600_000);
+    let daemon = JobDaemon::start(&job);
     let _running = job.start();
     job.wait_until_it_trains();
     let name = job.name();
-    let hang = |after: &str| daemon.ask(&["hang", &name, "--after", after]);
+    let hang = |after: &str| daemon.run_client_command(&["hang", &name, "--after", after]);
     eventually("all ranks are observed", || {
-        text(&hang("30").stdout).contains("4 of 4 ranks are on this node")
+        decode_output(&hang("30").stdout).contains("4 of 4 ranks are on this node")
     });
     assert_eq!(
         hang("30").status.code(),
         Some(0),
         "{}",
-        text(&hang("30").stdout)
+        decode_output(&hang("30").stdout)
     );
-    let stopped = job.trainers()[1];
+    let stopped = job.trainer_pids()[1];
     kill_process(Pid::from_raw(stopped).unwrap(), Signal::STOP).unwrap();
     eventually("a hang is reported", || hang("1").status.code() == Some(1));
-    let printed = text(&hang("1").stdout);
+    let printed = decode_output(&hang("1").stdout);
     let words: Vec<&str> = printed.split_whitespace().collect();
     let words = words.join(" ");
     assert!(words.contains(&format!("(pid {stopped})")), "{printed}");
@@ -124,18 +124,18 @@ pub(crate) fn hang_names_a_stopped_rank() {
     eventually("the hang is over", || hang("1").status.code() == Some(0));
 }
 
-pub(crate) fn without_a_daemon() {
+pub(crate) fn ps_and_hang_report_a_missing_daemon() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("observe.sock");
     for (command, code) in [("ps", 1), ("hang", 2)] {
-        let output = zernel()
+        let output = zernel_command()
             .arg(command)
             .arg("--socket")
             .arg(&socket)
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(code));
-        let printed = text(&output.stderr);
+        let printed = decode_output(&output.stderr);
         assert!(printed.contains("zernel observe"), "{printed}");
         assert!(output.stdout.is_empty());
     }

@@ -5,37 +5,37 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::{NOBODY, text, zernel};
+use crate::{NOBODY_UID, decode_output, zernel_command};
 
 /// A user who is neither root nor the caller of sudo.
-const OTHER_USER: u32 = 65533;
+const OTHER_UID: u32 = 65533;
 
 /// A folder of the caller of sudo.
-fn folder() -> tempfile::TempDir {
+fn folder_of_sudo_caller() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    chown(folder.path(), Some(NOBODY_UID), Some(NOBODY_UID)).unwrap();
     folder
 }
 
 fn run_under_sudo(folder: &Path, options: &[&str]) -> Output {
-    let mut run = zernel();
-    run.env("SUDO_UID", NOBODY.to_string());
-    run.env("SUDO_GID", NOBODY.to_string());
+    let mut run = zernel_command();
+    run.env("SUDO_UID", NOBODY_UID.to_string());
+    run.env("SUDO_GID", NOBODY_UID.to_string());
     run.current_dir(folder).arg("run").args(options);
     run.args(["--", "echo", "it ran"]).output().unwrap()
 }
 
 pub(crate) fn reports_belong_to_the_caller_of_sudo() {
     for as_root in [&[][..], &["--as-root"]] {
-        let folder = folder();
+        let folder = folder_of_sudo_caller();
         // An earlier run as root left a report.
         fs::write(folder.path().join("page"), "an old one").unwrap();
         let options = [&["--json", "report", "--html", "page"][..], as_root].concat();
         let output = run_under_sudo(folder.path(), &options);
-        assert_eq!(text(&output.stdout), "it ran\n");
+        assert_eq!(decode_output(&output.stdout), "it ran\n");
         for name in ["report", "page"] {
             let file = fs::metadata(folder.path().join(name)).unwrap();
-            assert_eq!((file.uid(), file.gid()), (NOBODY, NOBODY), "{name}");
+            assert_eq!((file.uid(), file.gid()), (NOBODY_UID, NOBODY_UID), "{name}");
             assert!(file.len() > 100, "{name}");
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
@@ -50,12 +50,12 @@ pub(crate) fn reports_are_written_with_the_rights_of_the_caller_of_sudo() {
     fs::write(&precious, "of root").unwrap();
     let link = folder.path().join("link");
     symlink(&precious, &link).unwrap();
-    lchown(&link, Some(OTHER_USER), None).unwrap();
+    lchown(&link, Some(OTHER_UID), None).unwrap();
     let closed = folder.path().join("closed");
     fs::create_dir(&closed).unwrap();
     for name in ["precious", "link", "closed/report", "/etc/zernel-report"] {
         let output = run_under_sudo(folder.path(), &["--json", name]);
-        let printed = text(&output.stderr);
+        let printed = decode_output(&output.stderr);
         assert!(!output.status.success(), "{name}: {printed}");
         assert!(
             printed.contains(&format!("cannot write {name}")),
@@ -80,7 +80,7 @@ pub(crate) fn a_full_disk_keeps_the_older_report() {
         .args(["-c", &script])
         .output();
     let output = output.unwrap();
-    let printed = text(&output.stderr);
+    let printed = decode_output(&output.stderr);
     assert!(printed.contains("cannot write report"), "{printed}");
     assert_eq!(output.status.code(), Some(0), "{printed}");
     let kept = fs::read_to_string(folder.path().join("report"));
@@ -90,15 +90,15 @@ pub(crate) fn a_full_disk_keeps_the_older_report() {
 
 pub(crate) fn the_group_of_the_caller_is_never_roots() {
     let run = |user: u32| {
-        let mut run = zernel();
+        let mut run = zernel_command();
         run.env("SUDO_UID", user.to_string()).env_remove("SUDO_GID");
         run.args(["run", "--", "sh", "-c", "id -u; id -g"]);
         run.output().unwrap()
     };
-    assert_eq!(text(&run(NOBODY).stdout), "65534\n65534\n");
+    assert_eq!(decode_output(&run(NOBODY_UID).stdout), "65534\n65534\n");
     // No account has this id, so its group is unknown.
     let unknown = run(4_000_000_001);
-    let printed = text(&unknown.stderr);
+    let printed = decode_output(&unknown.stderr);
     assert!(
         !unknown.status.success() && printed.contains("SUDO_GID"),
         "{printed}"

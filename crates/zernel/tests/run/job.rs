@@ -10,19 +10,19 @@ use rustix::process::{Pid, Signal, kill_process};
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::eventually;
 
-use crate::zernel;
+use crate::zernel_command;
 
-pub(crate) struct Job {
+pub(crate) struct TestJob {
     directory: tempfile::TempDir,
     ranks: u32,
 }
 
-impl Job {
+impl TestJob {
     pub(crate) fn new(ranks: u32, duration_ms: u64) -> Self {
         let directory = tempfile::tempdir().unwrap();
         install(&directory.path().join("lib"), Prologue::Push).unwrap();
         let job = Self { directory, ranks };
-        let driver = job.library("libcuda.so.1");
+        let driver = job.library_path("libcuda.so.1");
         let spec = format!(
             "duration_ms = {duration_ms}
             [[group]]
@@ -42,7 +42,7 @@ impl Job {
             ",
             2 * ranks
         );
-        fs::write(job.spec(), spec).unwrap();
+        fs::write(job.spec_path(), spec).unwrap();
         job
     }
 
@@ -50,7 +50,7 @@ impl Job {
         self.directory.path()
     }
 
-    pub(crate) fn spec(&self) -> PathBuf {
+    pub(crate) fn spec_path(&self) -> PathBuf {
         self.directory.path().join("spec.toml")
     }
 
@@ -60,24 +60,24 @@ impl Job {
         name.to_str().unwrap().trim_start_matches('.').to_owned()
     }
 
-    pub(crate) fn library(&self, name: &str) -> PathBuf {
+    pub(crate) fn library_path(&self, name: &str) -> PathBuf {
         self.directory.path().join("lib").join(name)
     }
 
-    pub(crate) fn start(&self) -> Running {
-        let command = zernel()
+    pub(crate) fn start(&self) -> RunningChild {
+        let command = zernel_command()
             .args(["workload", "run"])
-            .arg(self.spec())
+            .arg(self.spec_path())
             .env("TORCHELASTIC_RUN_ID", self.name())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        Running(command.unwrap())
+        RunningChild(command.unwrap())
     }
 
     /// The processes that have loaded the driver.
-    pub(crate) fn trainers(&self) -> Vec<i32> {
-        let library = self.library("libnccl.so.2").canonicalize().unwrap();
+    pub(crate) fn trainer_pids(&self) -> Vec<i32> {
+        let library = self.library_path("libnccl.so.2").canonicalize().unwrap();
         let maps_it = |process: &procfs::process::Process| {
             let maps = process.maps().ok();
             maps.is_some_and(|maps| {
@@ -92,22 +92,22 @@ impl Job {
 
     pub(crate) fn wait_until_it_trains(&self) {
         eventually("all ranks train", || {
-            self.trainers().len() == self.ranks as usize
+            self.trainer_pids().len() == self.ranks as usize
         });
     }
 }
 
 /// A running job or daemon, which ends with the test.
-pub(crate) struct Running(pub(crate) Child);
+pub(crate) struct RunningChild(pub(crate) Child);
 
-impl Running {
+impl RunningChild {
     pub(crate) fn stop(&mut self) {
         let _ = kill_process(Pid::from_child(&self.0), Signal::INT);
         let _ = self.0.wait();
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningChild {
     /// Ends it as a user would, so that no file is left behind. Kills it if it does not end.
     fn drop(&mut self) {
         let _ = kill_process(Pid::from_child(&self.0), Signal::INT);

@@ -14,7 +14,7 @@ use zernel_ebpf::capability::Capability;
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{Need, root, trial};
 
-use job::Job;
+use job::TestJob;
 
 fn main() -> ExitCode {
     let observing = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
@@ -70,12 +70,12 @@ fn main() -> ExitCode {
         trial(
             "without_privilege_it_runs_all_the_same",
             &[root()],
-            without_privilege,
+            without_privilege_it_runs_all_the_same,
         ),
         trial(
             "a_program_without_training_has_no_verdict",
             &observing,
-            what_trains_nothing,
+            a_program_without_training_has_no_verdict,
         ),
         trial(
             "a_training_job_is_reported",
@@ -85,16 +85,16 @@ fn main() -> ExitCode {
         trial(
             "processes_of_others_are_not_reported",
             &observing,
-            processes_of_others,
+            processes_of_others_are_not_reported,
         ),
         trial(
             "a_torch_program_that_waits_for_its_loader_is_input_bound",
-            &[observing[0], observing[1], torch()],
+            &[observing[0], observing[1], torch_need()],
             torch_waits_for_its_loader,
         ),
         trial(
             "a_torch_program_whose_loaders_sleep_needs_more_of_them",
-            &[observing[0], observing[1], torch()],
+            &[observing[0], observing[1], torch_need()],
             torch_waits_for_loaders_that_sleep,
         ),
         trial(
@@ -102,11 +102,15 @@ fn main() -> ExitCode {
             &observing,
             attach::a_running_job_is_reported,
         ),
-        trial("nothing_to_attach_to", &[], attach::nothing_to_attach_to),
+        trial(
+            "nothing_to_attach_to",
+            &[],
+            attach::a_process_that_does_not_exist_is_refused,
+        ),
         trial(
             "a_signal_ends_attaching_with_a_report",
             &observing,
-            attach::a_signal_ends_it_with_a_report,
+            attach::a_signal_ends_attaching_with_a_report,
         ),
         trial(
             "without_privilege_the_daemon_is_asked",
@@ -120,43 +124,45 @@ fn main() -> ExitCode {
             daemon::hang_names_a_stopped_rank,
         ),
         trial(
-            "without_a_daemon_they_say_so",
+            "ps_and_hang_report_a_missing_daemon",
             &[],
-            daemon::without_a_daemon,
+            daemon::ps_and_hang_report_a_missing_daemon,
         ),
     ])
 }
 
-const PYTHON: &str = "/usr/bin/python3";
+const PYTHON_PATH: &str = "/usr/bin/python3";
 
 /// The need for a Python with torch.
-fn torch() -> Need {
+fn torch_need() -> Need {
     Need {
         name: "torch",
         check: || {
-            let output = Command::new(PYTHON).args(["-c", "import torch"]).output();
+            let output = Command::new(PYTHON_PATH)
+                .args(["-c", "import torch"])
+                .output();
             match output.is_ok_and(|output| output.status.success()) {
                 true => Ok(()),
-                false => Err(format!("{PYTHON} has no torch; install python3-torch")),
+                false => Err(format!("{PYTHON_PATH} has no torch; install python3-torch")),
             }
         },
     }
 }
 
-pub(crate) fn zernel() -> Command {
+pub(crate) fn zernel_command() -> Command {
     Command::new(env!("CARGO_BIN_EXE_zernel"))
 }
 
 /// Runs a command with its report on stdout, as JSON.
 fn report_on(options: &[&str], command: &[&str]) -> (Value, Output) {
-    let mut run = zernel();
+    let mut run = zernel_command();
     run.args(["run", "--json", "-"]).args(options).arg("--");
     let output = run.args(command).output().unwrap();
     let report = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
     (report, output)
 }
 
-pub(crate) fn text(bytes: &[u8]) -> String {
+pub(crate) fn decode_output(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -170,8 +176,12 @@ fn exit_codes_are_passed_on() {
         (&["no-such-command-anywhere"], 127),
         (&["/etc/passwd"], 126),
     ] {
-        let output = zernel().args(["run", "--"]).args(command).output().unwrap();
-        let printed = text(&output.stderr);
+        let output = zernel_command()
+            .args(["run", "--"])
+            .args(command)
+            .output()
+            .unwrap();
+        let printed = decode_output(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{command:?}: {printed}");
         assert!(printed.contains(command[0]), "{command:?}: {printed}");
         assert!(output.stdout.is_empty());
@@ -209,14 +219,14 @@ fn wait_for_output(child: &mut std::process::Child) {
 }
 
 fn output_is_the_commands_alone() {
-    let output = zernel()
+    let output = zernel_command()
         .args(["run", "--", "sh", "-c", "cat; printf '%s' \"$MARK\""])
         .env("MARK", "from the environment")
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    assert_eq!(text(&output.stdout), "from the environment");
-    let printed = text(&output.stderr);
+    assert_eq!(decode_output(&output.stdout), "from the environment");
+    let printed = decode_output(&output.stderr);
     assert!(printed.starts_with("zernel run sh -c"), "{printed}");
     assert!(!printed.contains('\x1b'), "{printed}");
     assert!(
@@ -235,7 +245,7 @@ fn a_narrow_terminal_gets_short_lines() {
             .env("NO_COLOR", "1")
             .output()
             .unwrap();
-        let printed = text(&output.stdout);
+        let printed = decode_output(&output.stdout);
         let begin = printed.find("zernel run true").expect("a report");
         let lines = printed[begin..].lines();
         lines.map(|line| line.chars().count()).max()
@@ -253,10 +263,10 @@ fn wrong_usage_runs_nothing() {
         (&["--html", "/no/such/folder/page"], "/no/such/folder/page"),
         (&["--html", "-", "--json", "-"], "both"),
     ] {
-        let mut run = zernel();
+        let mut run = zernel_command();
         run.arg("run").args(options).args(["--", "echo", "it ran"]);
         let output = run.output().unwrap();
-        let printed = text(&output.stderr);
+        let printed = decode_output(&output.stderr);
         assert!(!output.status.success(), "{options:?}");
         assert!(printed.contains(complaint), "{options:?}: {printed}");
         assert!(output.stdout.is_empty(), "{options:?}");
@@ -266,13 +276,13 @@ fn wrong_usage_runs_nothing() {
 fn a_report_is_not_there_before_its_time() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("page"), "an old one").unwrap();
-    let output = zernel()
+    let output = zernel_command()
         .current_dir(folder.path())
         .args(["run", "--json", "report", "--html", "page", "--"])
         .args(["sh", "-c", "ls; cat page"])
         .output()
         .unwrap();
-    assert_eq!(text(&output.stdout), "page\nan old one");
+    assert_eq!(decode_output(&output.stdout), "page\nan old one");
     let written = |name| std::fs::read_to_string(folder.path().join(name)).unwrap();
     assert!(written("report").starts_with('{') && written("page").starts_with("<!"));
 }
@@ -282,26 +292,26 @@ fn an_ignored_signal_stays_ignored() {
     let binary = env!("CARGO_BIN_EXE_zernel");
     let script = format!("trap '' HUP; exec {binary} run -- sh -c 'kill -HUP $$; echo alive'");
     let output = Command::new("sh").args(["-c", &script]).output().unwrap();
-    assert_eq!(text(&output.stdout), "alive\n");
+    assert_eq!(decode_output(&output.stdout), "alive\n");
 }
 
-pub(crate) const NOBODY: u32 = 65534;
+pub(crate) const NOBODY_UID: u32 = 65534;
 
 fn a_command_runs_as_the_caller_of_sudo() {
     let run = |options: &[&str]| {
-        let mut run = zernel();
-        run.env("SUDO_UID", NOBODY.to_string());
-        run.env("SUDO_GID", NOBODY.to_string());
+        let mut run = zernel_command();
+        run.env("SUDO_UID", NOBODY_UID.to_string());
+        run.env("SUDO_GID", NOBODY_UID.to_string());
         run.arg("run")
             .args(options)
             .args(["--", "sh", "-c", "id -u; id -G; echo $USER"]);
-        text(&run.output().unwrap().stdout)
+        decode_output(&run.output().unwrap().stdout)
     };
     assert_eq!(run(&[]), "65534\n65534\nnobody\n");
     assert!(run(&["--as-root"]).starts_with("0\n"));
 }
 
-fn without_privilege() {
+fn without_privilege_it_runs_all_the_same() {
     // A folder that the user nobody cannot enter.
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -311,26 +321,26 @@ fn without_privilege() {
     let output = Command::new(copy)
         .args(["run", "--", "sh", "-c", "echo works; exit 3"])
         .current_dir("/")
-        .uid(NOBODY)
-        .gid(NOBODY)
+        .uid(NOBODY_UID)
+        .gid(NOBODY_UID)
         .output()
         .unwrap();
-    assert_eq!(text(&output.stdout), "works\n");
+    assert_eq!(decode_output(&output.stdout), "works\n");
     assert_eq!(output.status.code(), Some(3));
-    let printed = text(&output.stderr);
+    let printed = decode_output(&output.stderr);
     assert!(
         printed.contains("missing   phases") && printed.contains("CAP_BPF"),
         "{printed}"
     );
 }
 
-fn what_trains_nothing() {
+fn a_program_without_training_has_no_verdict() {
     let (report, output) = report_on(&[], &["sleep", "1"]);
     assert_eq!(report["verdict"]["bound"], "cannot-tell", "{report}");
     assert_eq!(report["ranks"], Value::Array(Vec::new()));
     let others = (&report["loaders"], &report["others"]);
     assert_eq!(others, (&0.into(), &0.into()), "{report}");
-    let printed = text(&output.stderr);
+    let printed = decode_output(&output.stderr);
     assert!(
         printed.contains("no process made a training call to CUDA, NCCL or torch"),
         "{printed}"
@@ -338,10 +348,10 @@ fn what_trains_nothing() {
 }
 
 fn a_training_job_is_reported() {
-    let job = Job::new(2, 3000);
-    let library = |name| job.library(name).to_str().unwrap().to_owned();
+    let job = TestJob::new(2, 3000);
+    let library = |name| job.library_path(name).to_str().unwrap().to_owned();
     let libraries = [library("libcuda.so.1"), library("libnccl.so.2")];
-    let page = job.library("page.html");
+    let page = job.library_path("page.html");
     let options = [
         "--library",
         &libraries[0],
@@ -350,12 +360,12 @@ fn a_training_job_is_reported() {
         "--html",
         page.to_str().unwrap(),
     ];
-    let spec = job.spec().to_str().unwrap().to_owned();
+    let spec = job.spec_path().to_str().unwrap().to_owned();
     let binary = env!("CARGO_BIN_EXE_zernel");
     let script = format!("exec {binary} workload run {spec} >/dev/null");
     // A shell between them: children of children count.
     let (report, output) = report_on(&options, &["sh", "-c", &script]);
-    let printed = text(&output.stderr);
+    let printed = decode_output(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{printed}");
     let ranks = report["ranks"].as_array().unwrap();
     let numbers: Vec<_> = ranks.iter().map(|rank| rank["rank"].as_u64()).collect();
@@ -421,7 +431,7 @@ fn assert_is_whole(rank: &Value) {
     assert_eq!(rank["still_running"], false);
 }
 
-const SLOW_LOADER: &str = "
+const SLOW_LOADER_SCRIPT: &str = "
 import time, torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -445,8 +455,8 @@ for batch in DataLoader(Slow(), batch_size=4, num_workers=1):
 ";
 
 fn torch_waits_for_its_loader() {
-    let (report, output) = report_on(&[], &[PYTHON, "-c", SLOW_LOADER]);
-    let printed = text(&output.stderr);
+    let (report, output) = report_on(&[], &[PYTHON_PATH, "-c", SLOW_LOADER_SCRIPT]);
+    let printed = decode_output(&output.stderr);
     assert_eq!(report["ranks"].as_array().unwrap().len(), 1, "{report:#}");
     let before = report["ranks"][0]["before_first_call_seconds"].as_f64();
     let wall = report["wall_seconds"].as_f64();
@@ -471,12 +481,12 @@ fn torch_waits_for_its_loader() {
 
 /// Without a GPU and without announcements, polls for loaders show the waits.
 fn torch_waits_for_loaders_that_sleep() {
-    let script = SLOW_LOADER
+    let script = SLOW_LOADER_SCRIPT
         .replace("end = time.thread_time() + 0.01", "time.sleep(0.01)")
         .replace("while time.thread_time() < end:", "if False:");
     assert!(script.contains("time.sleep(0.01)"));
-    let (report, output) = report_on(&[], &[PYTHON, "-c", &script]);
-    let printed = text(&output.stderr);
+    let (report, output) = report_on(&[], &[PYTHON_PATH, "-c", &script]);
+    let printed = decode_output(&output.stderr);
     let times = &report["ranks"][0]["training"];
     let wall = times["wall_seconds"].as_f64().unwrap();
     let loading = times["phases"]["data_loading"].as_f64().unwrap();
@@ -486,13 +496,13 @@ fn torch_waits_for_loaders_that_sleep() {
     assert_eq!(step["what"], "more workers", "{printed}");
 }
 
-fn processes_of_others() {
-    let other = Job::new(2, 60_000);
+fn processes_of_others_are_not_reported() {
+    let other = TestJob::new(2, 60_000);
     let mut running = other.start();
     other.wait_until_it_trains();
-    let others = other.trainers();
-    let own = Job::new(2, 2000);
-    let spec = own.spec().to_str().unwrap().to_owned();
+    let others = other.trainer_pids();
+    let own = TestJob::new(2, 2000);
+    let spec = own.spec_path().to_str().unwrap().to_owned();
     let script = format!(
         "{} workload run {spec} >/dev/null",
         env!("CARGO_BIN_EXE_zernel")

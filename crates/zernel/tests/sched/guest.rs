@@ -11,18 +11,21 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use zernel_testkit::eventually_within;
 
-use super::{ENDS_WITHIN, LOADS_WITHIN, ZERNEL, end, is_refused, start, state, wait_for};
+use super::{
+    END_TIMEOUT, LOAD_TIMEOUT, ZERNEL_PATH, assert_start_is_refused, end_by_signal,
+    sched_ext_state, start_scheduler, wait_for_sched_ext_state,
+};
 
-const NOBODY: u32 = 65534;
-pub(super) const STATISTICS: &str = "/run/zernel-sched/statistics.json";
+const NOBODY_UID: u32 = 65534;
+pub(super) const STATISTICS_PATH: &str = "/run/zernel-sched/statistics.json";
 
 /// `--stats` prints lines, and another user sees the same with `--monitor`.
 pub(super) fn statistics_are_printed() {
-    let mut scheduler = start(&["--stats", "1"]);
-    is_refused("the scheduler zernel is loaded");
-    let mut monitor = Command::new(ZERNEL)
+    let mut scheduler = start_scheduler(&["--stats", "1"]);
+    assert_start_is_refused("the scheduler zernel is loaded");
+    let mut monitor = Command::new(ZERNEL_PATH)
         .args(["sched", "--monitor", "1"])
-        .uid(NOBODY)
+        .uid(NOBODY_UID)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -43,9 +46,9 @@ pub(super) fn statistics_are_printed() {
         assert!(other_runs > 0, "{printed:?}");
         assert!(words.contains(&"100%"), "{printed:?}");
     }
-    assert!(end(&mut scheduler, Signal::INT).success());
-    wait_for("disabled", ENDS_WITHIN);
-    let output = Command::new(ZERNEL)
+    assert!(end_by_signal(&mut scheduler, Signal::INT).success());
+    wait_for_sched_ext_state("disabled", END_TIMEOUT);
+    let output = Command::new(ZERNEL_PATH)
         .args(["sched", "--monitor", "1"])
         .output()
         .unwrap();
@@ -73,7 +76,7 @@ pub(super) fn wait_for_text(collected: &Mutex<String>, wanted: &str) {
     let begin = Instant::now();
     while !collected.lock().unwrap().contains(wanted) {
         let text = collected.lock().unwrap().clone();
-        assert!(begin.elapsed() < LOADS_WITHIN, "no `{wanted}` in:\n{text}");
+        assert!(begin.elapsed() < LOAD_TIMEOUT, "no `{wanted}` in:\n{text}");
         thread::sleep(Duration::from_millis(50));
     }
 }
@@ -83,11 +86,11 @@ pub(super) fn wait_for_text(collected: &Mutex<String>, wanted: &str) {
 pub(super) fn a_changed_configuration_is_applied() {
     let file = "/tmp/sched.toml";
     fs::write(file, "slice_us = 2000\n").unwrap();
-    let mut scheduler = start(&["--config", file, "--restart", "5"]);
+    let mut scheduler = start_scheduler(&["--config", file, "--restart", "5"]);
     let printed = collect_stderr(&mut scheduler);
     let published = |wanted: &str| {
-        eventually_within(ENDS_WITHIN, wanted, || {
-            fs::read_to_string(STATISTICS).is_ok_and(|text| text.contains(wanted))
+        eventually_within(END_TIMEOUT, wanted, || {
+            fs::read_to_string(STATISTICS_PATH).is_ok_and(|text| text.contains(wanted))
         });
     };
     published("\"slice_us\":2000");
@@ -103,13 +106,13 @@ pub(super) fn a_changed_configuration_is_applied() {
     fs::write(file, "privilege = \"all\"\n").unwrap();
     wait_for_text(&printed, "privilege all");
     published("\"privilege\":\"all\"");
-    assert_eq!(state(), "enabled");
+    assert_eq!(sched_ext_state(), "enabled");
     fs::write("/proc/sysrq-trigger", "S").unwrap();
     let status = scheduler.wait().unwrap();
     wait_for_text(&printed, "the scheduler was unloaded from outside");
     assert_eq!(status.code(), Some(1));
-    wait_for("disabled", ENDS_WITHIN);
-    let output = Command::new(ZERNEL)
+    wait_for_sched_ext_state("disabled", END_TIMEOUT);
+    let output = Command::new(ZERNEL_PATH)
         .args(["sched", "--config", "/tmp/nowhere.toml"])
         .output()
         .unwrap();
@@ -118,12 +121,12 @@ pub(super) fn a_changed_configuration_is_applied() {
 
 /// With `--replace` the loaded scheduler ends, and the next one is loaded. Killed, it is unloaded.
 pub(super) fn a_newer_one_takes_its_place() {
-    let mut older = start(&[]);
-    eventually_within(ENDS_WITHIN, "statistics are published", || {
-        fs::exists(STATISTICS).unwrap()
+    let mut older = start_scheduler(&[]);
+    eventually_within(END_TIMEOUT, "statistics are published", || {
+        fs::exists(STATISTICS_PATH).unwrap()
     });
-    is_refused("take its place with `zernel sched --replace`");
-    let mut newer = Command::new(ZERNEL)
+    assert_start_is_refused("take its place with `zernel sched --replace`");
+    let mut newer = Command::new(ZERNEL_PATH)
         .args(["sched", "--replace"])
         .stderr(Stdio::piped())
         .spawn()
@@ -132,9 +135,9 @@ pub(super) fn a_newer_one_takes_its_place() {
     let pid = older.id();
     wait_for_text(&printed, &format!("replaced `zernel sched` (pid {pid})"));
     assert!(older.wait().unwrap().success());
-    assert_eq!(state(), "enabled");
-    assert!(!end(&mut newer, Signal::KILL).success());
-    wait_for("disabled", ENDS_WITHIN);
+    assert_eq!(sched_ext_state(), "enabled");
+    assert!(!end_by_signal(&mut newer, Signal::KILL).success());
+    wait_for_sched_ext_state("disabled", END_TIMEOUT);
 }
 
 /// Keeps every task of the scheduler from running until the kernel ejects it.
@@ -147,35 +150,39 @@ fn cause_ejection() {
     };
     set_policy(libc::SCHED_FIFO, 1);
     let begin = Instant::now();
-    while state() == "enabled" && begin.elapsed() < Duration::from_secs(20) {}
+    while sched_ext_state() == "enabled" && begin.elapsed() < Duration::from_secs(20) {}
     set_policy(libc::SCHED_OTHER, 0);
-    assert_ne!(state(), "enabled", "the kernel did not eject the scheduler");
+    assert_ne!(
+        sched_ext_state(),
+        "enabled",
+        "the kernel did not eject the scheduler"
+    );
 }
 
 /// After the second ejection the scheduler is not loaded a third time.
 pub(super) fn ejections_end_in_a_lock_out() {
-    let mut scheduler = start(&["--restart", "1", "--watchdog-ms", "500"]);
+    let mut scheduler = start_scheduler(&["--restart", "1", "--watchdog-ms", "500"]);
     let printed = collect_stderr(&mut scheduler);
     cause_ejection();
     wait_for_text(&printed, "the kernel ejected the scheduler: ");
-    wait_for("enabled", LOADS_WITHIN);
+    wait_for_sched_ext_state("enabled", LOAD_TIMEOUT);
     cause_ejection();
     let status = scheduler.wait().unwrap();
     wait_for_text(&printed, "ejected the scheduler 2 times");
     assert_eq!(status.code(), Some(1));
-    wait_for("disabled", ENDS_WITHIN);
+    wait_for_sched_ext_state("disabled", END_TIMEOUT);
 }
 
 /// `zernel run --sched` schedules while its command runs, and passes its exit code on.
 pub(super) fn a_command_has_its_scheduler() {
     // The command finds the scheduler loaded.
-    let output = Command::new(ZERNEL)
-        .args(["run", "--sched", "--", ZERNEL, "sched"])
+    let output = Command::new(ZERNEL_PATH)
+        .args(["run", "--sched", "--", ZERNEL_PATH, "sched"])
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("the scheduler zernel is loaded"), "{text}");
     assert!(text.contains("the scheduler is unloaded"), "{text}");
-    assert_eq!(state(), "disabled");
+    assert_eq!(sched_ext_state(), "disabled");
 }

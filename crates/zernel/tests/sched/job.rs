@@ -10,17 +10,20 @@ use rustix::process::Signal;
 use zernel_phase::shared::{HEARTBEAT_PIN, PIN_DIRECTORY};
 use zernel_testkit::eventually_within;
 
-use super::guest::{STATISTICS, collect_stderr, wait_for_text};
-use super::{BUSYBOX, ENDS_WITHIN, LOADS_WITHIN, ZERNEL, end, start, state, stop, wait_for};
+use super::guest::{STATISTICS_PATH, collect_stderr, wait_for_text};
+use super::{
+    BUSYBOX_PATH, END_TIMEOUT, LOAD_TIMEOUT, ZERNEL_PATH, end_by_signal, sched_ext_state,
+    start_scheduler, stop_scheduler, wait_for_sched_ext_state,
+};
 
 const TRAINING_FILE: &str = "/tmp/training.toml";
 /// Trains until Ctrl-C, and exits with 7 then.
-const INTERRUPTED: &str = concat!(
+const INTERRUPTED_SCRIPT: &str = concat!(
     "trap 'kill -INT $!; wait $!; exit 7' INT; ",
     env!("CARGO_BIN_EXE_zernel"),
     " workload run /tmp/training.toml & wait $!"
 );
-const TRAINING: &str = r#"
+const TRAINING_SPEC: &str = r#"
 duration_ms = 600000
 
 [[group]]
@@ -36,14 +39,14 @@ work = "spin_wait"
 "#;
 
 /// Starts an observer and waits until it answers.
-fn observe() -> Child {
-    let observer = Command::new(ZERNEL)
+fn start_observer() -> Child {
+    let observer = Command::new(ZERNEL_PATH)
         .arg("observe")
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    eventually_within(LOADS_WITHIN, "the observer answers", || {
-        let output = Command::new(ZERNEL).arg("ps").output().unwrap();
+    eventually_within(LOAD_TIMEOUT, "the observer answers", || {
+        let output = Command::new(ZERNEL_PATH).arg("ps").output().unwrap();
         output.status.success()
     });
     observer
@@ -52,35 +55,35 @@ fn observe() -> Child {
 /// Starts a scheduler and an observer after it. The observer writes the maps that the scheduler pinned. A command gets no
 /// privilege of its own beside a loaded scheduler, which stays as root configured it.
 fn observe_beside_a_scheduler() -> Child {
-    let mut scheduler = start(&["--privilege", "all"]);
+    let mut scheduler = start_scheduler(&["--privilege", "all"]);
     let printed = collect_stderr(&mut scheduler);
     wait_for_text(&printed, "no observer runs, so no thread goes first");
-    let observer = observe();
+    let observer = start_observer();
     wait_for_text(&printed, "an observer runs; critical threads go first");
     metrics_show_the_scheduler();
-    let output = Command::new(ZERNEL)
-        .args(["run", "--sched", "--", ZERNEL, "--version"])
+    let output = Command::new(ZERNEL_PATH)
+        .args(["run", "--sched", "--", ZERNEL_PATH, "--version"])
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.contains("root chose its privilege: all"), "{text}");
-    assert_eq!(state(), "enabled");
-    stop(&mut scheduler);
-    wait_for("disabled", ENDS_WITHIN);
+    assert_eq!(sched_ext_state(), "enabled");
+    stop_scheduler(&mut scheduler);
+    wait_for_sched_ext_state("disabled", END_TIMEOUT);
     observer
 }
 
 /// While a scheduler reads the task states, an observer that ends leaves the maps to the next one.
-fn pins_outlive(observer: &mut Child) {
-    stop(observer);
+fn assert_pins_outlive(observer: &mut Child) {
+    stop_scheduler(observer);
     let pin = Path::new(PIN_DIRECTORY).join(HEARTBEAT_PIN);
     assert!(pin.exists(), "the observer removed {}", pin.display());
 }
 
 /// The metrics of a running observer contain those of the running scheduler.
 fn metrics_show_the_scheduler() {
-    eventually_within(ENDS_WITHIN, "the metrics show the scheduler", || {
+    eventually_within(END_TIMEOUT, "the metrics show the scheduler", || {
         let mut daemon = UnixStream::connect("/run/zernel/observe.sock").unwrap();
         daemon
             .write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
@@ -103,55 +106,63 @@ fn metrics_show_the_scheduler() {
 /// An observer ends beside a scheduler that misses it.
 pub(super) fn the_observer_is_missed() {
     let mut observer = observe_beside_a_scheduler();
-    let mut scheduler = start(&["--privilege", "all"]);
+    let mut scheduler = start_scheduler(&["--privilege", "all"]);
     let printed = collect_stderr(&mut scheduler);
-    pins_outlive(&mut observer);
+    assert_pins_outlive(&mut observer);
     wait_for_text(&printed, "no observer runs, so no thread goes first");
-    stop(&mut scheduler);
-    wait_for("disabled", ENDS_WITHIN);
+    stop_scheduler(&mut scheduler);
+    wait_for_sched_ext_state("disabled", END_TIMEOUT);
 }
 
 /// With training beside spinners, `--ab` prints a ratio with its interval, and `zernel run --sched` privileges its command
 /// until Ctrl-C ends both. The exit code is that of the command.
 pub(super) fn jobs_are_compared_and_privileged() {
-    fs::write(TRAINING_FILE, TRAINING).unwrap();
+    fs::write(TRAINING_FILE, TRAINING_SPEC).unwrap();
     let mut observer = observe_beside_a_scheduler();
-    let mut training = Command::new(ZERNEL)
+    let mut training = Command::new(ZERNEL_PATH)
         .args(["workload", "run", TRAINING_FILE])
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    eventually_within(LOADS_WITHIN, "training is observed", || {
-        let output = Command::new(ZERNEL).arg("ps").output().unwrap();
+    eventually_within(LOAD_TIMEOUT, "training is observed", || {
+        let output = Command::new(ZERNEL_PATH).arg("ps").output().unwrap();
         String::from_utf8_lossy(&output.stdout).contains("trainer")
     });
     a_ratio_is_printed();
-    assert!(end(&mut training, Signal::INT).success());
+    assert!(end_by_signal(&mut training, Signal::INT).success());
 
-    let mut run = Command::new(ZERNEL)
-        .args(["run", "--sched", "--", BUSYBOX, "sh", "-c", INTERRUPTED])
+    let mut run = Command::new(ZERNEL_PATH)
+        .args([
+            "run",
+            "--sched",
+            "--",
+            BUSYBOX_PATH,
+            "sh",
+            "-c",
+            INTERRUPTED_SCRIPT,
+        ])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let printed = collect_stderr(&mut run);
     let privilege = format!("\"privilege\":\"run={}\"", run.id());
-    eventually_within(LOADS_WITHIN, "the command is privileged", || {
-        let text = fs::read_to_string(STATISTICS).unwrap_or_default();
+    eventually_within(LOAD_TIMEOUT, "the command is privileged", || {
+        let text = fs::read_to_string(STATISTICS_PATH).unwrap_or_default();
         text.contains(&privilege) && !text.contains("\"critical\":{\"runs\":0,")
     });
-    assert_eq!(state(), "enabled");
-    pins_outlive(&mut observer);
-    let status = end(&mut run, Signal::INT);
+    assert_eq!(sched_ext_state(), "enabled");
+    assert_pins_outlive(&mut observer);
+    let status = end_by_signal(&mut run, Signal::INT);
     wait_for_text(&printed, "critical threads: preempting");
     wait_for_text(&printed, "the scheduler is unloaded");
     assert_eq!(status.code(), Some(7), "{}", printed.lock().unwrap());
-    assert_eq!(state(), "disabled");
+    assert_eq!(sched_ext_state(), "disabled");
 }
 
 /// Two pairs of blocks.
 fn a_ratio_is_printed() {
-    let output = Command::new(ZERNEL)
+    let output = Command::new(ZERNEL_PATH)
         .args(["sched", "--privilege", "all", "--ab", "8s", "--block", "2s"])
         .output()
         .unwrap();
@@ -167,5 +178,5 @@ fn a_ratio_is_printed() {
     let ratio: f64 = ratio.expect("a ratio").parse().unwrap();
     assert!(ratio > 0.0 && ratio.is_finite(), "{text}");
     assert!(text.contains(", 2 pairs)"), "{progress}{text}");
-    assert_eq!(state(), "disabled");
+    assert_eq!(sched_ext_state(), "disabled");
 }

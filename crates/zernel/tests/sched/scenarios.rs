@@ -15,16 +15,16 @@ use zernel_softgpu::install::built_libraries;
 use zernel_testkit::vm;
 use zernel_workload::Affinity;
 
-use super::{ZERNEL, stripped};
+use super::{ZERNEL_PATH, stripped_copy};
 
 /// Scenarios of a fair scheduler, whose own assertions must hold. Each row is one boot.
-const BOOTS: [&[&str]; 2] = [
+const SCENARIOS_BY_BOOT: [&[&str]; 2] = [
     &["saturate", "wake", "cpusets"],
     &["cpu-max", "cgroups-equal", "weights-unequal-threads"],
 ];
 
 /// A trainer with a backward thread and a trainer that waits for its loaders, beside spinners.
-const TRAINERS: &str = r#"
+const TRAINERS_SCENARIO: &str = r#"
 about = "Hand-off and feed."
 warmup_ms = 2000
 duration_ms = 600
@@ -49,7 +49,7 @@ work = "spin_wait"
 "#;
 
 /// Runs every plan and removes its cgroups.
-const SCRIPT: &str = r#"
+const RUN_PLANS_SCRIPT: &str = r#"
 for plan in /lab/plan-*.json; do
     /lab/zernel lab guest $plan
     echo
@@ -66,7 +66,7 @@ const LARGEST_GAIN: f64 = 0.02;
 type PlannedRun = (Scenario, Scheduler);
 
 /// A shipped scenario, shortened.
-fn shipped(name: &str) -> PlannedRun {
+fn shipped_scenario(name: &str) -> PlannedRun {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
     let mut scenario = Scenario::load(&folder.join(name).with_extension("toml")).unwrap();
     scenario.warmup_ms = 300;
@@ -76,7 +76,7 @@ fn shipped(name: &str) -> PlannedRun {
 
 /// Boots once and runs all. What the emulator spoilt runs again in a boot of its own.
 fn run_together(runs: &[PlannedRun]) -> Vec<RunResult> {
-    let Some(results) = boot(runs) else {
+    let Some(results) = boot_and_run(runs) else {
         return runs.iter().map(run_alone).collect();
     };
     let results = runs
@@ -91,16 +91,16 @@ fn run_together(runs: &[PlannedRun]) -> Vec<RunResult> {
 
 fn run_alone((scenario, scheduler): &PlannedRun) -> RunResult {
     ScenarioRun::new(scenario.clone(), scheduler.clone())
-        .guest(ZERNEL)
+        .guest(ZERNEL_PATH)
         .seed(SEED + 1)
         .run_twice_if_inconclusive()
 }
 
 /// The judged answers of one boot. `None`: the machine did not complete the script.
-fn boot(runs: &[PlannedRun]) -> Option<Vec<RunResult>> {
+fn boot_and_run(runs: &[PlannedRun]) -> Option<Vec<RunResult>> {
     let mut files = Initramfs::new();
     files
-        .add_program_at(stripped(ZERNEL.as_ref()), GUEST)
+        .add_program_at(stripped_copy(ZERNEL_PATH.as_ref()), GUEST)
         .unwrap();
     for (index, (scenario, scheduler)) in runs.iter().enumerate() {
         let plan = GuestPlan::new(scenario, scheduler, SEED).unwrap();
@@ -117,7 +117,7 @@ fn boot(runs: &[PlannedRun]) -> Option<Vec<RunResult>> {
         .timeout(Duration::from_secs(900))
         .boot_timeout(Duration::from_secs(900))
         .deterministic(Deterministic::new(SEED).virtual_limit(Duration::from_secs(100)))
-        .run("/bin/busybox", ["sh", "-c", SCRIPT])
+        .run("/bin/busybox", ["sh", "-c", RUN_PLANS_SCRIPT])
         .ok()?;
     let output = String::from_utf8_lossy(&outcome.stdout);
     let warning = first_warning(&outcome.console_log);
@@ -161,7 +161,7 @@ pub(super) fn add_software_gpu(files: &mut Initramfs) {
         ("libzernel_softgpu_cuda.so", "libcuda.so.1"),
         ("libzernel_softgpu_nccl.so", "libnccl.so.2"),
     ] {
-        let library = stripped(&built.join(library));
+        let library = stripped_copy(&built.join(library));
         files.add_file(library, folder.join(name)).unwrap();
     }
 }
@@ -169,10 +169,15 @@ pub(super) fn add_software_gpu(files: &mut Initramfs) {
 /// The boots run at once. In the first one, training follows: with privilege, threads that a trainer wakes and waits for
 /// become critical, and loaders preempt others or are kept on their CPU. In no scenario a task starves.
 pub(super) fn scenarios_pass() {
-    let trainers = Scenario::parse(TRAINERS, "trainers.toml").unwrap();
+    let trainers = Scenario::parse(TRAINERS_SCENARIO, "trainers.toml").unwrap();
     // All tasks of the guest are tasks of root.
     let privileged = Scheduler::Zernel(["--privilege", "user=0"].map(str::to_owned).to_vec());
-    let mut boots = BOOTS.map(|names| names.iter().map(|name| shipped(name)).collect::<Vec<_>>());
+    let mut boots = SCENARIOS_BY_BOOT.map(|names| {
+        names
+            .iter()
+            .map(|name| shipped_scenario(name))
+            .collect::<Vec<_>>()
+    });
     boots[0].push((trainers, privileged));
     let results: Vec<RunResult> = thread::scope(|scope| {
         let boots = boots
@@ -189,7 +194,7 @@ pub(super) fn scenarios_pass() {
     let trained = results.iter().find(|result| result.scenario == "trainers");
     for label in ["handed on", "loaders:"] {
         let trained = trained.expect("all scenarios ran");
-        assert!(printed(trained, label) > 10, "{label}: {trained}");
+        assert!(sum_printed_after(trained, label) > 10, "{label}: {trained}");
     }
 }
 
@@ -231,7 +236,7 @@ fn is_paid_for(scenario: Scenario) {
 }
 
 /// The sum of the numbers that the scheduler printed after a label when it ended.
-fn printed(result: &RunResult, label: &str) -> u64 {
+fn sum_printed_after(result: &RunResult, label: &str) -> u64 {
     let figures = result.figures.as_ref().expect("the machine ran");
     let output = &figures.scheduler.output;
     let (_, rest) = output

@@ -13,13 +13,13 @@ use zernel_testjob::{Cause, Job, Load, Plan, Slowness, act};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial};
 
-const SEEDS: u64 = 5;
+const SEED_COUNT: u64 = 5;
 
 /// `ZERNEL_SEED=n` runs other jobs.
 fn seeds() -> std::ops::Range<u64> {
     let first = std::env::var("ZERNEL_SEED").ok();
     let first = first.and_then(|seed| seed.parse().ok()).unwrap_or(0);
-    first..first + SEEDS
+    first..first + SEED_COUNT
 }
 
 fn main() -> ExitCode {
@@ -37,12 +37,12 @@ fn main() -> ExitCode {
     });
     let more = [
         trial("a_job_with_pauses_gets_its_verdict", &observing, || {
-            check_verdict(with_pauses(&Plan::new(Cause::Gpu, 0)));
+            check_verdict(plan_with_pauses(&Plan::new(Cause::Gpu, 0)));
         }),
         trial(
             "busy_background_threads_are_no_bottleneck",
             &observing,
-            threads_that_nobody_waits_for,
+            busy_background_threads_are_no_bottleneck,
         ),
         trial(
             "overlapping_collectives_are_mentioned",
@@ -50,18 +50,18 @@ fn main() -> ExitCode {
             overlapping_collectives_are_mentioned,
         ),
     ];
-    let other = other::trials(&observing).into_iter();
-    let other = other.chain(steps::trials(&observing));
-    let other = other.chain(torch::trials(&observing));
+    let other = other::other_trials(&observing).into_iter();
+    let other = other.chain(steps::step_trials(&observing));
+    let other = other.chain(torch::torch_trials(&observing));
     zernel_testkit::main(jobs.chain(more).chain(other))
 }
 
 /// One job at a time: two would hold each other up.
-static MACHINE: Mutex<()> = Mutex::new(());
+static MACHINE_LOCK: Mutex<()> = Mutex::new(());
 
 /// Runs a command with its report on stdout, as JSON.
 fn report_on(prepare: impl FnOnce(&mut Command), command: &[&str]) -> (Value, Output) {
-    let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _machine = MACHINE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let mut run = Command::new(env!("CARGO_BIN_EXE_zernel"));
     run.args(["run", "--json", "-"]);
     prepare(&mut run);
@@ -91,7 +91,7 @@ fn report_on_job(job: &Job) -> (Value, String) {
 }
 
 /// The phases of a rank are found although busy background threads leave no CPU idle.
-fn threads_that_nobody_waits_for() {
+fn busy_background_threads_are_no_bottleneck() {
     let report = check_verdict(Plan {
         busy_threads: 3,
         ..Plan::new(Cause::Host, 0)
@@ -107,7 +107,7 @@ fn check_verdict(plan: Plan) -> Value {
     let job = Job::new(plan).unwrap();
     let (report, printed) = report_on_job(&job);
     let verdict = &report["verdict"];
-    let (bound, part) = expected(job.plan());
+    let (bound, part) = expected_bottleneck(job.plan());
     assert_eq!(verdict["bound"], bound, "{printed}");
     assert_eq!(verdict["cause"], part, "{printed}");
     let slow = job.plan().slow.map(|slow| slow.rank);
@@ -120,7 +120,7 @@ fn check_verdict(plan: Plan) -> Value {
 }
 
 /// The same job with evaluations, checkpoints and other pauses.
-fn with_pauses(plan: &Plan) -> Plan {
+fn plan_with_pauses(plan: &Plan) -> Plan {
     Plan {
         steps: plan.steps / 2,
         accumulate: 2,
@@ -151,7 +151,7 @@ fn overlapping_collectives_are_mentioned() {
 }
 
 /// The expected bottleneck of a job, and its detail.
-fn expected(plan: &Plan) -> (&'static str, &'static str) {
+fn expected_bottleneck(plan: &Plan) -> (&'static str, &'static str) {
     let loading = |load| match load {
         Load::Burn => "prepare",
         Load::Disk | Load::Network => "fetch",

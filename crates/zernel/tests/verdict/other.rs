@@ -9,31 +9,39 @@ use zernel_testkit::{Need, trial};
 
 use crate::report_on;
 
-const PYTHON: &str = "python3";
-const COMPILER: &str = "cc";
+const PYTHON_PROGRAM: &str = "python3";
+const COMPILER_PROGRAM: &str = "cc";
 
-pub(crate) fn trials(observing: &[Need]) -> [Trial; 3] {
+pub(crate) fn other_trials(observing: &[Need]) -> [Trial; 3] {
     let python = Need {
         name: "python",
-        check: || runs(PYTHON),
+        check: || program_runs(PYTHON_PROGRAM),
     };
     let compiler = Need {
         name: "cc",
-        check: || runs(COMPILER),
+        check: || program_runs(COMPILER_PROGRAM),
     };
     let and = |need: Need| [observing, &[need]].concat();
     [
-        trial("an_idle_python_has_no_verdict", &and(python), idle_python),
+        trial(
+            "an_idle_python_has_no_verdict",
+            &and(python),
+            idle_python_has_no_verdict,
+        ),
         trial(
             "an_idle_python_with_cuda_has_no_verdict",
             &and(python),
-            idle_python_with_cuda,
+            idle_python_with_cuda_has_no_verdict,
         ),
-        trial("a_compiler_has_no_verdict", &and(compiler), compiler_runs),
+        trial(
+            "a_compiler_has_no_verdict",
+            &and(compiler),
+            a_compiler_has_no_verdict,
+        ),
     ]
 }
 
-fn runs(program: &str) -> Result<(), String> {
+fn program_runs(program: &str) -> Result<(), String> {
     let output = Command::new(program).arg("--version").output();
     match output.is_ok_and(|output| output.status.success()) {
         true => Ok(()),
@@ -48,12 +56,12 @@ fn expect_cannot_tell(command: &[&str]) {
     assert_eq!(report["verdict"]["bound"], "cannot-tell", "{printed}");
 }
 
-fn idle_python() {
-    expect_cannot_tell(&[PYTHON, "-c", "import time; time.sleep(2)"]);
+fn idle_python_has_no_verdict() {
+    expect_cannot_tell(&[PYTHON_PROGRAM, "-c", "import time; time.sleep(2)"]);
 }
 
 /// As a notebook that waits for its user.
-fn idle_python_with_cuda() {
+fn idle_python_with_cuda_has_no_verdict() {
     let directory = tempfile::tempdir().unwrap();
     install(directory.path(), Prologue::Push).unwrap();
     let library = directory.path().join("libcuda.so.1");
@@ -71,10 +79,10 @@ assert cuda.cuMemcpyHtoD_v2(memory, batch, ctypes.c_size_t(1 << 20)) == 0
 time.sleep(3)",
         library.display()
     );
-    expect_cannot_tell(&[PYTHON, "-c", &script]);
+    expect_cannot_tell(&[PYTHON_PROGRAM, "-c", &script]);
 }
 
-fn compiler_runs() {
+fn a_compiler_has_no_verdict() {
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("source.c");
     let function = |number| {
@@ -87,5 +95,5 @@ fn compiler_runs() {
     fs::write(&source, (0..100).map(function).collect::<String>()).unwrap();
     let object = directory.path().join("object.o");
     let [source, object] = [&source, &object].map(|path| path.to_str().unwrap());
-    expect_cannot_tell(&[COMPILER, "-O3", "-c", source, "-o", object]);
+    expect_cannot_tell(&[COMPILER_PROGRAM, "-O3", "-c", source, "-o", object]);
 }

@@ -7,10 +7,10 @@ use zernel_testkit::{Need, trial};
 
 use crate::report_on_job;
 
-type Change = fn(&mut Plan);
+type PlanChange = fn(&mut Plan);
 
 /// Loops of all kinds, each with what is special about it.
-const LOOPS: [(&str, Change); 6] = [
+const LOOP_KINDS: [(&str, PlanChange); 6] = [
     ("plain", |_| {}),
     ("accumulating", |plan| {
         plan.accumulate = 4;
@@ -32,17 +32,17 @@ const LOOPS: [(&str, Change); 6] = [
     }),
 ];
 
-pub(crate) fn trials(needs: &[Need]) -> Vec<Trial> {
-    LOOPS
+pub(crate) fn step_trials(needs: &[Need]) -> Vec<Trial> {
+    LOOP_KINDS
         .into_iter()
         .map(|(name, change)| {
             let name = format!("steps_of_a_loop_that_is_{name}");
-            trial(&name, needs, move || are_found(change))
+            trial(&name, needs, move || assert_steps_are_found(change))
         })
         .collect()
 }
 
-fn are_found(change: Change) {
+fn assert_steps_are_found(change: PlanChange) {
     let mut plan = Plan::new(Cause::Gpu, 7);
     plan.kernel_us = 1000;
     plan.jitter = 0.1;
@@ -55,7 +55,7 @@ fn are_found(change: Change) {
     assert_eq!(ranks.len(), job.plan().ranks as usize, "{printed}");
     for (number, rank) in ranks.iter().enumerate() {
         let stamps = job.stamps(number as u32).unwrap();
-        assert_agrees(&rank["steps"], &stamps, &printed);
+        assert_steps_agree_with_stamps(&rank["steps"], &stamps, &printed);
         assert_launches(rank, job.plan(), &printed);
     }
 }
@@ -84,7 +84,7 @@ fn assert_launches(rank: &Value, plan: &Plan, printed: &str) {
     assert!(error < 0.25 * launches, "{printed}");
 }
 
-fn assert_agrees(found: &Value, stamps: &[Stamp], printed: &str) {
+fn assert_steps_agree_with_stamps(found: &Value, stamps: &[Stamp], printed: &str) {
     let is_step = |stamp: &&Stamp| matches!(stamp.part, Part::Step | Part::WarmUp);
     let steps = stamps.iter().filter(is_step).count();
     assert_eq!(found["count"].as_u64(), Some(steps as u64), "{printed}");

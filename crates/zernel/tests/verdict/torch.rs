@@ -10,32 +10,44 @@ use serde_json::Value;
 use zernel_testjob::{Cause, Job, Load, Part, Plan};
 use zernel_testkit::{Need, trial};
 
-use crate::{MACHINE, report_on_job};
+use crate::{MACHINE_LOCK, report_on_job};
 
 /// By how many points a share of the time may be off.
-const POINTS: f64 = 3.0;
+const MAX_SHARE_ERROR_POINTS: f64 = 3.0;
 
-pub(crate) fn trials(needs: &[Need]) -> [Trial; 6] {
+pub(crate) fn torch_trials(needs: &[Need]) -> [Trial; 6] {
     [
         trial("announced_phases_are_the_jobs_own", needs, || {
-            phases_are_the_jobs_own(announcing(1));
+            assert_phases_are_as_planned(announcing_plan(1));
         }),
         trial("micro_batches_are_no_data_loading", needs, || {
-            phases_are_the_jobs_own(Plan {
+            assert_phases_are_as_planned(Plan {
                 loaders: 1,
                 load_us: 9_000,
-                ..announcing(4)
+                ..announcing_plan(4)
             });
         }),
-        trial("inference_has_no_optimizer_step", needs, inference),
-        trial("reductions_through_the_cpu_are_communication", needs, gloo),
-        trial("loaders_that_sleep_get_company", needs, sleeping_loaders),
+        trial(
+            "inference_has_no_optimizer_step",
+            needs,
+            inference_has_no_optimizer_step,
+        ),
+        trial(
+            "reductions_through_the_cpu_are_communication",
+            needs,
+            reductions_through_the_cpu_are_communication,
+        ),
+        trial(
+            "sleeping_loaders_need_more_workers",
+            needs,
+            sleeping_loaders_need_more_workers,
+        ),
         trial("attach_and_run_agree", needs, attach_and_run_agree),
     ]
 }
 
 /// One rank of PyTorch without collectives.
-fn announcing(accumulate: u32) -> Plan {
+fn announcing_plan(accumulate: u32) -> Plan {
     Plan {
         ranks: 1,
         buckets: 0,
@@ -50,7 +62,7 @@ fn announcing(accumulate: u32) -> Plan {
     }
 }
 
-fn rank(report: &Value) -> &Value {
+fn only_rank(report: &Value) -> &Value {
     &report["ranks"].as_array().expect("ranks")[0]
 }
 
@@ -61,7 +73,7 @@ fn phase_percent(rank: &Value, phase: &str) -> f64 {
     100.0 * training["phases"][phase].as_f64().expect(phase) / wall
 }
 
-fn phases_are_the_jobs_own(plan: Plan) {
+fn assert_phases_are_as_planned(plan: Plan) {
     let job = Job::new(plan).unwrap();
     let (report, printed) = report_on_job(&job);
     let stamps = job.stamps(0).unwrap();
@@ -78,22 +90,25 @@ fn phases_are_the_jobs_own(plan: Plan) {
         ("optimizer_step", Part::Update),
     ] {
         let truth = 100.0 * seconds(part) / seconds(Part::Step);
-        let seen = phase_percent(rank(&report), phase);
+        let seen = phase_percent(only_rank(&report), phase);
         eprintln!("{phase}: {seen:.1} % of {truth:.1} %");
-        assert!((seen - truth).abs() <= POINTS, "{phase}: {printed}");
+        assert!(
+            (seen - truth).abs() <= MAX_SHARE_ERROR_POINTS,
+            "{phase}: {printed}"
+        );
     }
     assert_eq!(
-        phase_percent(rank(&report), "nccl_collective"),
+        phase_percent(only_rank(&report), "nccl_collective"),
         0.0,
         "{printed}"
     );
     assert!(
-        phase_percent(rank(&report), "unknown") < POINTS,
+        phase_percent(only_rank(&report), "unknown") < MAX_SHARE_ERROR_POINTS,
         "{printed}"
     );
 }
 
-fn inference() {
+fn inference_has_no_optimizer_step() {
     let plan = Plan {
         ranks: 1,
         buckets: 0,
@@ -105,7 +120,7 @@ fn inference() {
         ..Plan::new(Cause::Host, 0)
     };
     let (report, printed) = report_on_job(&Job::new(plan).unwrap());
-    let rank = rank(&report);
+    let rank = only_rank(&report);
     for absent in ["optimizer_step", "nccl_collective", "data_loading"] {
         assert!(phase_percent(rank, absent) < 1.0, "{absent}: {printed}");
     }
@@ -116,14 +131,14 @@ fn inference() {
     assert!(evidence.contains("nothing shows training"), "{printed}");
 }
 
-fn gloo() {
+fn reductions_through_the_cpu_are_communication() {
     let plan = Plan {
         gloo_us: 15_000,
-        ..announcing(1)
+        ..announcing_plan(1)
     };
     let (report, printed) = report_on_job(&Job::new(plan).unwrap());
     assert_eq!(report["verdict"]["bound"], "communication", "{printed}");
-    let rank = rank(&report);
+    let rank = only_rank(&report);
     assert!(phase_percent(rank, "nccl_collective") > 50.0, "{printed}");
     let times = &rank["training"];
     let waits = times["peer_wait_seconds"].as_f64().unwrap();
@@ -133,7 +148,7 @@ fn gloo() {
     );
 }
 
-fn sleeping_loaders() {
+fn sleeping_loaders_need_more_workers() {
     let plan = Plan {
         ranks: 1,
         buckets: 0,
@@ -152,9 +167,9 @@ fn sleeping_loaders() {
 }
 
 /// A job that is killed when the test ends.
-struct Running(Child);
+struct KilledOnDrop(Child);
 
-impl Drop for Running {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -167,11 +182,11 @@ fn attach_and_run_agree() {
         steps: 4_000,
         ..Plan::new(Cause::LoaderCpu, 1)
     };
-    let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _machine = MACHINE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let job = Job::new(plan).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     job.alone(&mut command);
-    let running = Running(command.stdout(Stdio::null()).spawn().unwrap());
+    let running = KilledOnDrop(command.stdout(Stdio::null()).spawn().unwrap());
     thread::sleep(Duration::from_secs(2));
     for _ in 0..3 {
         let mut attach = Command::new(env!("CARGO_BIN_EXE_zernel"));
