@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const OBJECTS: [&str; 7] = [
+const BPF_OBJECTS: [&str; 7] = [
     // Used by a benchmark only.
     "benches/empty",
     "src/capability/capability",
@@ -34,32 +34,32 @@ macro_rules! name_probes {
 for_each_probe!(name_probes);
 
 /// A function that a probe may define: `<probe>_<name>`, and a macro of the same name to say that it does.
-struct Hook {
+struct ProbeHook {
     name: &'static str,
     parameters: &'static str,
     arguments: &'static str,
 }
 
-const HOOKS: [Hook; 4] = [
-    Hook {
+const PROBE_HOOKS: [ProbeHook; 4] = [
+    ProbeHook {
         name: "enter",
         parameters: "const struct zernel_symbol *symbol, struct zernel_thread *thread, \
                      struct zernel_open_call *call",
         arguments: "symbol, thread, call",
     },
-    Hook {
+    ProbeHook {
         name: "leave",
         parameters: "const struct zernel_symbol *symbol, struct zernel_thread *thread, \
                      struct zernel_open_call *call, __u64 now_ns, int result, bool failed",
         arguments: "symbol, thread, call, now_ns, result, failed",
     },
-    Hook {
+    ProbeHook {
         name: "mark",
         parameters: "const struct zernel_symbol *symbol, struct zernel_thread *thread, \
                      struct zernel_process *process, __u64 now_ns",
         arguments: "symbol, thread, process, now_ns",
     },
-    Hook {
+    ProbeHook {
         name: "read",
         parameters: "const struct zernel_symbol *symbol, struct zernel_thread *thread, \
                      struct zernel_entry *entry",
@@ -86,9 +86,9 @@ fn main() {
     println!("cargo:rerun-if-changed={}", headers.display());
     // The probes' headers are included by one of the objects.
     println!("cargo:rerun-if-changed=src/probes");
-    generate(&out, "probe_parts.gen.h", &parts());
-    generate(&out, "probe_dispatch.gen.h", &dispatch());
-    for object in OBJECTS {
+    write_generated(&out, "probe_parts.gen.h", &parts_header());
+    write_generated(&out, "probe_dispatch.gen.h", &dispatch_header());
+    for object in BPF_OBJECTS {
         let source = format!("{object}.bpf.c");
         println!("cargo:rerun-if-changed={source}");
         let name = Path::new(object).file_name().expect("a file");
@@ -102,16 +102,16 @@ fn main() {
     }
 }
 
-fn generate(out: &Path, name: &str, text: &str) {
+fn write_generated(out: &Path, name: &str, text: &str) {
     let path = out.join(name);
     fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
 /// The header with the numbers of the probes and their parts of processes and threads.
-fn parts() -> String {
+fn parts_header() -> String {
     let mut text = String::from("#pragma once\n#include \"btf.h\"\n\nenum zernel_probe {\n");
     for probe in PROBES {
-        text += &format!("\t{},\n", number(probe));
+        text += &format!("\t{},\n", probe_constant(probe));
     }
     text += "};\nZERNEL_IN_BTF(enum, zernel_probe);\n\n";
     for part in PROBES {
@@ -129,33 +129,33 @@ fn parts() -> String {
 }
 
 /// The header that includes all probes and calls the hooks of the probe that a function belongs to.
-fn dispatch() -> String {
+fn dispatch_header() -> String {
     let mut text = String::from("#pragma once\n");
     for probe in PROBES {
         text += &format!("#include \"{probe}/{probe}.bpf.h\"\n");
     }
-    for hook in HOOKS {
-        let Hook {
+    for hook in PROBE_HOOKS {
+        let ProbeHook {
             name,
             parameters,
             arguments,
         } = hook;
         text += &format!("\nstatic __always_inline void probe_{name}({parameters})\n{{\n");
         let call = |probe: &str| format!("{probe}_{name}({arguments});\n\t\tbreak;");
-        text += &(switch(name, call) + "}\n");
+        text += &(hook_switch(name, call) + "}\n");
     }
     text += "\n/* Whether a call failed: without a hook, every result but 0 is a failure. */\n";
     text += "static __always_inline bool probe_failed(const struct zernel_symbol *symbol, int result)\n{\n";
     let call = |probe: &str| format!("return {probe}_failed(result);");
-    text += &(switch("failed", call) + "\treturn result;\n}\n");
+    text += &(hook_switch("failed", call) + "\treturn result;\n}\n");
     text
 }
 
 /// A switch over the probes that define the hook.
-fn switch(hook: &str, call: impl Fn(&str) -> String) -> String {
+fn hook_switch(hook: &str, call: impl Fn(&str) -> String) -> String {
     let mut text = String::from("\tswitch (symbol->probe) {\n");
     for probe in PROBES {
-        let (number, call) = (number(probe), call(probe));
+        let (number, call) = (probe_constant(probe), call(probe));
         writeln!(
             text,
             "#ifdef {probe}_{hook}\n\tcase {number}:\n\t\t{call}\n#endif"
@@ -166,6 +166,6 @@ fn switch(hook: &str, call: impl Fn(&str) -> String) -> String {
 }
 
 /// The constant that stands for a probe in C.
-fn number(probe: &str) -> String {
+fn probe_constant(probe: &str) -> String {
     format!("ZERNEL_PROBE_{}", probe.to_uppercase())
 }

@@ -103,7 +103,7 @@ fn observing(driver: &Path, measure: impl FnOnce(&mut Players) -> f64) -> f64 {
     let mut observer = Observer::start(&options).expect("it just worked");
     let mut observed = Players::fork(|| call_driver(driver));
     observed.play();
-    observer.read().expect("what was just kept");
+    observer.read_counts().expect("what was just kept");
     let pid = observed.0.pid.as_raw_nonzero().get().cast_unsigned();
     assert!(observer.processes().any(|process| process.pid == pid));
     measure(&mut observed)

@@ -11,7 +11,7 @@ use zernel_phase::{class, shared};
 use crate::{capability, discovery, observer, overlay_layers, probes, twin};
 
 /// The mirrors of the phase rules, which the twin is compiled with.
-const PHASE: &[Mirrors] = &[
+const PHASE_RULE_MIRRORS: &[Mirrors] = &[
     shared::MIRRORS,
     class::MIRRORS,
     twin::MIRRORS,
@@ -27,12 +27,16 @@ fn for_each_object(check: impl Fn(&Btf<'_>, &[Mirrors])) {
     for (name, object, mirrors) in [
         trace,
         scan,
-        ("observe", observer::OBJECT, probes::MIRRORS),
-        ("phase_twin", twin::OBJECT, PHASE),
-        ("capability", capability::OBJECT, &[capability::MIRRORS]),
+        ("observe", observer::OBSERVE_OBJECT, probes::MIRRORS),
+        ("phase_twin", twin::OBJECT, PHASE_RULE_MIRRORS),
+        (
+            "capability",
+            capability::CAPABILITY_OBJECT,
+            &[capability::MIRRORS],
+        ),
         (
             "overlay_layers",
-            overlay_layers::OBJECT,
+            overlay_layers::OVERLAY_OBJECT,
             &[overlay_layers::MIRRORS],
         ),
     ] {
@@ -52,11 +56,11 @@ fn struct_difference(btf: &Btf<'_>, mirror: &StructMirror) -> Option<String> {
         mirror.size,
         fields.map(|(name, at)| ((*name).to_owned(), *at)).collect(),
     );
-    let theirs = (kernel.size(), members(&kernel));
+    let theirs = (kernel.size(), struct_members(&kernel));
     (ours != theirs).then(|| format!("{name}: Rust {ours:?}, C {theirs:?}"))
 }
 
-fn members(kernel: &Struct<'_>) -> Vec<(String, usize)> {
+fn struct_members(kernel: &Struct<'_>) -> Vec<(String, usize)> {
     let members = kernel.iter().map(|member| {
         let MemberAttr::Normal { offset: bits } = member.attr else {
             panic!("{member:?} is a bit field");
@@ -70,7 +74,7 @@ fn members(kernel: &Struct<'_>) -> Vec<(String, usize)> {
 /// How a mirror differs from the enum that the object was compiled with.
 fn enum_difference(btf: &Btf<'_>, mirror: &EnumMirror) -> Option<String> {
     let name = mirror.kernel;
-    let Some(mut theirs) = constants(btf, name) else {
+    let Some(mut theirs) = enum_constants(btf, name) else {
         return Some(format!("BTF has no enum {name}"));
     };
     let values = mirror.values.iter();
@@ -83,7 +87,7 @@ fn enum_difference(btf: &Btf<'_>, mirror: &EnumMirror) -> Option<String> {
     (ours != theirs).then(|| format!("{name}: Rust {ours:?}, C {theirs:?}"))
 }
 
-fn constants(btf: &Btf<'_>, name: &str) -> Option<BTreeMap<String, i64>> {
+fn enum_constants(btf: &Btf<'_>, name: &str) -> Option<BTreeMap<String, i64>> {
     let kernel = btf.type_by_name::<Enum<'_>>(name)?;
     let constants = kernel.iter().map(|constant| {
         let name = constant.name.expect("every constant has a name");
@@ -107,12 +111,14 @@ fn mirrors_match_the_btf_of_the_objects() {
 
 #[test]
 fn probe_numbers_match_the_kernel() {
-    let btf = Btf::from_raw("observe", observer::OBJECT).unwrap().unwrap();
+    let btf = Btf::from_raw("observe", observer::OBSERVE_OBJECT)
+        .unwrap()
+        .unwrap();
     let ours = probes::PROBES.iter().map(|(folder, probe)| {
         let name = format!("ZERNEL_PROBE_{}", folder.to_uppercase());
         (name, *probe as i64)
     });
-    assert_eq!(constants(&btf, "zernel_probe"), Some(ours.collect()));
+    assert_eq!(enum_constants(&btf, "zernel_probe"), Some(ours.collect()));
 }
 
 /// A field that is missing, renamed, moved or of another size is a difference.

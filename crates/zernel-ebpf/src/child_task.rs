@@ -33,26 +33,26 @@ use zernel_identity::Tenant;
 use crate::probe_link::ProbeLink;
 
 /// Memory that a child may allocate.
-const MAX_MEMORY: u64 = 64 << 20;
+const MAX_CHILD_MEMORY_BYTES: u64 = 64 << 20;
 /// Largest result.
-const MAX_RESULT: usize = 16 << 20;
+const MAX_RESULT_BYTES: usize = 16 << 20;
 /// How often a wait looks whether its thread is asked to stop.
-const STOP_CHECK: Duration = Duration::from_millis(50);
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The byte that lets a child begin. Before that the parent opens a handle of it, which it could not do if the child had
 /// ended and SIGCHLD is ignored.
-const BEGIN: u8 = 1;
+const BEGIN_BYTE: u8 = 1;
 
 /// Children that may work on the files of one tenant at a time. Those that cannot die count too.
-const MAX_OF_TENANT: usize = 16;
+const MAX_CHILDREN_OF_TENANT: usize = 16;
 /// Children of all tenants.
-const MAX_OF_ALL: usize = 64;
+const MAX_CHILDREN: usize = 64;
 /// Children that only tenants may have that have fewer than the minimum.
-const RESERVE: usize = 16;
-const MIN_OF_TENANT: usize = 2;
+const RESERVED_CHILDREN: usize = 16;
+const MIN_CHILDREN_OF_TENANT: usize = 2;
 
 /// All children that have not ended.
-static CHILDREN: Mutex<Children> = Mutex::new(Children {
+static LIVING_CHILDREN: Mutex<Children> = Mutex::new(Children {
     tenants: BTreeMap::new(),
     ending: Vec::new(),
 });
@@ -65,29 +65,29 @@ struct Children {
     ending: Vec<Child>,
 }
 
-const NOW: Timespec = Timespec {
+const NO_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
 
 thread_local! {
     /// Whether this thread is asked to stop, if it can be.
-    static STOP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+    static THREAD_STOP_FLAG: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
 /// Ends this thread's waits for child processes when `stop` is set.
 pub(crate) fn end_waits_on(stop: Arc<AtomicBool>) {
-    STOP.with_borrow_mut(|own| *own = Some(stop));
+    THREAD_STOP_FLAG.with_borrow_mut(|own| *own = Some(stop));
 }
 
 /// The flag that asks this thread to stop, if it has one.
 pub(crate) fn stop_flag() -> Option<Arc<AtomicBool>> {
-    STOP.with_borrow(Clone::clone)
+    THREAD_STOP_FLAG.with_borrow(Clone::clone)
 }
 
 /// Whether this thread is asked to stop.
 pub(crate) fn is_asked_to_stop() -> bool {
-    STOP.with_borrow(|stop| {
+    THREAD_STOP_FLAG.with_borrow(|stop| {
         let stop = stop.as_ref();
         stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
     })
@@ -95,7 +95,7 @@ pub(crate) fn is_asked_to_stop() -> bool {
 
 /// Why a task has no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum TaskError {
+pub(crate) enum ChildTaskError {
     /// The child was killed at its deadline.
     #[error("its file system did not answer within {:.1} s", .0.as_secs_f64())]
     TimedOut(Duration),
@@ -112,7 +112,7 @@ pub(crate) enum TaskError {
 
 /// What a task returns: a value, and the links that the child handed over.
 #[derive(Debug)]
-pub(crate) struct Outcome<T> {
+pub(crate) struct ChildOutcome<T> {
     pub(crate) value: T,
     pub(crate) links: Vec<ProbeLink>,
 }
@@ -136,19 +136,19 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         tenant: &Tenant,
         limit: Duration,
         kept: &[BorrowedFd<'_>],
-        work: impl FnOnce(&Handover<'_>) -> T,
-    ) -> Result<Self, TaskError> {
-        if !has_room(tenant) {
-            return Err(TaskError::TooMany);
+        work: impl FnOnce(&DescriptorHandover<'_>) -> T,
+    ) -> Result<Self, ChildTaskError> {
+        if !has_room_for_child_of(tenant) {
+            return Err(ChildTaskError::TooMany);
         }
-        Self::fork(tenant, limit, kept, work).map_err(|_| TaskError::NotStarted)
+        Self::fork(tenant, limit, kept, work).map_err(|_| ChildTaskError::NotStarted)
     }
 
     fn fork(
         tenant: &Tenant,
         limit: Duration,
         kept: &[BorrowedFd<'_>],
-        work: impl FnOnce(&Handover<'_>) -> T,
+        work: impl FnOnce(&DescriptorHandover<'_>) -> T,
     ) -> io::Result<Self> {
         let (socket, remote) = socketpair(
             AddressFamily::UNIX,
@@ -185,17 +185,20 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
     }
 
     /// The result, if there is one by now.
-    pub(crate) fn poll(&mut self) -> Option<Result<Outcome<T>, TaskError>> {
-        match self.receive() {
-            Ok(true) => Some(self.outcome().ok_or(TaskError::Died)),
+    pub(crate) fn poll(&mut self) -> Option<Result<ChildOutcome<T>, ChildTaskError>> {
+        match self.receive_result() {
+            Ok(true) => Some(self.take_outcome().ok_or(ChildTaskError::Died)),
             Ok(false) if self.started.elapsed() < self.limit => None,
-            Ok(false) => Some(Err(TaskError::TimedOut(self.limit))),
-            Err(_) => Some(Err(TaskError::Died)),
+            Ok(false) => Some(Err(ChildTaskError::TimedOut(self.limit))),
+            Err(_) => Some(Err(ChildTaskError::Died)),
         }
     }
 
     /// Waits for the result for at most `patience`, and until its thread is asked to stop.
-    pub(crate) fn wait(&mut self, patience: Duration) -> Option<Result<Outcome<T>, TaskError>> {
+    pub(crate) fn wait(
+        &mut self,
+        patience: Duration,
+    ) -> Option<Result<ChildOutcome<T>, ChildTaskError>> {
         let until = (Instant::now() + patience).min(self.started + self.limit);
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -203,15 +206,15 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
             if result.is_some() || left.is_zero() || is_asked_to_stop() {
                 return result;
             }
-            wait_until_readable(self.socket.as_fd(), left.min(STOP_CHECK));
+            wait_until_readable(self.socket.as_fd(), left.min(STOP_CHECK_INTERVAL));
         }
     }
 
-    fn outcome(&mut self) -> Option<Outcome<T>> {
+    fn take_outcome(&mut self) -> Option<ChildOutcome<T>> {
         // The bytes that carried descriptors come first, one for each.
         let start = self.received.iter().position(|byte| *byte != 0)?;
         let value = serde_json::from_slice(&self.received[start..]).ok()?;
-        Some(Outcome {
+        Some(ChildOutcome {
             value,
             links: std::mem::take(&mut self.links),
         })
@@ -220,7 +223,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
 
 impl<T> ChildTask<T> {
     /// Reads what the child has sent; true if that was all.
-    fn receive(&mut self) -> io::Result<bool> {
+    fn receive_result(&mut self) -> io::Result<bool> {
         let mut bytes = vec![0; 64 * 1024];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         loop {
@@ -246,7 +249,7 @@ impl<T> ChildTask<T> {
             if length == 0 {
                 return Ok(true);
             }
-            if self.received.len() > MAX_RESULT {
+            if self.received.len() > MAX_RESULT_BYTES {
                 return Err(io::ErrorKind::FileTooLarge.into());
             }
         }
@@ -258,8 +261,8 @@ impl<T> Drop for ChildTask<T> {
         if let Some(child) = self.child.take() {
             child.kill();
             // Links in the socket would be detached, one after the other, when it is closed.
-            let _ = self.receive();
-            children().ending.push(child);
+            let _ = self.receive_result();
+            lock_living_children().ending.push(child);
         }
     }
 }
@@ -274,9 +277,12 @@ pub(crate) fn wait_until_readable(descriptor: BorrowedFd<'_>, time: Duration) {
 /// Opens a handle of a new child, counts it, and lets it begin.
 fn adopt(pid: Pid, tenant: &Tenant, socket: &OwnedFd) -> io::Result<Child> {
     let handle = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
-    rustix::io::write(socket, &[BEGIN])?;
+    rustix::io::write(socket, &[BEGIN_BYTE])?;
     rustix::io::ioctl_fionbio(socket, true)?;
-    *children().tenants.entry(tenant.clone()).or_default() += 1;
+    *lock_living_children()
+        .tenants
+        .entry(tenant.clone())
+        .or_default() += 1;
     Ok(Child {
         pid,
         handle,
@@ -285,8 +291,10 @@ fn adopt(pid: Pid, tenant: &Tenant, socket: &OwnedFd) -> io::Result<Child> {
 }
 
 /// The children, without those that have ended by now.
-fn children() -> MutexGuard<'static, Children> {
-    let mut children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
+fn lock_living_children() -> MutexGuard<'static, Children> {
+    let mut children = LIVING_CHILDREN
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let Children { tenants, ending } = &mut *children;
     ending.retain(|child| {
         let has_ended = child.has_ended();
@@ -300,14 +308,14 @@ fn children() -> MutexGuard<'static, Children> {
 }
 
 /// Whether another child may work on files of this tenant.
-pub(crate) fn has_room(tenant: &Tenant) -> bool {
-    let children = children();
+pub(crate) fn has_room_for_child_of(tenant: &Tenant) -> bool {
+    let children = lock_living_children();
     let of_tenant = children.tenants.get(tenant).copied().unwrap_or(0);
-    let limit = match of_tenant < MIN_OF_TENANT {
-        true => MAX_OF_ALL,
-        false => MAX_OF_ALL - RESERVE,
+    let limit = match of_tenant < MIN_CHILDREN_OF_TENANT {
+        true => MAX_CHILDREN,
+        false => MAX_CHILDREN - RESERVED_CHILDREN,
     };
-    of_tenant < MAX_OF_TENANT && children.tenants.values().sum::<usize>() < limit
+    of_tenant < MAX_CHILDREN_OF_TENANT && children.tenants.values().sum::<usize>() < limit
 }
 
 impl<T> AsFd for ChildTask<T> {
@@ -335,7 +343,7 @@ impl Child {
     /// Whether it has ended. A child that waits for a file system may live long after it was killed.
     fn has_ended(&self) -> bool {
         let mut handle = [PollFd::new(&self.handle, PollFlags::IN)];
-        let polled = poll(&mut handle, Some(&NOW));
+        let polled = poll(&mut handle, Some(&NO_WAIT));
         let has_ended = polled.is_ok() && handle[0].revents().contains(PollFlags::IN);
         if has_ended {
             // Fails if the system reaps children by itself.
@@ -354,13 +362,13 @@ pub(crate) fn program_descriptors(object: &Object) -> Vec<BorrowedFd<'_>> {
 }
 
 /// Where a child process hands descriptors over to its parent.
-pub(crate) struct Handover<'a> {
+pub(crate) struct DescriptorHandover<'a> {
     socket: &'a OwnedFd,
 }
 
-impl Handover<'_> {
+impl DescriptorHandover<'_> {
     /// Gives a descriptor to the parent, and closes the child's.
-    fn give(&self, descriptor: OwnedFd) -> io::Result<()> {
+    fn give_descriptor(&self, descriptor: OwnedFd) -> io::Result<()> {
         let descriptors = [descriptor.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -389,7 +397,7 @@ impl Handover<'_> {
             std::mem::forget(link);
             // SAFETY: the link that owned the descriptor is forgotten.
             let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-            self.give(descriptor)?;
+            self.give_descriptor(descriptor)?;
             count += 1;
             Ok(())
         });
@@ -404,16 +412,16 @@ pub(crate) type TakeLink<'a> = &'a mut dyn FnMut(Link) -> libbpf_rs::Result<()>;
 fn run_and_exit<T: Serialize>(
     socket: &OwnedFd,
     kept: &[i32],
-    work: impl FnOnce(&Handover<'_>) -> T,
+    work: impl FnOnce(&DescriptorHandover<'_>) -> T,
 ) -> ! {
     let run = AssertUnwindSafe(|| {
-        confine(kept);
+        confine_child(kept);
         let mut begin = [0];
         if rustix::io::read(socket, &mut begin)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let value = work(&Handover { socket });
-        send(socket, &value)
+        let value = work(&DescriptorHandover { socket });
+        send_result(socket, &value)
     });
     let is_sent = matches!(panic::catch_unwind(run), Ok(Ok(())));
     // SAFETY: ends this process at once. Destructors and handlers belong to the parent.
@@ -421,7 +429,7 @@ fn run_and_exit<T: Serialize>(
 }
 
 /// Gives up what the work does not need.
-fn confine(kept: &[i32]) {
+fn confine_child(kept: &[i32]) {
     close_all_but(kept);
     // A child that cannot die would keep the daemon's output open. Nothing else takes the number of stderr now.
     if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
@@ -431,16 +439,16 @@ fn confine(kept: &[i32]) {
     // None of these can fail in a way that the work could make better.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
-    if let Some(limit) = memory_limit() {
+    if let Some(limit) = child_memory_limit() {
         let _ = rustix::process::setrlimit(Resource::As, limit);
     }
 }
 
-/// The address space of this process and [`MAX_MEMORY`].
-fn memory_limit() -> Option<Rlimit> {
+/// The address space of this process and [`MAX_CHILD_MEMORY_BYTES`].
+fn child_memory_limit() -> Option<Rlimit> {
     let sizes = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = sizes.split(' ').next()?.parse().ok()?;
-    let bytes = pages * rustix::param::page_size() as u64 + MAX_MEMORY;
+    let bytes = pages * rustix::param::page_size() as u64 + MAX_CHILD_MEMORY_BYTES;
     Some(Rlimit {
         current: Some(bytes),
         maximum: Some(bytes),
@@ -462,7 +470,7 @@ fn close_all_but(kept: &[i32]) {
 }
 
 /// Sends a result to the parent as JSON, after the zero bytes that carried descriptors.
-fn send<T: Serialize>(socket: &OwnedFd, value: &T) -> io::Result<()> {
+fn send_result<T: Serialize>(socket: &OwnedFd, value: &T) -> io::Result<()> {
     let value = serde_json::to_vec(value)?;
     let mut stream = std::os::unix::net::UnixStream::from(socket.try_clone()?);
     stream.write_all(&value)
@@ -476,22 +484,22 @@ mod tests {
 
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(30);
-    const NOBODY: Tenant = Tenant::User(65534);
+    const LONG_PATIENCE: Duration = Duration::from_secs(30);
+    const NOBODY_TENANT: Tenant = Tenant::User(65534);
 
-    fn run<T: Serialize + DeserializeOwned>(
-        work: impl FnOnce(&Handover<'_>) -> T,
-    ) -> Result<Outcome<T>, TaskError> {
-        let mut task = ChildTask::start(&NOBODY, LONG, &[], work).unwrap();
-        task.wait(LONG).unwrap()
+    fn run_child_task<T: Serialize + DeserializeOwned>(
+        work: impl FnOnce(&DescriptorHandover<'_>) -> T,
+    ) -> Result<ChildOutcome<T>, ChildTaskError> {
+        let mut task = ChildTask::start(&NOBODY_TENANT, LONG_PATIENCE, &[], work).unwrap();
+        task.wait(LONG_PATIENCE).unwrap()
     }
 
     #[test]
     fn a_result_comes_back_with_its_descriptors() {
-        let outcome = run(|handover| {
+        let outcome = run_child_task(|handover| {
             for _ in 0..300 {
                 let file = File::open("/proc/version").unwrap();
-                handover.give(file.into()).unwrap();
+                handover.give_descriptor(file.into()).unwrap();
             }
             "x".repeat(300_000)
         });
@@ -509,15 +517,15 @@ mod tests {
     #[test]
     fn a_task_that_does_not_end_is_killed_at_its_deadline() {
         let (tenant, limit) = (Tenant::User(1), Duration::from_millis(100));
-        let mut task = ChildTask::start(&tenant, limit, &[], |_| sleep(LONG)).unwrap();
+        let mut task = ChildTask::start(&tenant, limit, &[], |_| sleep(LONG_PATIENCE)).unwrap();
         assert!(task.poll().is_none());
         assert_eq!(
-            task.wait(LONG).unwrap().unwrap_err(),
-            TaskError::TimedOut(limit)
+            task.wait(LONG_PATIENCE).unwrap().unwrap_err(),
+            ChildTaskError::TimedOut(limit)
         );
         drop(task);
         zernel_testkit::eventually("the child ends", || {
-            !children().tenants.contains_key(&tenant)
+            !lock_living_children().tenants.contains_key(&tenant)
         });
     }
 
@@ -529,12 +537,12 @@ mod tests {
         let mut task = ChildTask::start(&Tenant::User(4), limit, &[writer.as_fd()], |handover| {
             // SAFETY: a descriptor of its own, which this process has kept.
             let own = unsafe { OwnedFd::from_raw_fd(writer.as_raw_fd()) };
-            handover.give(own).unwrap();
-            sleep(LONG);
+            handover.give_descriptor(own).unwrap();
+            sleep(LONG_PATIENCE);
         })
         .unwrap();
         drop(writer);
-        assert!(task.wait(LONG).unwrap().is_err());
+        assert!(task.wait(LONG_PATIENCE).unwrap().is_err());
         assert_eq!(task.links.len(), 1);
         // The child closed its own descriptor, so the pipe ends although the child may still run.
         task.links.clear();
@@ -543,29 +551,34 @@ mod tests {
 
     #[test]
     fn a_thread_that_is_asked_to_stop_does_not_wait() {
-        let mut task = ChildTask::start(&Tenant::User(5), LONG, &[], |_| sleep(LONG)).unwrap();
+        let mut task = ChildTask::start(&Tenant::User(5), LONG_PATIENCE, &[], |_| {
+            sleep(LONG_PATIENCE);
+        })
+        .unwrap();
         end_waits_on(Arc::new(AtomicBool::new(true)));
-        assert!(task.wait(LONG).is_none());
-        STOP.with_borrow_mut(Option::take);
+        assert!(task.wait(LONG_PATIENCE).is_none());
+        THREAD_STOP_FLAG.with_borrow_mut(Option::take);
     }
 
     #[test]
     fn a_task_that_panics_or_takes_too_much_memory_is_an_error() {
-        let panics = run(|_| -> () { panic!("on purpose") });
-        assert_eq!(panics.unwrap_err(), TaskError::Died);
-        let greedy = run(|_| vec![1_u8; 2 * MAX_MEMORY as usize].len());
-        assert_eq!(greedy.unwrap_err(), TaskError::Died);
+        let panics = run_child_task(|_| -> () { panic!("on purpose") });
+        assert_eq!(panics.unwrap_err(), ChildTaskError::Died);
+        let greedy = run_child_task(|_| vec![1_u8; 2 * MAX_CHILD_MEMORY_BYTES as usize].len());
+        assert_eq!(greedy.unwrap_err(), ChildTaskError::Died);
     }
 
     #[test]
     fn a_tenant_has_a_number_of_children_at_a_time() {
         let tenant = Tenant::User(2);
-        let start = || ChildTask::start(&tenant, LONG, &[], |_| sleep(LONG));
-        let tasks: Vec<_> = (0..MAX_OF_TENANT).map(|_| start().unwrap()).collect();
-        assert_eq!(start().unwrap_err(), TaskError::TooMany);
-        assert!(has_room(&Tenant::User(3)));
+        let start = || ChildTask::start(&tenant, LONG_PATIENCE, &[], |_| sleep(LONG_PATIENCE));
+        let tasks: Vec<_> = (0..MAX_CHILDREN_OF_TENANT)
+            .map(|_| start().unwrap())
+            .collect();
+        assert_eq!(start().unwrap_err(), ChildTaskError::TooMany);
+        assert!(has_room_for_child_of(&Tenant::User(3)));
         drop(tasks);
-        zernel_testkit::eventually("they end", || has_room(&tenant));
+        zernel_testkit::eventually("they end", || has_room_for_child_of(&tenant));
     }
 
     #[test]
@@ -573,7 +586,7 @@ mod tests {
         let secret = File::open("/proc/self/stat").unwrap();
         let needed = File::open("/proc/self/status").unwrap();
         let (secret_number, needed_number) = (secret.as_raw_fd(), needed.as_raw_fd());
-        let mut task = ChildTask::start(&NOBODY, LONG, &[needed.as_fd()], |_| {
+        let mut task = ChildTask::start(&NOBODY_TENANT, LONG_PATIENCE, &[needed.as_fd()], |_| {
             let open: Vec<i32> = std::fs::read_dir("/proc/self/fd")
                 .unwrap()
                 .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
@@ -581,7 +594,7 @@ mod tests {
             open
         })
         .unwrap();
-        let open = task.wait(LONG).unwrap().unwrap().value;
+        let open = task.wait(LONG_PATIENCE).unwrap().unwrap().value;
         assert!(open.contains(&needed_number), "{open:?}");
         assert!(!open.contains(&secret_number), "{open:?}");
     }

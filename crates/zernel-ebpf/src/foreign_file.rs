@@ -16,7 +16,7 @@ use zernel_elf::FileIdentity;
 const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
 
 /// Why no probe is attached to a file on FUSE.
-pub(crate) const ON_FUSE: &str = "it is on FUSE, whose server could hold up every fork of the machine while a probe is attached; \
+pub(crate) const ON_FUSE_REASON: &str = "it is on FUSE, whose server could hold up every fork of the machine while a probe is attached; \
      if you trust the server, name the file with --library";
 
 /// A handle of a file, with the identity that the file had when it was opened.
@@ -37,12 +37,12 @@ impl ForeignFile {
     /// that no path is walked.
     pub(crate) fn open(access: &Path) -> io::Result<Self> {
         let handle = open(access, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        let status = status(handle.as_fd())?;
+        let status = cached_status(handle.as_fd())?;
         let path = fs::read_link(procfs_path(&handle))?;
         let deleted = path.as_os_str().as_bytes().strip_suffix(b" (deleted)");
         Ok(Self {
             path: deleted.map_or(path.clone(), |path| OsStr::from_bytes(path).into()),
-            identity: identity(&status),
+            identity: identity_from_status(&status),
             is_regular: FileType::from_raw_mode(status.stx_mode.into()).is_file(),
             handle,
         })
@@ -70,13 +70,13 @@ impl ForeignFile {
 
     /// Whether the file has not been written to since it was opened, as far as the kernel knows.
     pub(crate) fn is_unchanged(&self) -> bool {
-        let now = status(self.handle.as_fd());
-        now.is_ok_and(|now| identity(&now) == self.identity)
+        let now = cached_status(self.handle.as_fd());
+        now.is_ok_and(|now| identity_from_status(&now) == self.identity)
     }
 
     /// Whether the file was deleted, so that no new process can map it.
     pub(crate) fn is_deleted(&self) -> bool {
-        status(self.handle.as_fd()).is_ok_and(|now| now.stx_nlink == 0)
+        cached_status(self.handle.as_fd()).is_ok_and(|now| now.stx_nlink == 0)
     }
 }
 
@@ -91,12 +91,12 @@ fn procfs_path(handle: &OwnedFd) -> PathBuf {
 }
 
 /// The attributes that the kernel knows, however old.
-fn status(handle: BorrowedFd<'_>) -> rustix::io::Result<Statx> {
+fn cached_status(handle: BorrowedFd<'_>) -> rustix::io::Result<Statx> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     statx(handle, c"", flags, StatxFlags::BASIC_STATS)
 }
 
-fn identity(status: &Statx) -> FileIdentity {
+fn identity_from_status(status: &Statx) -> FileIdentity {
     let modified = status.stx_mtime;
     FileIdentity {
         device: makedev(status.stx_dev_major, status.stx_dev_minor),

@@ -13,10 +13,11 @@ use libbpf_rs::{Iter, Object, ObjectBuilder};
 use zernel_phase::mirrors;
 use zerocopy::FromBytes;
 
-use crate::capability::quietly;
+use crate::capability::without_libbpf_messages;
 use crate::discovery::sys::attach_to_process;
 
-pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/overlay_layers.bpf.o"));
+pub(crate) static OVERLAY_OBJECT: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/overlay_layers.bpf.o"));
 
 mirrors! {
     #[cfg(test)]
@@ -40,15 +41,15 @@ mirrors! {
 
 /// The time between two attempts to load the program for a kernel that does not describe overlays. They may be in a module that
 /// is loaded later.
-const RELOAD: Duration = Duration::from_secs(60);
+const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The loaded program, and when it was loaded. `None`: not loaded yet, or the kernel refuses it.
-static PROGRAM: Mutex<Option<(Option<Object>, Instant)>> = Mutex::new(None);
+static LOADED_PROGRAM: Mutex<Option<(Option<Object>, Instant)>> = Mutex::new(None);
 
 /// Why no probe is attached to a file on an overlay, if its layers could hold up an attachment. `None` for files that are on no
 /// overlay, and if the kernel cannot report the layers (before Linux 6.1).
-pub(crate) fn refusal(file: BorrowedFd<'_>) -> Option<&'static str> {
-    match layers(file).ok()?? {
+pub(crate) fn refusal_of_overlay(file: BorrowedFd<'_>) -> Option<&'static str> {
+    match layers_below(file).ok()?? {
         ON_FUSE => Some(
             "it is on an overlay with a layer on FUSE, whose server could hold up every fork of the machine while a probe is \
              attached; if you trust the server, name the file with --library",
@@ -65,26 +66,28 @@ pub(crate) fn refusal(file: BorrowedFd<'_>) -> Option<&'static str> {
 }
 
 /// What is below the overlay of an open file of this process; `None` if the file is on no overlay.
-fn layers(file: BorrowedFd<'_>) -> io::Result<Option<u32>> {
-    let mut program = PROGRAM.lock().unwrap_or_else(PoisonError::into_inner);
-    let (object, loaded) = program.get_or_insert_with(|| (load().ok(), Instant::now()));
-    let found = find(object.as_ref(), file)?;
-    if !matches!(found, Some(OF_ROOT | OF_USER)) || loaded.elapsed() < RELOAD {
+fn layers_below(file: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    let mut program = LOADED_PROGRAM
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let (object, loaded) = program.get_or_insert_with(|| (load_program().ok(), Instant::now()));
+    let found = find_record(object.as_ref(), file)?;
+    if !matches!(found, Some(OF_ROOT | OF_USER)) || loaded.elapsed() < RELOAD_INTERVAL {
         return Ok(found);
     }
-    (*object, *loaded) = (load().ok(), Instant::now());
-    find(object.as_ref(), file)
+    (*object, *loaded) = (load_program().ok(), Instant::now());
+    find_record(object.as_ref(), file)
 }
 
-fn load() -> libbpf_rs::Result<Object> {
-    quietly(|| ObjectBuilder::default().open_memory(OBJECT)?.load())
+fn load_program() -> libbpf_rs::Result<Object> {
+    without_libbpf_messages(|| ObjectBuilder::default().open_memory(OVERLAY_OBJECT)?.load())
 }
 
 /// Reads the records of this process's files up to the one with the descriptor.
-fn find(object: Option<&Object>, file: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+fn find_record(object: Option<&Object>, file: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     let program = object.and_then(|object| object.progs_mut().next());
     let program = program.ok_or(io::ErrorKind::Unsupported)?;
-    let link = quietly(|| attach_to_process(&program, std::process::id()))?;
+    let link = without_libbpf_messages(|| attach_to_process(&program, std::process::id()))?;
     let mut iterator = Iter::new(&link).map_err(io::Error::other)?;
     let mut records = Vec::new();
     iterator.read_to_end(&mut records)?;

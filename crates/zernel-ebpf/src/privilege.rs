@@ -12,13 +12,13 @@ pub struct NeededCapability {
 }
 
 /// Capabilities to load BPF programs and attach them to functions of processes.
-pub const TO_LOAD: [NeededCapability; 2] = [
-    or_admin("CAP_BPF", CapabilitySet::BPF),
-    or_admin("CAP_PERFMON", CapabilitySet::PERFMON),
+pub const CAPABILITIES_TO_LOAD: [NeededCapability; 2] = [
+    capability_or_sys_admin("CAP_BPF", CapabilitySet::BPF),
+    capability_or_sys_admin("CAP_PERFMON", CapabilitySet::PERFMON),
 ];
 
 /// Capabilities to open the libraries of any process through `/proc/PID/map_files/…`.
-pub const TO_SEE: [NeededCapability; 3] = [
+pub const CAPABILITIES_TO_SEE_PROCESSES: [NeededCapability; 3] = [
     NeededCapability {
         name: "CAP_SYS_PTRACE",
         any: CapabilitySet::SYS_PTRACE,
@@ -27,10 +27,13 @@ pub const TO_SEE: [NeededCapability; 3] = [
         name: "CAP_DAC_READ_SEARCH",
         any: CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::DAC_OVERRIDE),
     },
-    or_admin("CAP_CHECKPOINT_RESTORE", CapabilitySet::CHECKPOINT_RESTORE),
+    capability_or_sys_admin("CAP_CHECKPOINT_RESTORE", CapabilitySet::CHECKPOINT_RESTORE),
 ];
 
-const fn or_admin(name: &'static str, capability: CapabilitySet) -> NeededCapability {
+const fn capability_or_sys_admin(
+    name: &'static str,
+    capability: CapabilitySet,
+) -> NeededCapability {
     NeededCapability {
         name,
         any: capability.union(CapabilitySet::SYS_ADMIN),
@@ -45,7 +48,7 @@ pub fn held_capabilities() -> CapabilitySet {
 
 /// Names of the needed capabilities that are not held.
 #[must_use]
-pub fn lacking(needed: &[NeededCapability], held: CapabilitySet) -> Vec<&'static str> {
+pub fn lacking_capabilities(needed: &[NeededCapability], held: CapabilitySet) -> Vec<&'static str> {
     let lacking = needed.iter().filter(|needed| !held.intersects(needed.any));
     lacking.map(|needed| needed.name).collect()
 }
@@ -57,11 +60,13 @@ mod tests {
     #[test]
     fn sys_admin_alone_cannot_read_other_processes() {
         let admin = CapabilitySet::SYS_ADMIN;
-        assert!(lacking(&TO_LOAD, admin).is_empty());
+        assert!(lacking_capabilities(&CAPABILITIES_TO_LOAD, admin).is_empty());
         assert_eq!(
-            lacking(&TO_SEE, admin),
+            lacking_capabilities(&CAPABILITIES_TO_SEE_PROCESSES, admin),
             ["CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"]
         );
-        assert!(lacking(&TO_SEE, CapabilitySet::all()).is_empty());
+        assert!(
+            lacking_capabilities(&CAPABILITIES_TO_SEE_PROCESSES, CapabilitySet::all()).is_empty()
+        );
     }
 }

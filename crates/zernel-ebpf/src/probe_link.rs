@@ -10,7 +10,7 @@
 //!
 //! 1. A bpffs that only this process holds, and that is mounted nowhere. When the process ends, by whatever signal, the bpffs goes, and
 //!    its pins with it. To create a bpffs takes `CAP_SYS_ADMIN`.
-//! 2. The directory [`LINKS`] beside the pinned task states, if it exists. The service manager creates it before the daemon starts, and
+//! 2. The directory [`LINKS_DIRECTORY_NAME`] beside the pinned task states, if it exists. The service manager creates it before the daemon starts, and
 //!    removes it with its pins after the daemon has ended.
 //! 3. Without either, a link has a descriptor, and is pinned for a moment when it is dropped, beside the pinned task states. Where that
 //!    does not work, dropping a link waits.
@@ -29,19 +29,19 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 use crate::child_task;
 
 /// Threads that detach links at once.
-const DETACHERS: usize = 64;
+const DETACHING_THREADS: usize = 64;
 
 /// How the names of pinned links begin.
 pub(crate) const PIN_PREFIX: &str = "link-";
 
 /// Name of the directory of links that the service manager removes. `deploy/zernel.service` has it too.
-const LINKS: &str = "links";
+const LINKS_DIRECTORY_NAME: &str = "links";
 
 /// Where links are pinned.
-static DIRECTORY: OnceLock<LinkDirectory> = OnceLock::new();
+static LINK_DIRECTORY: OnceLock<LinkDirectory> = OnceLock::new();
 
 /// Whether this process is about to end.
-static IS_ENDING: AtomicBool = AtomicBool::new(false);
+static IS_PROCESS_ENDING: AtomicBool = AtomicBool::new(false);
 
 /// A directory in a bpffs.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl LinkDirectory {
                 remover: PinRemover::Kernel { _bpffs: bpffs },
             };
         }
-        let links = shared.join(LINKS);
+        let links = shared.join(LINKS_DIRECTORY_NAME);
         match links.is_dir() {
             true => Self {
                 path: links,
@@ -86,13 +86,13 @@ impl LinkDirectory {
 
 /// Finds a place to pin links in. The directory is that of the pinned task states.
 pub(crate) fn pin_links(shared: &Path) {
-    DIRECTORY.get_or_init(|| LinkDirectory::find(shared));
+    LINK_DIRECTORY.get_or_init(|| LinkDirectory::find(shared));
 }
 
 /// Leaves links that are dropped from now on to the end of this process, if the kernel then removes their pins. That is faster than
 /// to remove them one by one.
 pub(crate) fn leave_links_to_exit() {
-    IS_ENDING.store(true, Ordering::Relaxed);
+    IS_PROCESS_ENDING.store(true, Ordering::Relaxed);
 }
 
 /// Creates a bpffs that is mounted nowhere.
@@ -107,15 +107,15 @@ fn create_bpffs() -> rustix::io::Result<OwnedFd> {
 
 /// A pin of a link. Dropping it removes the pin.
 #[derive(Debug)]
-struct Pin {
+struct LinkPin {
     path: CString,
 }
 
-impl Pin {
+impl LinkPin {
     /// Pins a link, if it can be pinned.
     fn new(directory: &LinkDirectory, link: &OwnedFd) -> Option<Self> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        static NEXT_PIN_NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT_PIN_NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PIN_PREFIX}{}-{number}", process::id());
         let path = directory.path.join(name);
         let path = CString::new(path.as_os_str().as_bytes()).ok()?;
@@ -133,7 +133,7 @@ impl Pin {
     }
 }
 
-impl Drop for Pin {
+impl Drop for LinkPin {
     fn drop(&mut self) {
         // It fails only if another process removed it.
         let _ = rustix::fs::unlink(&self.path);
@@ -150,16 +150,16 @@ pub(crate) struct ProbeLink {
 /// The only reference of this process to a link.
 #[derive(Debug)]
 enum LinkReference {
-    Pinned(Pin),
+    Pinned(LinkPin),
     Open(OwnedFd),
 }
 
 impl ProbeLink {
     /// Takes over a link.
     pub(crate) fn new(descriptor: OwnedFd) -> Self {
-        let directory = DIRECTORY.get();
+        let directory = LINK_DIRECTORY.get();
         let directory = directory.filter(|it| !matches!(it.remover, PinRemover::Missing));
-        let pin = directory.and_then(|directory| Pin::new(directory, &descriptor));
+        let pin = directory.and_then(|directory| LinkPin::new(directory, &descriptor));
         let reference = match pin {
             Some(pin) => LinkReference::Pinned(pin),
             None => LinkReference::Open(descriptor),
@@ -177,8 +177,8 @@ impl ProbeLink {
     /// Pins the link in place of its descriptor, if that is possible. Returns whether it is pinned now.
     fn pin(&mut self) -> bool {
         if let (Some(directory), Some(LinkReference::Open(descriptor))) =
-            (DIRECTORY.get(), &self.reference)
-            && let Some(pin) = Pin::new(directory, descriptor)
+            (LINK_DIRECTORY.get(), &self.reference)
+            && let Some(pin) = LinkPin::new(directory, descriptor)
         {
             self.reference = Some(LinkReference::Pinned(pin));
         }
@@ -196,8 +196,8 @@ impl ProbeLink {
 
 impl Drop for ProbeLink {
     fn drop(&mut self) {
-        let is_left_to_kernel = IS_ENDING.load(Ordering::Relaxed)
-            && DIRECTORY
+        let is_left_to_kernel = IS_PROCESS_ENDING.load(Ordering::Relaxed)
+            && LINK_DIRECTORY
                 .get()
                 .is_some_and(|it| matches!(it.remover, PinRemover::Kernel { .. }));
         if self.pin() && is_left_to_kernel {
@@ -207,16 +207,16 @@ impl Drop for ProbeLink {
 }
 
 /// Has the kernel detach links, and waits for none of them if they can be pinned. Probes that are attached to the same functions
-/// soon after may count a call twice: see [`detach`].
-pub(crate) fn release(mut links: Vec<ProbeLink>) {
+/// soon after may count a call twice: see [`detach_links`].
+pub(crate) fn release_links(mut links: Vec<ProbeLink>) {
     links.retain_mut(|link| !link.pin());
-    close_all(links.into_iter().filter_map(ProbeLink::into_descriptor));
+    close_links_in_parallel(links.into_iter().filter_map(ProbeLink::into_descriptor));
 }
 
 /// Detaches links and waits for that, unless this thread is asked to stop. Then the probes can be attached again.
-pub(crate) fn detach(links: Vec<ProbeLink>) {
+pub(crate) fn detach_links(links: Vec<ProbeLink>) {
     if links.is_empty() || child_task::is_asked_to_stop() {
-        return release(links);
+        return release_links(links);
     }
     let is_pinned = links.iter().any(ProbeLink::is_pinned);
     let descriptors: Vec<OwnedFd> = links
@@ -226,7 +226,7 @@ pub(crate) fn detach(links: Vec<ProbeLink>) {
     if is_pinned {
         wait_for_grace_period();
     }
-    close_all(descriptors.into_iter());
+    close_links_in_parallel(descriptors.into_iter());
 }
 
 /// Waits until the kernel has dropped the references of removed pins.
@@ -239,10 +239,10 @@ fn wait_for_grace_period() {
 
 /// Closes links, many at once: each waits for grace periods, and they can share them. If this thread is asked to stop, the
 /// kernel detaches the rest.
-fn close_all(links: impl Iterator<Item = OwnedFd>) {
+fn close_links_in_parallel(links: impl Iterator<Item = OwnedFd>) {
     let links: Vec<OwnedFd> = links.collect();
     let stop = child_task::stop_flag();
-    let each = links.len().div_ceil(DETACHERS).max(1);
+    let each = links.len().div_ceil(DETACHING_THREADS).max(1);
     let mut links = links.into_iter();
     thread::scope(|scope| {
         loop {
@@ -251,14 +251,15 @@ fn close_all(links: impl Iterator<Item = OwnedFd>) {
                 break;
             }
             let stop = stop.as_deref();
-            let spawned = thread::Builder::new().spawn_scoped(scope, move || close(some, stop));
+            let spawned =
+                thread::Builder::new().spawn_scoped(scope, move || close_links(some, stop));
             // Without another thread they are detached one after the other: dropping the closure drops them.
             drop(spawned);
         }
     });
 }
 
-fn close(links: Vec<OwnedFd>, stop: Option<&AtomicBool>) {
+fn close_links(links: Vec<OwnedFd>, stop: Option<&AtomicBool>) {
     for link in links {
         match stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
             true => drop(ProbeLink::new(link)),

@@ -18,15 +18,15 @@ use rustix::process::geteuid;
 use zernel_elf::FileIdentity;
 
 /// How long a file is refused.
-const TIME: Duration = Duration::from_secs(3600);
+const QUARANTINE_TIME: Duration = Duration::from_secs(3600);
 /// Why a file is refused.
-pub(crate) const REASON: &str =
+pub(crate) const QUARANTINE_REASON: &str =
     "the daemon died while it read this file; it is read again when it changes, or after an hour";
 /// Largest state file that is read: more than the child processes of all users can have in hand.
-const MAX_BYTES: u64 = 64 << 10;
+const MAX_STATE_FILE_BYTES: u64 = 64 << 10;
 
 /// The name of the state file.
-const NAME: &str = "files-in-hand";
+const STATE_FILE_NAME: &str = "files-in-hand";
 
 static QUARANTINE: Mutex<Quarantine> = Mutex::new(Quarantine {
     state: None,
@@ -42,13 +42,13 @@ struct Quarantine {
     refused: Vec<(FileIdentity, u64)>,
 }
 
-fn quarantine() -> MutexGuard<'static, Quarantine> {
+fn lock_quarantine() -> MutexGuard<'static, Quarantine> {
     QUARANTINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads the state file in a directory, which is created if it is missing, and writes it from now on. The directory must belong
 /// to root or to this user.
-pub fn keep_in(directory: &Path) -> io::Result<()> {
+pub fn keep_state_in(directory: &Path) -> io::Result<()> {
     DirBuilder::new()
         .mode(0o750)
         .recursive(true)
@@ -60,7 +60,7 @@ pub fn keep_in(directory: &Path) -> io::Result<()> {
         .truncate(false)
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(directory.join(NAME))?;
+        .open(directory.join(STATE_FILE_NAME))?;
     let status = state.metadata()?;
     if !status.is_file() || ![0, geteuid().as_raw()].contains(&status.uid()) {
         let problem = "the state file belongs to another user";
@@ -68,17 +68,19 @@ pub fn keep_in(directory: &Path) -> io::Result<()> {
     }
     flock(&state, FlockOperation::NonBlockingLockExclusive)?;
     let mut text = String::new();
-    (&mut state).take(MAX_BYTES).read_to_string(&mut text)?;
-    let mut quarantine = quarantine();
-    quarantine.refused = parse(&text, now());
+    (&mut state)
+        .take(MAX_STATE_FILE_BYTES)
+        .read_to_string(&mut text)?;
+    let mut quarantine = lock_quarantine();
+    quarantine.refused = parse_state_file(&text, now());
     quarantine.state = Some(state);
-    quarantine.write();
+    quarantine.write_state_file();
     Ok(())
 }
 
 /// Whether a file was in hand when a daemon died.
-pub(crate) fn contains(file: &FileIdentity) -> bool {
-    let mut quarantine = quarantine();
+pub(crate) fn is_quarantined(file: &FileIdentity) -> bool {
+    let mut quarantine = lock_quarantine();
     let now = now();
     quarantine.refused.retain(|(_, until)| *until > now);
     quarantine
@@ -89,31 +91,31 @@ pub(crate) fn contains(file: &FileIdentity) -> bool {
 
 /// A file that a child process has in hand, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct InHand(FileIdentity);
+pub(crate) struct FileInHand(FileIdentity);
 
-impl InHand {
+impl FileInHand {
     pub(crate) fn new(file: FileIdentity) -> Self {
-        let mut quarantine = quarantine();
+        let mut quarantine = lock_quarantine();
         quarantine.in_hand.push(file);
-        quarantine.write();
+        quarantine.write_state_file();
         Self(file)
     }
 }
 
-impl Drop for InHand {
+impl Drop for FileInHand {
     fn drop(&mut self) {
-        let mut quarantine = quarantine();
+        let mut quarantine = lock_quarantine();
         let mut in_hand = quarantine.in_hand.iter();
         if let Some(position) = in_hand.position(|file| *file == self.0) {
             quarantine.in_hand.swap_remove(position);
-            quarantine.write();
+            quarantine.write_state_file();
         }
     }
 }
 
 impl Quarantine {
     /// Writes the state file, if there is one. A file in hand has no end of its quarantine yet.
-    fn write(&self) {
+    fn write_state_file(&self) {
         let Some(state) = &self.state else {
             return;
         };
@@ -138,8 +140,8 @@ impl Quarantine {
 
 /// The files that a state file names, and until when they are refused. After a clock step it is an hour at most. Lines that are
 /// no file are left out.
-fn parse(text: &str, now: u64) -> Vec<(FileIdentity, u64)> {
-    let last = now + TIME.as_secs();
+fn parse_state_file(text: &str, now: u64) -> Vec<(FileIdentity, u64)> {
+    let last = now + QUARANTINE_TIME.as_secs();
     let file = |line: &str| {
         let mut words = line.split(' ');
         let file = FileIdentity {
@@ -165,7 +167,7 @@ fn now() -> u64 {
 mod tests {
     use super::*;
 
-    const FILE: FileIdentity = FileIdentity {
+    const EXAMPLE_FILE: FileIdentity = FileIdentity {
         device: 1,
         inode: 2,
         size: 3,
@@ -175,35 +177,35 @@ mod tests {
     #[test]
     fn a_file_in_hand_is_refused_for_an_hour_after_the_next_start() {
         let text = format!("1 2 3 {} 0\n", i128::MAX);
-        assert_eq!(parse(&text, 1000), [(FILE, 4600)]);
+        assert_eq!(parse_state_file(&text, 1000), [(EXAMPLE_FILE, 4600)]);
     }
 
     #[test]
     fn a_refused_file_stays_refused_until_its_time() {
         let text = format!("1 2 3 {} 1010\n", i128::MAX);
-        assert_eq!(parse(&text, 1000), [(FILE, 1010)]);
-        assert_eq!(parse(&text, 1010), []);
+        assert_eq!(parse_state_file(&text, 1000), [(EXAMPLE_FILE, 1010)]);
+        assert_eq!(parse_state_file(&text, 1010), []);
         // The clock was set back.
-        assert_eq!(parse(&text, 1), [(FILE, 1010)]);
+        assert_eq!(parse_state_file(&text, 1), [(EXAMPLE_FILE, 1010)]);
         let text = format!("1 2 3 {} 900000\n", i128::MAX);
-        assert_eq!(parse(&text, 1000), [(FILE, 4600)]);
+        assert_eq!(parse_state_file(&text, 1000), [(EXAMPLE_FILE, 4600)]);
     }
 
     #[test]
     fn lines_that_are_no_file_are_left_out() {
         let text = format!("\nx\n1 2\n-1 2 3 4 0\n1 2 3 {} 0\n1 2 3 4", i128::MAX);
-        assert_eq!(parse(&text, 1000), [(FILE, 4600)]);
+        assert_eq!(parse_state_file(&text, 1000), [(EXAMPLE_FILE, 4600)]);
     }
 
     #[test]
     fn the_state_file_names_what_is_in_hand() {
         let folder = tempfile::tempdir().unwrap();
-        let read = || std::fs::read_to_string(folder.path().join(NAME)).unwrap();
-        keep_in(folder.path()).unwrap();
-        let in_hand = InHand::new(FILE);
+        let read = || std::fs::read_to_string(folder.path().join(STATE_FILE_NAME)).unwrap();
+        keep_state_in(folder.path()).unwrap();
+        let in_hand = FileInHand::new(EXAMPLE_FILE);
         assert_eq!(read(), format!("1 2 3 {} 0\n", i128::MAX));
-        assert!(!contains(&FILE));
-        assert!(keep_in(folder.path()).is_err(), "it is locked");
+        assert!(!is_quarantined(&EXAMPLE_FILE));
+        assert!(keep_state_in(folder.path()).is_err(), "it is locked");
         drop(in_hand);
         assert_eq!(read(), "");
     }

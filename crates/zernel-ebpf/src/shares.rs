@@ -8,13 +8,13 @@ use zernel_identity::Tenant;
 /// that have fewer entries than the largest one. All of it is for tenants that have less than the minimum. `bpf/tenants.h` has
 /// the same rule.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shares {
+pub(crate) struct TenantShares {
     pub(crate) capacity: usize,
     pub(crate) reserve: usize,
     pub(crate) minimum: usize,
 }
 
-impl Shares {
+impl TenantShares {
     /// Whether a tenant may get another entry. `tenants` has the tenant of every entry in use.
     pub(crate) fn admits<'a>(
         &self,
@@ -41,16 +41,16 @@ impl Shares {
 mod tests {
     use super::*;
 
-    const SHARES: Shares = Shares {
+    const EXAMPLE_SHARES: TenantShares = TenantShares {
         capacity: 20,
         reserve: 8,
         minimum: 2,
     };
 
     /// Number of entries that a user gets, beside those in use.
-    fn gets(user: u32, used: &mut Vec<Tenant>) -> usize {
+    fn entries_gained(user: u32, used: &mut Vec<Tenant>) -> usize {
         let (tenant, before) = (Tenant::User(user), used.len());
-        while SHARES.admits(&tenant, used.iter()) {
+        while EXAMPLE_SHARES.admits(&tenant, used.iter()) {
             used.push(tenant.clone());
         }
         used.len() - before
@@ -59,27 +59,27 @@ mod tests {
     #[test]
     fn a_greedy_tenant_leaves_the_reserve_to_others() {
         let mut used = Vec::new();
-        assert_eq!(gets(1, &mut used), 12);
+        assert_eq!(entries_gained(1, &mut used), 12);
         for user in 2..6 {
             used.extend([Tenant::User(user), Tenant::User(user)]);
-            assert!(SHARES.admits(&Tenant::User(user), used[..used.len() - 1].iter()));
+            assert!(EXAMPLE_SHARES.admits(&Tenant::User(user), used[..used.len() - 1].iter()));
         }
-        assert_eq!(gets(6, &mut used), 0, "the table is full");
+        assert_eq!(entries_gained(6, &mut used), 0, "the table is full");
     }
 
     /// The largest tenant fills the table, a smaller one grows beyond its minimum, and a third one gets its minimum.
     #[test]
     fn a_full_table_refuses_the_largest_tenant_first() {
         let mut used = Vec::new();
-        assert_eq!(gets(1, &mut used), 12);
-        assert_eq!(gets(2, &mut used), 4, "half of the reserve");
-        assert_eq!(gets(1, &mut used), 0);
-        assert_eq!(gets(3, &mut used), 2);
-        assert_eq!(gets(2, &mut used), 0);
+        assert_eq!(entries_gained(1, &mut used), 12);
+        assert_eq!(entries_gained(2, &mut used), 4, "half of the reserve");
+        assert_eq!(entries_gained(1, &mut used), 0);
+        assert_eq!(entries_gained(3, &mut used), 2);
+        assert_eq!(entries_gained(2, &mut used), 0);
     }
 
     #[test]
     fn an_alone_tenant_may_use_all_but_the_reserve() {
-        assert_eq!(gets(1, &mut vec![Tenant::User(2); 4]), 8);
+        assert_eq!(entries_gained(1, &mut vec![Tenant::User(2); 4]), 8);
     }
 }

@@ -11,7 +11,7 @@ use zernel_phase::shared::{
 };
 use zerocopy::FromBytes;
 
-use crate::capability::reason;
+use crate::capability::innermost_reason;
 use crate::observer::monotonic_ns;
 
 /// Why task states cannot be read.
@@ -28,7 +28,7 @@ pub enum TaskReadError {
         cause: String,
     },
     /// A map cannot be read.
-    #[error("the task states cannot be read ({})", reason(.0))]
+    #[error("the task states cannot be read ({})", innermost_reason(.0))]
     Read(#[from] libbpf_rs::Error),
 }
 
@@ -46,7 +46,7 @@ impl TaskReader {
             let path = directory.join(name);
             MapHandle::from_pinned_path(&path).map_err(|error| TaskReadError::NotPinned {
                 path: path.display().to_string(),
-                cause: reason(&error),
+                cause: innermost_reason(&error),
             })
         };
         Ok(Self {
@@ -65,7 +65,7 @@ impl TaskReader {
 
     /// The state of a thread; `None` if it belongs to no ML process, or has exited.
     pub fn state_of(&self, tid: u32) -> Result<Option<RawTaskState>, TaskReadError> {
-        Ok(state_of(&self.tasks, tid)?)
+        Ok(state_in_map(&self.tasks, tid)?)
     }
 
     /// Now, by the clock of the states.
@@ -76,14 +76,14 @@ impl TaskReader {
 }
 
 /// The state of a thread in a map of task states.
-pub(crate) fn state_of(tasks: &MapHandle, tid: u32) -> libbpf_rs::Result<Option<RawTaskState>> {
+pub(crate) fn state_in_map(tasks: &MapHandle, tid: u32) -> libbpf_rs::Result<Option<RawTaskState>> {
     // PIDFD_THREAD: since Linux 6.9, threads other than the leader have pidfds.
-    const OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(OFlags::EXCL.bits());
+    const PIDFD_OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(OFlags::EXCL.bits());
     let Some(pid) = i32::try_from(tid).ok().and_then(Pid::from_raw) else {
         return Ok(None);
     };
     let open = |flags| rustix::process::pidfd_open(pid, flags);
-    let thread = open(OF_THREAD).or_else(|_| open(PidfdFlags::empty()));
+    let thread = open(PIDFD_OF_THREAD).or_else(|_| open(PidfdFlags::empty()));
     let Ok(thread) = thread else { return Ok(None) };
     let key = thread.as_raw_fd().to_ne_bytes();
     let state = tasks.lookup(&key, MapFlags::ANY)?;

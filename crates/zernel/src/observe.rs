@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use zernel_ebpf::observer::{
-    self, GovernorOptions, Observer, ObserverRequests, ObserverThread, Published,
+    self, GovernorOptions, Observer, ObserverRequests, ObserverThread, PublishedSnapshot,
 };
 use zernel_ebpf::{metrics, quarantine};
 use zernel_model::snapshot::{Snapshot, is_late, lateness};
@@ -130,7 +130,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     }
     let stop = interrupt::interrupt_flag()?;
     if !options.ledger
-        && let Err(error) = quarantine::keep_in(&options.state_directory)
+        && let Err(error) = quarantine::keep_state_in(&options.state_directory)
     {
         let directory = options.state_directory.display();
         eprintln!("zernel: files in hand are not recorded in {directory}: {error}");
@@ -181,7 +181,7 @@ fn print_ledger(
         thread::sleep(Duration::from_millis(50));
     }
     let mut observer = observer.stop()?;
-    observer.read()?;
+    observer.read_counts()?;
     let ledger = observer.snapshot().ledger_json(Scope::All);
     print(format!("{ledger:#}\n").as_bytes())?;
     Ok(ExitCode::SUCCESS)
@@ -256,13 +256,13 @@ fn announce_addresses(server: &Server, options: &Options, snapshot: &Snapshot) {
 /// restarting the daemon, as long as the observer publishes.
 async fn wait_until_stopped(
     stop: &AtomicBool,
-    published: &Published,
+    published: &PublishedSnapshot,
     end: Option<Instant>,
     mut manager: Option<ServiceManager>,
 ) {
     let is_over = || {
         stop.load(Ordering::Relaxed)
-            || published.end().is_some()
+            || published.end_reason().is_some()
             || end.is_some_and(|end| Instant::now() >= end)
     };
     while !is_over() {
@@ -276,20 +276,20 @@ async fn wait_until_stopped(
 
 /// Answers requests from what the observer has published.
 struct PublishedSource {
-    published: Arc<Published>,
+    published: Arc<PublishedSnapshot>,
 }
 
 impl Source for PublishedSource {
     fn version(&self) -> Option<u64> {
         // The last answers, while the daemon stops, must not show that the observer runs.
-        let has_ended = self.published.end().is_some();
+        let has_ended = self.published.end_reason().is_some();
         (!has_ended).then(|| self.published.snapshot().taken_ns)
     }
 
     fn metrics(&self, scope: Scope, format: TextFormat) -> String {
         let scheduler = published::read_statistics(Path::new(published::STATISTICS_DIRECTORY)).ok();
         let snapshot = self.published.snapshot();
-        metrics::text_with_scheduler(&snapshot, scheduler.as_ref(), scope, format)
+        metrics::metrics_text_with_scheduler(&snapshot, scheduler.as_ref(), scope, format)
     }
 
     fn snapshot(&self, scope: Scope) -> String {
@@ -305,7 +305,7 @@ impl Source for PublishedSource {
     fn health(&self) -> Health {
         let snapshot = self.published.snapshot();
         let mut problems = snapshot.problems.clone();
-        let ended = self.published.end();
+        let ended = self.published.end_reason();
         let age = self.published.age();
         let is_late = ended.is_none() && is_late(age);
         problems.extend(ended.map(|_| "processes are no longer observed".to_owned()));

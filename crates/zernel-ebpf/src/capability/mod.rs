@@ -19,7 +19,8 @@ use libbpf_rs::{
 use procfs::process::Process;
 use rustix::mm::{MapFlags, ProtFlags};
 
-pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/capability.bpf.o"));
+pub(crate) static CAPABILITY_OBJECT: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/capability.bpf.o"));
 
 /// A kind of BPF program or map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -117,7 +118,7 @@ impl Capability {
     }
 
     /// Name of its program in the BPF object. The map of a program, if it has one, has the program's name followed by `_map`.
-    fn program(self) -> &'static str {
+    fn program_name(self) -> &'static str {
         match self {
             Self::BtfTracepoint => "tp_btf",
             Self::RawTracepoint => "raw_tp",
@@ -135,20 +136,21 @@ impl Capability {
     }
 
     /// Loads, attaches and triggers the capability's program, and removes it again.
-    pub fn try_out(self) -> Result<(), Refusal> {
-        let object = self.load().map_err(Refusal::Load)?;
+    pub fn try_out(self) -> Result<(), CapabilityRefusal> {
+        let object = self.load_program().map_err(CapabilityRefusal::Load)?;
         let program = object
             .progs_mut()
-            .find(|program| program.name() == self.program())
+            .find(|program| program.name() == self.program_name())
             .expect("every capability has a program");
-        let links = self.attach(&program).map_err(Refusal::Attach)?;
+        let links = self.attach(&program).map_err(CapabilityRefusal::Attach)?;
         for _ in 0..self.trigger_attempts() {
-            self.trigger(&object, &links).map_err(Refusal::Provoke)?;
+            self.trigger_program(&object, &links)
+                .map_err(CapabilityRefusal::Provoke)?;
             if self.run_count(&object) >= self.runs_per_call() {
                 return Ok(());
             }
         }
-        Err(Refusal::Silent)
+        Err(CapabilityRefusal::Silent)
     }
 
     /// Number of attempts to trigger it. A probed call is counted at once, so it gets one attempt: the entries of two
@@ -170,20 +172,20 @@ impl Capability {
         }
     }
 
-    fn load(self) -> libbpf_rs::Result<Object> {
-        quietly(|| {
-            let mut object = ObjectBuilder::default().open_memory(OBJECT)?;
-            self.keep_only_own_parts(&mut object)?;
+    fn load_program(self) -> libbpf_rs::Result<Object> {
+        without_libbpf_messages(|| {
+            let mut object = ObjectBuilder::default().open_memory(CAPABILITY_OBJECT)?;
+            self.leave_out_other_capabilities(&mut object)?;
             object.load()
         })
     }
 
-    fn keep_only_own_parts(self, object: &mut OpenObject) -> libbpf_rs::Result<()> {
+    fn leave_out_other_capabilities(self, object: &mut OpenObject) -> libbpf_rs::Result<()> {
         for mut program in object.progs_mut() {
-            let own = program.name() == self.program();
+            let own = program.name() == self.program_name();
             program.set_autoload(own);
         }
-        let own_map = format!("{}_map", self.program());
+        let own_map = format!("{}_map", self.program_name());
         for mut map in object.maps_mut() {
             let others = map.name() != OsStr::new(&own_map)
                 && map.name().as_encoded_bytes().ends_with(b"_map");
@@ -193,7 +195,7 @@ impl Capability {
     }
 
     fn attach(self, program: &ProgramMut<'_>) -> libbpf_rs::Result<Vec<Link>> {
-        quietly(|| match self {
+        without_libbpf_messages(|| match self {
             Self::UprobeSession => Ok(vec![attach_uprobe_multi(program, false, true)?]),
             Self::UprobeMulti => Ok(vec![
                 attach_uprobe_multi(program, false, false)?,
@@ -208,7 +210,7 @@ impl Capability {
     }
 
     /// Does something that should make the program run.
-    fn trigger(self, object: &Object, links: &[Link]) -> libbpf_rs::Result<()> {
+    fn trigger_program(self, object: &Object, links: &[Link]) -> libbpf_rs::Result<()> {
         match self {
             Self::TaskVmaIterator => {
                 for link in links {
@@ -248,22 +250,22 @@ impl Capability {
 
 /// Why a capability is missing.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum CapabilityRefusal {
     /// The kernel refused the program or its map.
-    #[error("the kernel does not load it ({})", reason(.0))]
+    #[error("the kernel does not load it ({})", innermost_reason(.0))]
     Load(#[source] libbpf_rs::Error),
     /// The program loaded but could not be attached.
-    #[error("it loads but does not attach ({})", reason(.0))]
+    #[error("it loads but does not attach ({})", innermost_reason(.0))]
     Attach(#[source] libbpf_rs::Error),
     /// The program attached but could not be triggered.
-    #[error("it attaches but could not be tried ({})", reason(.0))]
+    #[error("it attaches but could not be tried ({})", innermost_reason(.0))]
     Provoke(#[source] libbpf_rs::Error),
     /// The program attached but never ran.
     #[error("it attaches but never runs")]
     Silent,
 }
 
-impl Refusal {
+impl CapabilityRefusal {
     /// Whether missing privilege is the cause.
     #[must_use]
     pub fn is_permission(&self) -> bool {
@@ -277,21 +279,21 @@ impl Refusal {
 }
 
 /// Message of the innermost cause, without Rust's ` (os error N)`.
-pub(crate) fn reason(error: &libbpf_rs::Error) -> String {
+pub(crate) fn innermost_reason(error: &libbpf_rs::Error) -> String {
     let text = innermost_cause(error);
-    let (reason, _) = text.split_once(OS_ERROR).unwrap_or((&text, ""));
+    let (reason, _) = text.split_once(OS_ERROR_MARKER).unwrap_or((&text, ""));
     reason.to_owned()
 }
 
 /// The system's number of the innermost cause. libbpf-rs shows it in the message only.
 pub(crate) fn error_number(error: &libbpf_rs::Error) -> Option<i32> {
     let text = innermost_cause(error);
-    let (_, number) = text.split_once(OS_ERROR)?;
+    let (_, number) = text.split_once(OS_ERROR_MARKER)?;
     number.trim_end_matches(')').trim().parse().ok()
 }
 
 /// What Rust adds to the message of a system's error, before its number.
-const OS_ERROR: &str = " (os error";
+const OS_ERROR_MARKER: &str = " (os error";
 
 fn innermost_cause(error: &libbpf_rs::Error) -> String {
     let mut cause: &dyn Error = error;
@@ -312,7 +314,7 @@ fn attach_uprobe_multi(
         session,
         ..Default::default()
     };
-    program.attach_uprobe_multi_with_opts(-1, OWN_EXECUTABLE, "", options)
+    program.attach_uprobe_multi_with_opts(-1, OWN_EXECUTABLE_PATH, "", options)
 }
 
 fn attach_uprobe_perf(program: &ProgramMut<'_>, retprobe: bool) -> libbpf_rs::Result<Link> {
@@ -320,7 +322,7 @@ fn attach_uprobe_perf(program: &ProgramMut<'_>, retprobe: bool) -> libbpf_rs::Re
         retprobe,
         ..Default::default()
     };
-    program.attach_uprobe_with_opts(-1, OWN_EXECUTABLE, probe_target_offset()?, options)
+    program.attach_uprobe_with_opts(-1, OWN_EXECUTABLE_PATH, probe_target_offset()?, options)
 }
 
 /// Maps the first page of a BPF array, as a reader of histograms would.
@@ -343,10 +345,12 @@ fn map_and_unmap(array: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Runs `action` without libbpf's messages: a refusal is a result here, not an error.
-pub(crate) fn quietly<T>(action: impl FnOnce() -> T) -> T {
+pub(crate) fn without_libbpf_messages<T>(action: impl FnOnce() -> T) -> T {
     // The printer is global to the process, so only one thread at a time may replace and restore it.
-    static PRINTER: Mutex<()> = Mutex::new(());
-    let _alone = PRINTER.lock().unwrap_or_else(PoisonError::into_inner);
+    static LIBBPF_PRINTER_LOCK: Mutex<()> = Mutex::new(());
+    let _alone = LIBBPF_PRINTER_LOCK
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let print = libbpf_rs::set_print(None);
     let result = action();
     libbpf_rs::set_print(print);
@@ -359,15 +363,15 @@ extern "C" fn probe_target(value: u64) -> u64 {
     black_box(value.wrapping_add(1))
 }
 
-const OWN_EXECUTABLE: &str = "/proc/self/exe";
+const OWN_EXECUTABLE_PATH: &str = "/proc/self/exe";
 
 /// Offset of [`probe_target`] in this program's file.
 fn probe_target_offset() -> io::Result<usize> {
-    own_offset(probe_target as *const ())
+    offset_in_own_executable(probe_target as *const ())
 }
 
 /// Offset of one of this program's functions in its file.
-pub(crate) fn own_offset(function: *const ()) -> io::Result<usize> {
+pub(crate) fn offset_in_own_executable(function: *const ()) -> io::Result<usize> {
     let address = function as u64;
     let maps = Process::myself().and_then(|process| process.maps());
     let maps = maps.map_err(io::Error::other)?;

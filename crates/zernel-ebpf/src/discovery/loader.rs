@@ -11,16 +11,16 @@ use zernel_identity::Tenant;
 use super::library::Subject;
 use super::scan::Mapping;
 use super::trace::Trace;
-use crate::capability::reason;
-use crate::child_task::{ChildTask, Handover, Outcome};
-use crate::foreign_file::{ForeignFile, ON_FUSE};
+use crate::capability::innermost_reason;
+use crate::child_task::{ChildOutcome, ChildTask, DescriptorHandover};
+use crate::foreign_file::{ForeignFile, ON_FUSE_REASON};
 use crate::overlay_layers;
 use crate::probe_link::ProbeLink;
-use crate::quarantine::{self, InHand};
-use crate::shares::Shares;
+use crate::quarantine::{self, FileInHand};
+use crate::shares::TenantShares;
 
 /// Loaders that may be attached to at once: more than any machine has. Any user can name a file like a loader.
-const LOADER_SHARES: Shares = Shares {
+const LOADER_SHARES: TenantShares = TenantShares {
     capacity: 1024,
     reserve: 256,
     minimum: 8,
@@ -62,7 +62,7 @@ struct PendingLoader {
     file: ForeignFile,
     tenant: Tenant,
     task: ChildTask<Result<(), String>>,
-    _in_hand: InHand,
+    _in_hand: FileInHand,
 }
 
 impl Loaders {
@@ -91,13 +91,13 @@ impl Loaders {
             };
             let tenants = self.known.values().map(|loader| &loader.tenant);
             let tenants = tenants.chain(self.pending.values().map(|pending| &pending.tenant));
-            let is_refused = !file.is_regular() || quarantine::contains(&file.identity);
+            let is_refused = !file.is_regular() || quarantine::is_quarantined(&file.identity);
             if is_refused || !LOADER_SHARES.admits(&tenant, tenants) {
                 continue;
             }
             let mut kept = trace.program_descriptors();
             kept.push(file.as_fd());
-            let on_overlay = overlay_layers::refusal(file.as_fd());
+            let on_overlay = overlay_layers::refusal_of_overlay(file.as_fd());
             let task = ChildTask::start(&tenant, READ_LIMIT, &kept, |handover| match on_overlay {
                 Some(reason) => Err(reason.to_owned()),
                 None => attach(&file, trace, handover),
@@ -105,7 +105,7 @@ impl Loaders {
             // If that fails, the next scan tries again.
             if let Ok(task) = task {
                 let loader = PendingLoader {
-                    _in_hand: InHand::new(file.identity),
+                    _in_hand: FileInHand::new(file.identity),
                     file,
                     tenant,
                     task,
@@ -126,7 +126,7 @@ impl Loaders {
                 None => {
                     self.pending.insert(key, pending);
                 }
-                Some(Ok(Outcome { value, links })) => {
+                Some(Ok(ChildOutcome { value, links })) => {
                     let link = value.map(|()| links.into_iter().next());
                     attached |= link.is_ok();
                     self.add(key, pending.file, pending.tenant, link);
@@ -172,12 +172,16 @@ impl Loaders {
 }
 
 /// Finds the hook of a loader and attaches to it. Runs in a child process.
-fn attach(file: &ForeignFile, trace: &Trace, handover: &Handover<'_>) -> Result<(), String> {
+fn attach(
+    file: &ForeignFile,
+    trace: &Trace,
+    handover: &DescriptorHandover<'_>,
+) -> Result<(), String> {
     let access = file.reopen_path();
     let symbols = LoaderSymbols::read(&access).map_err(|error| error.to_string())?;
     if file.is_on_fuse() {
-        return Err(ON_FUSE.to_owned());
+        return Err(ON_FUSE_REASON.to_owned());
     }
     let (_, attached) = handover.attach(|take| take(trace.attach_loader(&access, symbols)?));
-    attached.map_err(|error| reason(&error))
+    attached.map_err(|error| innermost_reason(&error))
 }

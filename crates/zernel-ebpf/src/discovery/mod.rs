@@ -30,7 +30,7 @@ use zernel_phase::mirror::Mirrors;
 pub use loader::Loader;
 pub use process::{MappedFile, ProcessKey};
 
-use crate::capability::reason;
+use crate::capability::innermost_reason;
 use crate::privilege;
 use library::Subject;
 use loader::Loaders;
@@ -88,7 +88,7 @@ pub enum DiscoveryError {
     #[error(
         "discovering processes needs more privilege ({}); run as root, or with CAP_BPF, CAP_PERFMON, \
          CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE",
-        reason(.0)
+        innermost_reason(.0)
     )]
     Privilege(#[source] libbpf_rs::Error),
     /// Capabilities that opening other users' mappings needs are missing. The kernel would hide these mappings without
@@ -105,13 +105,13 @@ pub enum DiscoveryError {
     )]
     PidNamespace,
     /// The kernel refused the programs or their maps.
-    #[error("the kernel does not load the programs that discover processes ({}); see zernel doctor", reason(.0))]
+    #[error("the kernel does not load the programs that discover processes ({}); see zernel doctor", innermost_reason(.0))]
     Load(#[source] libbpf_rs::Error),
     /// The kernel refused to attach the programs.
-    #[error("the tracepoints on exec, fork and exit cannot be attached ({}); see zernel doctor", reason(.0))]
+    #[error("the tracepoints on exec, fork and exit cannot be attached ({}); see zernel doctor", innermost_reason(.0))]
     Attach(#[source] libbpf_rs::Error),
     /// The ring buffer or a map failed.
-    #[error("the events of processes cannot be read ({})", reason(.0))]
+    #[error("the events of processes cannot be read ({})", innermost_reason(.0))]
     Ring(#[source] libbpf_rs::Error),
     /// The iterator failed.
     #[error("the mappings of processes cannot be read by the kernel's iterator ({0})")]
@@ -412,7 +412,10 @@ fn mapped_file(mapping: &Mapping) -> Option<MappedFile> {
 }
 
 fn require_process_access() -> Result<(), DiscoveryError> {
-    let lacking = privilege::lacking(&privilege::TO_SEE, privilege::held_capabilities());
+    let lacking = privilege::lacking_capabilities(
+        &privilege::CAPABILITIES_TO_SEE_PROCESSES,
+        privilege::held_capabilities(),
+    );
     match lacking.is_empty() {
         true => Ok(()),
         false => Err(DiscoveryError::Blind(lacking.join(" and "))),

@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::library::{Subject, prefixes};
 use super::process::ProcessKey;
 use super::{DiscoveryError, sys};
-use crate::capability::quietly;
+use crate::capability::without_libbpf_messages;
 
 pub(super) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mappings.bpf.o"));
 const PREFIX_MAP: &str = ".rodata.prefixes";
@@ -92,7 +92,7 @@ pub(super) enum Scanner {
 impl Scanner {
     /// The iterator if the kernel accepts it, else procfs.
     pub(super) fn new() -> Self {
-        quietly(iterator).unwrap_or(Self::Procfs)
+        without_libbpf_messages(iterator).unwrap_or(Self::Procfs)
     }
 
     /// The mappings of all processes.
@@ -109,7 +109,7 @@ impl Scanner {
             return Ok(one_process(pid));
         };
         let program = program(object).map_err(DiscoveryError::Iterate)?;
-        match quietly(|| sys::attach_to_process(&program, pid)) {
+        match without_libbpf_messages(|| sys::attach_to_process(&program, pid)) {
             Ok(link) => read(&link).map_err(DiscoveryError::Iterate),
             Err(_) => Ok(one_process(pid)),
         }

@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::DiscoveryError;
 use super::process::ProcessKey;
 use super::sys;
-use crate::capability::quietly;
+use crate::capability::without_libbpf_messages;
 use crate::child_task;
 use zernel_elf::LoaderSymbols;
 
@@ -105,8 +105,8 @@ pub(super) struct Trace {
 impl Trace {
     /// Loads and attaches everything but the probes on loaders.
     pub(super) fn start() -> Result<Self, DiscoveryError> {
-        let object =
-            quietly(|| load(true).or_else(|_| load(false))).map_err(DiscoveryError::load)?;
+        let object = without_libbpf_messages(|| load(true).or_else(|_| load(false)))
+            .map_err(DiscoveryError::load)?;
         let tracepoints = TRACEPOINT_PROGRAMS
             .map(|name| program(&object, name).and_then(|program| program.attach()))
             .into_iter()

@@ -6,7 +6,7 @@ use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::gpu::GpuFacts;
 use zernel_model::snapshot::Snapshot;
 
-use super::{MetricFamily, families, write_head};
+use super::{MetricFamily, families, write_family_head};
 
 families! {
     GPU_INFO = Gauge "zernel_gpu_info" ["gpu_id", "UUID", "name"]
@@ -20,10 +20,10 @@ families! {
 }
 
 /// A figure of a GPU; `None` if its driver does not report it.
-type Figure = fn(&GpuFacts) -> Option<f64>;
+type GpuFigure = fn(&GpuFacts) -> Option<f64>;
 
 pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
-    write_head(out, &GPU_INFO);
+    write_family_head(out, &GPU_INFO);
     for gpu in &snapshot.gpus {
         let labels: [(&str, &dyn Display); 3] = [
             ("gpu_id", &gpu.index),
@@ -32,7 +32,7 @@ pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
         ];
         out.sample(GPU_INFO.name, "", &labels, 1);
     }
-    let gauges: [(MetricFamily, Figure); 3] = [
+    let gauges: [(MetricFamily, GpuFigure); 3] = [
         (GPU_UTILIZATION, |gpu| {
             Some(f64::from(gpu.utilization?) / 100.0)
         }),
@@ -40,7 +40,7 @@ pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
         (GPU_USED, |gpu| Some(gpu.memory_used? as f64)),
     ];
     for (family, figure) in gauges {
-        write_head(out, &family);
+        write_family_head(out, &family);
         for gpu in &snapshot.gpus {
             if let Some(value) = figure(gpu) {
                 out.sample(family.name, "", &[("gpu_id", &gpu.index)], value);

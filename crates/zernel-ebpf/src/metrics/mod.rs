@@ -62,24 +62,24 @@ macro_rules! families {
 pub(crate) use families;
 
 /// The part of a snapshot that a reader may see.
-pub(crate) struct Scoped<'a> {
+pub(crate) struct ScopedSnapshot<'a> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) scope: Scope,
     pub(crate) processes: Vec<&'a ProcessSnapshot>,
 }
 
 /// The labels of a sample.
-pub(crate) type Labels<'a> = [(&'a str, &'a dyn Display)];
+pub(crate) type SampleLabels<'a> = [(&'a str, &'a dyn Display)];
 
 /// The metrics of the processes within a scope.
 #[must_use]
-pub fn text(snapshot: &Snapshot, scope: Scope, format: TextFormat) -> String {
-    text_with_scheduler(snapshot, None, scope, format)
+pub fn metrics_text(snapshot: &Snapshot, scope: Scope, format: TextFormat) -> String {
+    metrics_text_with_scheduler(snapshot, None, scope, format)
 }
 
 /// The metrics of the processes within a scope, and those of the loaded scheduler.
 #[must_use]
-pub fn text_with_scheduler(
+pub fn metrics_text_with_scheduler(
     snapshot: &Snapshot,
     scheduler: Option<&SchedulerStatistics>,
     scope: Scope,
@@ -93,7 +93,7 @@ pub fn text_with_scheduler(
     };
     aggregated.expose(&mut out);
     drop(aggregated);
-    let scoped = Scoped {
+    let scoped = ScopedSnapshot {
         snapshot,
         scope,
         processes: snapshot.processes(scope).collect(),
@@ -117,29 +117,29 @@ pub fn text_with_scheduler(
 }
 
 /// Writes the head of a metric family.
-pub(crate) fn write_head(out: &mut Exposition, family: &MetricFamily) {
+pub(crate) fn write_family_head(out: &mut Exposition, family: &MetricFamily) {
     out.family(family.name, family.kind, family.help);
 }
 
 /// Writes a metric family with one sample.
-pub(crate) fn write_single(
+pub(crate) fn write_family_with_one_sample(
     out: &mut Exposition,
     family: &MetricFamily,
-    labels: &Labels<'_>,
+    labels: &SampleLabels<'_>,
     value: f64,
 ) {
-    write_head(out, family);
+    write_family_head(out, family);
     out.sample(family.name, "", labels, value);
 }
 
 /// Writes a family with the samples that `each` adds for every process. The pid is added to their labels.
-pub(crate) fn series(
+pub(crate) fn write_family_of_processes(
     out: &mut Exposition,
     family: &MetricFamily,
-    scoped: &Scoped<'_>,
-    each: impl Fn(&ProcessSnapshot, &mut dyn FnMut(&Labels<'_>, f64)),
+    scoped: &ScopedSnapshot<'_>,
+    each: impl Fn(&ProcessSnapshot, &mut dyn FnMut(&SampleLabels<'_>, f64)),
 ) {
-    write_head(out, family);
+    write_family_head(out, family);
     for process in &scoped.processes {
         let pid = label_text(&[("pid", &process.pid)]);
         each(process, &mut |labels, value| {

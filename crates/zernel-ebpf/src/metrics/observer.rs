@@ -5,7 +5,7 @@ use std::fmt::Display;
 use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::snapshot::Snapshot;
 
-use super::{families, write_head, write_single};
+use super::{families, write_family_head, write_family_with_one_sample};
 
 families! {
     CALL_COST = Gauge "zernel_observe_call_cost_seconds" ["threads"]
@@ -32,7 +32,7 @@ families! {
 
 pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
     let observer = &snapshot.observer;
-    write_head(out, &CALL_COST);
+    write_family_head(out, &CALL_COST);
     out.sample(
         CALL_COST.name,
         "",
@@ -48,22 +48,22 @@ pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
             observer.contended_call_cost_seconds,
         );
     }
-    write_single(out, &WINDOWS, &[], observer.windows as f64);
-    write_single(out, &RUNG, &[("rung", &snapshot.rung)], 1.0);
-    write_head(out, &SAMPLED);
+    write_family_with_one_sample(out, &WINDOWS, &[], observer.windows as f64);
+    write_family_with_one_sample(out, &RUNG, &[("rung", &snapshot.rung)], 1.0);
+    write_family_head(out, &SAMPLED);
     for symbol in &snapshot.sampled {
         out.sample(SAMPLED.name, "", &[("symbol", symbol)], 1);
     }
-    write_head(out, &LOST);
+    write_family_head(out, &LOST);
     for (cause, lost) in &observer.lost {
         out.sample(LOST.name, "", &[("cause", cause)], lost);
     }
-    write_single(out, &FILES, &[], observer.files as f64);
-    write_head(out, &REFUSED);
+    write_family_with_one_sample(out, &FILES, &[], observer.files as f64);
+    write_family_head(out, &REFUSED);
     for (cause, refusals) in snapshot.ledger.refused.refusals() {
         out.sample(REFUSED.name, "", &[("cause", &cause.name())], refusals);
     }
-    write_single(out, &PROCESSES, &[], snapshot.observed.len() as f64);
-    write_single(out, &PROBLEMS, &[], snapshot.problems.len() as f64);
-    write_single(out, &MISSED, &[], observer.mappings_found_by_scan as f64);
+    write_family_with_one_sample(out, &PROCESSES, &[], snapshot.observed.len() as f64);
+    write_family_with_one_sample(out, &PROBLEMS, &[], snapshot.problems.len() as f64);
+    write_family_with_one_sample(out, &MISSED, &[], observer.mappings_found_by_scan as f64);
 }

@@ -4,7 +4,7 @@ use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::snapshot::Role;
 use zernel_phase::task_state::WorkloadPhase;
 
-use super::{Scoped, families, series};
+use super::{ScopedSnapshot, families, write_family_of_processes};
 
 families! {
     PROCESS_INFO = Gauge "zernel_process_info"
@@ -26,15 +26,15 @@ families! {
         "Time that all threads of a process have spent in probes.";
 }
 
-pub(super) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
+pub(super) fn expose(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
     expose_info(out, scoped);
     expose_phases(out, scoped);
     expose_steps(out, scoped);
     expose_overhead(out, scoped);
 }
 
-fn expose_info(out: &mut Exposition, scoped: &Scoped<'_>) {
-    series(out, &PROCESS_INFO, scoped, |process, add| {
+fn expose_info(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
+    write_family_of_processes(out, &PROCESS_INFO, scoped, |process, add| {
         let identity = process.identity.as_ref();
         let text = |value: Option<&String>| value.cloned().unwrap_or_default();
         let number = |value: Option<u32>| value.map_or(String::new(), |value| value.to_string());
@@ -66,13 +66,13 @@ fn expose_info(out: &mut Exposition, scoped: &Scoped<'_>) {
     });
 }
 
-fn expose_phases(out: &mut Exposition, scoped: &Scoped<'_>) {
-    series(out, &PHASE, scoped, |process, add| {
+fn expose_phases(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
+    write_family_of_processes(out, &PHASE, scoped, |process, add| {
         if let Some(phase) = process.phases.phase {
             add(&[("phase", &phase)], 1.0);
         }
     });
-    series(out, &PHASE_SECONDS, scoped, |process, add| {
+    write_family_of_processes(out, &PHASE_SECONDS, scoped, |process, add| {
         let Some(times) = &process.phases.phase_times else {
             return;
         };
@@ -82,13 +82,13 @@ fn expose_phases(out: &mut Exposition, scoped: &Scoped<'_>) {
     });
 }
 
-fn expose_steps(out: &mut Exposition, scoped: &Scoped<'_>) {
-    series(out, &STEPS, scoped, |process, add| {
+fn expose_steps(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
+    write_family_of_processes(out, &STEPS, scoped, |process, add| {
         if process.steps.count > 0 {
             add(&[], process.steps.count as f64);
         }
     });
-    series(out, &STEP_SECONDS, scoped, |process, add| {
+    write_family_of_processes(out, &STEP_SECONDS, scoped, |process, add| {
         if let Some(seconds) = process.steps.median_seconds() {
             add(&[], seconds);
         }
@@ -96,18 +96,18 @@ fn expose_steps(out: &mut Exposition, scoped: &Scoped<'_>) {
 }
 
 /// Loaders make no probed calls, and a node has many of them.
-fn expose_overhead(out: &mut Exposition, scoped: &Scoped<'_>) {
-    series(out, &COMPLETE, scoped, |process, add| {
+fn expose_overhead(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
+    write_family_of_processes(out, &COMPLETE, scoped, |process, add| {
         if process.role != Role::Loader {
             add(&[], f64::from(u8::from(process.complete)));
         }
     });
-    series(out, &COST_RATIO, scoped, |process, add| {
+    write_family_of_processes(out, &COST_RATIO, scoped, |process, add| {
         if process.role != Role::Loader {
             add(&[], process.cost.busiest_thread_ratio);
         }
     });
-    series(out, &COST_SECONDS, scoped, |process, add| {
+    write_family_of_processes(out, &COST_SECONDS, scoped, |process, add| {
         if process.role != Role::Loader {
             add(&[], process.cost.seconds);
         }

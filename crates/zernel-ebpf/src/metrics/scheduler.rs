@@ -4,7 +4,7 @@ use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::scheduler::{ClassStatistics, SchedulerStatistics, TenantStatistics};
 use zernel_phase::class::TaskClass;
 
-use super::{MetricFamily, families, write_head, write_single};
+use super::{MetricFamily, families, write_family_head, write_family_with_one_sample};
 
 families! {
     LOADED = Gauge "zernel_sched_loaded" []
@@ -40,7 +40,7 @@ type ClassFigure = fn(&ClassStatistics) -> f64;
 
 /// Without a scheduler, all families but the first have no series.
 pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistics>) {
-    write_single(out, &LOADED, &[], f64::from(u8::from(scheduler.is_some())));
+    write_family_with_one_sample(out, &LOADED, &[], f64::from(u8::from(scheduler.is_some())));
     let figures: [(MetricFamily, SchedulerFigure); 4] = [
         (RESTARTS, |scheduler| f64::from(scheduler.restarts)),
         (SLICE, |scheduler| scheduler.slice_us as f64 / 1e6),
@@ -48,12 +48,12 @@ pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistic
         (LOSS, |scheduler| scheduler.loss_us as f64 / 1e6),
     ];
     for (family, figure) in figures {
-        write_head(out, &family);
+        write_family_head(out, &family);
         if let Some(scheduler) = scheduler {
             out.sample(family.name, "", &[], figure(scheduler));
         }
     }
-    write_head(out, &EVENTS);
+    write_family_head(out, &EVENTS);
     for (event, count) in scheduler.iter().flat_map(|it| it.counters.iter()) {
         out.sample(EVENTS.name, "", &[("event", &event)], count);
     }
@@ -63,15 +63,19 @@ pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistic
         (RUN_SECONDS, |class| class.run_ns as f64 / 1e9),
     ];
     for (family, figure) in counters {
-        write_head(out, &family);
+        write_family_head(out, &family);
         for (class, counted) in classes() {
-            let labels = [("class", &label(*class) as _)];
+            let labels = [("class", &class_label(*class) as _)];
             out.sample(family.name, "", &labels, figure(counted));
         }
     }
-    write_head(out, &WAIT);
+    write_family_head(out, &WAIT);
     for (class, counted) in classes() {
-        out.histogram(WAIT.name, &[("class", &label(*class))], &counted.waits());
+        out.histogram(
+            WAIT.name,
+            &[("class", &class_label(*class))],
+            &counted.waits(),
+        );
     }
 }
 
@@ -82,7 +86,7 @@ pub(super) fn expose_tenants(out: &mut Exposition, scheduler: Option<&SchedulerS
         (TENANT_DEBT, |tenant| tenant.debt_ns as f64 / 1e9),
     ];
     for (family, figure) in figures {
-        write_head(out, &family);
+        write_family_head(out, &family);
         for tenant in scheduler.iter().flat_map(|it| &it.tenants) {
             let labels = [("cgroup", &tenant.cgroup as _)];
             out.sample(family.name, "", &labels, figure(tenant));
@@ -91,7 +95,7 @@ pub(super) fn expose_tenants(out: &mut Exposition, scheduler: Option<&SchedulerS
 }
 
 /// A class as a label, as in JSON.
-fn label(class: TaskClass) -> &'static str {
+fn class_label(class: TaskClass) -> &'static str {
     match class {
         TaskClass::Other => "other",
         TaskClass::Critical => "critical",
@@ -106,9 +110,9 @@ mod tests {
     use zernel_model::snapshot::{Scope, Snapshot};
 
     use super::*;
-    use crate::metrics::text_with_scheduler;
+    use crate::metrics::metrics_text_with_scheduler;
 
-    fn text(scheduler: Option<&SchedulerStatistics>) -> String {
+    fn exposed_text(scheduler: Option<&SchedulerStatistics>) -> String {
         let mut out = Exposition::default();
         expose(&mut out, scheduler);
         expose_tenants(&mut out, scheduler);
@@ -133,7 +137,7 @@ mod tests {
             (Scope::User(1), false),
         ] {
             let format = TextFormat::Prometheus;
-            let text = text_with_scheduler(&snapshot, Some(&scheduler), scope, format);
+            let text = metrics_text_with_scheduler(&snapshot, Some(&scheduler), scope, format);
             assert_eq!(text.contains("/training"), is_seen, "{scope:?}");
         }
     }
@@ -160,7 +164,7 @@ mod tests {
             run_ns: 1_500_000_000,
             debt_ns: 20_000_000,
         });
-        let text = text(Some(&scheduler));
+        let text = exposed_text(Some(&scheduler));
         for expected in [
             "zernel_sched_loaded 1\n",
             "zernel_sched_guarantee_ratio 0.5\n",
@@ -181,7 +185,7 @@ mod tests {
 
     #[test]
     fn without_a_scheduler_one_series_is_left() {
-        let text = text(None);
+        let text = exposed_text(None);
         let series: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert_eq!(series, ["zernel_sched_loaded 0"]);
     }
@@ -189,7 +193,7 @@ mod tests {
     #[test]
     fn labels_are_the_names_in_json() {
         for class in TaskClass::ALL {
-            assert_eq!(serde_json::to_value(class).unwrap(), label(*class));
+            assert_eq!(serde_json::to_value(class).unwrap(), class_label(*class));
         }
     }
 }

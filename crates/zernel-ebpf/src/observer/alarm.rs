@@ -20,7 +20,7 @@ impl Alarm {
     }
 
     /// Whether there was an alarm since the last call.
-    pub(crate) fn take(&self) -> bool {
+    pub(crate) fn take_alarm(&self) -> bool {
         self.ring.consume_raw() > 0
     }
 }

@@ -15,9 +15,9 @@ use zernel_model::snapshot::{
     RefusedFiles,
 };
 
-use super::changes::Changes;
+use super::changes::FileChanges;
 use super::file_queue::{FileDemand, FileQueue, FinishedFile};
-use super::file_task::{AttachPlan, Refusal};
+use super::file_task::{AttachPlan, FileRefusal};
 use super::files::{self, AttachedFile};
 use super::functions::AttachMode;
 use super::governor::Governor;
@@ -26,10 +26,10 @@ use super::kernel::Kernel;
 use crate::discovery::{ProcessEvent, ProcessKey};
 use crate::foreign_file::ForeignFile;
 use crate::probes::SYMBOLS;
-use crate::shares::Shares;
+use crate::shares::TenantShares;
 
 /// The library files that probes are attached to, and the processes that map them.
-pub(super) struct Attachment {
+pub(super) struct LibraryAttachments {
     pub(super) files: Vec<AttachedFile>,
     /// New files.
     queue: FileQueue,
@@ -39,7 +39,7 @@ pub(super) struct Attachment {
     refused: Arc<RefusedFiles>,
     /// Files whose content was refused last. They are not read again until they change.
     refused_contents: VecDeque<(LibraryKind, FileIdentity)>,
-    changes: Changes,
+    changes: FileChanges,
     /// Numbers of the files that a process maps.
     mapped: BTreeMap<ProcessKey, BTreeSet<u64>>,
     /// Identities of processes when they mapped their first library. They may exit before the next round reads them.
@@ -74,9 +74,9 @@ pub(super) struct AttachContext<'a> {
 }
 
 impl AttachContext<'_> {
-    pub(super) fn plan(&self) -> AttachPlan {
+    pub(super) fn attach_plan(&self) -> AttachPlan {
         AttachPlan {
-            sampled: self.governor.symbols().into_iter().collect(),
+            sampled: self.governor.sampled_symbols().into_iter().collect(),
             is_off: self.is_off,
         }
     }
@@ -84,16 +84,16 @@ impl AttachContext<'_> {
 
 /// How long the loop waits for child processes when processes have mapped new files. Most need less, and then the first
 /// calls of a process are counted.
-const NEW_FILE_WAIT: Duration = Duration::from_millis(500);
+const MAX_WAIT_FOR_NEW_FILES: Duration = Duration::from_millis(500);
 /// Files that may be probed at once. Each takes some 30 descriptors.
-const FILE_SHARES: Shares = Shares {
+const PROBED_FILE_SHARES: TenantShares = TenantShares {
     capacity: 512,
     reserve: 128,
     minimum: 8,
 };
 
 /// Files that are tried again. Any user can have files refused.
-const RETRY_SHARES: Shares = Shares {
+const RETRIED_FILE_SHARES: TenantShares = TenantShares {
     capacity: 1024,
     reserve: 256,
     minimum: 8,
@@ -106,9 +106,9 @@ fn has_functions(kind: LibraryKind) -> bool {
     SYMBOLS.iter().any(|symbol| symbol.library == kind)
 }
 
-impl Attachment {
+impl LibraryAttachments {
     pub(super) fn new() -> rustix::io::Result<Self> {
-        let changes = Changes::new()?;
+        let changes = FileChanges::new()?;
         let queue = FileQueue::new()?;
         Ok(Self {
             files: Vec::new(),
@@ -135,7 +135,7 @@ impl Attachment {
             Some(kind) => self.attach_installed(kind, path),
             None => {
                 let reason = "its name is not that of a known library".to_owned();
-                self.refuse(
+                self.record_refusal(
                     path,
                     &INSTALLED_LIBRARIES_TENANT,
                     RefusalCause::UnknownName,
@@ -166,7 +166,7 @@ impl Attachment {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let reason = format!("cannot read {}: {error}", path.display());
-                self.refuse(
+                self.record_refusal(
                     path,
                     &INSTALLED_LIBRARIES_TENANT,
                     RefusalCause::Unreadable,
@@ -206,11 +206,11 @@ impl Attachment {
         }
         if !file.is_regular() {
             let reason = format!("{} is not a regular file", file.path.display());
-            self.refuse(&file.path, &demand.tenant, RefusalCause::NotAFile, reason);
+            self.record_refusal(&file.path, &demand.tenant, RefusalCause::NotAFile, reason);
         } else if !self.has_room_for(&demand.tenant) {
             let reason = "its tenant has more library files than may be probed at once".to_owned();
             let cause = RefusalCause::TooManyFiles;
-            self.refuse(&file.path, &demand.tenant, cause, reason);
+            self.record_refusal(&file.path, &demand.tenant, cause, reason);
             self.retry_later(kind, &demand);
         } else {
             self.queue.add(kind, file, demand);
@@ -222,7 +222,7 @@ impl Attachment {
         let mut files = self.files.iter_mut();
         if let Some(known) = files.find(|it| it.file.identity == identity) {
             if known.tenant != demand.tenant {
-                known.tenant = files::SHARED;
+                known.tenant = files::SHARED_FILE_TENANT;
             }
             let number = known.number;
             self.add_users(&demand.processes, number);
@@ -249,7 +249,7 @@ impl Attachment {
         });
         for (process, (tenant, access)) in installed.into_iter().chain(processes) {
             let tenants = self.retries.iter().map(|retry| &retry.tenant);
-            if RETRY_SHARES.admits(tenant, tenants) {
+            if RETRIED_FILE_SHARES.admits(tenant, tenants) {
                 self.retries.insert(FileRetry {
                     tenant: tenant.clone(),
                     process,
@@ -261,8 +261,10 @@ impl Attachment {
     }
 
     /// Tries again to attach to files that were refused for a reason that may have passed.
-    pub(super) fn retry(&mut self, context: AttachContext<'_>) {
-        files::attach_each(self.files.iter_mut(), |file| file.retry(context.kernel));
+    pub(super) fn retry_refused_files(&mut self, context: AttachContext<'_>) {
+        files::attach_each(self.files.iter_mut(), |file| {
+            file.retry_attaching(context.kernel);
+        });
         for retry in std::mem::take(&mut self.retries) {
             match retry.process {
                 Some(process) => self.attach_mapped(process, retry.kind, &retry.access),
@@ -275,7 +277,7 @@ impl Attachment {
     fn has_room_for(&self, tenant: &Tenant) -> bool {
         let attached = self.files.iter().map(|file| &file.tenant);
         let tenants = attached.chain(self.queue.demands().map(|(_, demand)| &demand.tenant));
-        FILE_SHARES.admits(tenant, tenants)
+        PROBED_FILE_SHARES.admits(tenant, tenants)
     }
 
     /// Records that processes map a file.
@@ -287,7 +289,7 @@ impl Attachment {
 
     /// Takes over the files that child processes have attached to. Waits for them until a moment.
     pub(super) fn work_on_queue(&mut self, until: Instant, context: AttachContext<'_>) {
-        for finished in self.queue.work(until, &self.changes, context) {
+        for finished in self.queue.work_until(until, &self.changes, context) {
             let FinishedFile {
                 kind,
                 demand,
@@ -297,24 +299,24 @@ impl Attachment {
                 Ok(mut file) => {
                     file.is_kept = demand.is_installed;
                     if demand.is_shared {
-                        file.tenant = files::SHARED;
+                        file.tenant = files::SHARED_FILE_TENANT;
                     }
                     self.changes.adopt(file.change_watches());
                     self.add_users(&demand.processes, file.number);
                     self.add_file(file, context);
                 }
-                Err((file, refusal)) => self.refuse_content(kind, &file, &demand, refusal),
+                Err((file, refusal)) => self.record_refused_content(kind, &file, &demand, refusal),
             }
         }
     }
 
     /// Records why a file was refused. It is tried again if the reason may pass.
-    fn refuse_content(
+    fn record_refused_content(
         &mut self,
         kind: LibraryKind,
         file: &ForeignFile,
         demand: &FileDemand,
-        refusal: Refusal,
+        refusal: FileRefusal,
     ) {
         match refusal.cause {
             RefusalCause::NotALibrary | RefusalCause::OverLimit | RefusalCause::OnFuse => {
@@ -329,13 +331,13 @@ impl Attachment {
             | RefusalCause::Quarantined => self.retry_later(kind, demand),
             _ => {}
         }
-        self.refuse(&file.path, &demand.tenant, refusal.cause, refusal.reason);
+        self.record_refusal(&file.path, &demand.tenant, refusal.cause, refusal.reason);
     }
 
     fn add_file(&mut self, mut file: AttachedFile, context: AttachContext<'_>) {
-        file.follow_plan(context.kernel, &context.plan());
+        file.follow_plan(context.kernel, &context.attach_plan());
         if !file.file.is_unchanged() {
-            file.detach(files::WRITTEN_TO);
+            file.detach_for_good(files::WRITTEN_TO_REASON);
         }
         if context.governor.is_window_open() {
             files::attach_for_window(context.kernel, [&mut file].into_iter());
@@ -344,7 +346,13 @@ impl Attachment {
     }
 
     /// Records why no probe can be attached to a file.
-    fn refuse(&mut self, path: &Path, tenant: &Tenant, cause: RefusalCause, reason: String) {
+    fn record_refusal(
+        &mut self,
+        path: &Path,
+        tenant: &Tenant,
+        cause: RefusalCause,
+        reason: String,
+    ) {
         Arc::make_mut(&mut self.refused).add(RefusedFile {
             path: path.to_owned(),
             cause,
@@ -354,11 +362,15 @@ impl Attachment {
     }
 
     /// Follows what happened to processes: attaches to the libraries that they map.
-    pub(super) fn follow(&mut self, events: &[ProcessEvent], context: AttachContext<'_>) {
-        self.identify(events);
+    pub(super) fn follow_process_events(
+        &mut self,
+        events: &[ProcessEvent],
+        context: AttachContext<'_>,
+    ) {
+        self.identify_new_processes(events);
         // Child processes attach to several files at the same time. A file system that does not answer delays the loop by
         // this once, not by this for each of its files.
-        let until = Instant::now() + NEW_FILE_WAIT;
+        let until = Instant::now() + MAX_WAIT_FOR_NEW_FILES;
         for event in events {
             match event {
                 ProcessEvent::Mapped {
@@ -366,9 +378,9 @@ impl Attachment {
                     kind,
                     file,
                 } => self.attach_mapped(*process, *kind, &file.map_files),
-                ProcessEvent::Executed { process } => self.forget(*process),
+                ProcessEvent::Executed { process } => self.forget_mappings_of(*process),
                 ProcessEvent::Exited { process } => {
-                    self.forget(*process);
+                    self.forget_mappings_of(*process);
                     let identity = self.identities.remove_entry(process);
                     self.exited_identities.extend(identity);
                 }
@@ -383,7 +395,7 @@ impl Attachment {
     }
 
     /// Reads the identities of processes that are new, or have executed another program.
-    fn identify(&mut self, events: &[ProcessEvent]) {
+    fn identify_new_processes(&mut self, events: &[ProcessEvent]) {
         let mut new = BTreeSet::new();
         for event in events {
             match event {
@@ -399,12 +411,13 @@ impl Attachment {
             }
         }
         new.retain(|process| !self.identities.contains_key(process));
-        self.identity_reader.request(&new);
+        self.identity_reader.request_processes(&new);
         let patience = match new.is_empty() {
             true => Duration::ZERO,
-            false => identities::IDENTITY_WAIT,
+            false => identities::MAX_WAIT_FOR_IDENTITIES,
         };
-        self.identities.extend(self.identity_reader.take(patience));
+        self.identities
+            .extend(self.identity_reader.take_identities(patience));
     }
 
     /// Forgets the identities of processes that map no file: an identity may be read only after its process has exited.
@@ -417,15 +430,15 @@ impl Attachment {
     }
 
     /// Forgets the mappings of a process.
-    fn forget(&mut self, process: ProcessKey) {
-        self.queue.forget(process);
+    fn forget_mappings_of(&mut self, process: ProcessKey) {
+        self.queue.forget_process(process);
         self.mapped.remove(&process);
         self.found_running.remove(&process);
     }
 
     /// Whether a file was written to or removed since the last call.
     pub(super) fn take_changes(&mut self) -> bool {
-        self.changes.take()
+        self.changes.take_change()
     }
 
     /// Detaches from files that were written to and from files that no process can map any more. Returns the processes
@@ -435,7 +448,7 @@ impl Attachment {
         let mut changed = BTreeSet::new();
         for file in &mut self.files {
             if !file.file.is_unchanged() {
-                file.detach(files::WRITTEN_TO);
+                file.detach_for_good(files::WRITTEN_TO_REASON);
                 changed.insert(file.number);
             }
         }
@@ -444,11 +457,11 @@ impl Attachment {
         }
         files::drop_files(self.files.extract_if(.., |file| !file.is_useful()));
         let watched = self.files.iter().flat_map(AttachedFile::change_watches);
-        self.changes.retain(&watched.collect());
-        self.users_of(&changed)
+        self.changes.keep_only_watches(&watched.collect());
+        self.processes_mapping(&changed)
     }
 
-    fn users_of(&self, files: &BTreeSet<u64>) -> BTreeSet<ProcessKey> {
+    fn processes_mapping(&self, files: &BTreeSet<u64>) -> BTreeSet<ProcessKey> {
         let mapped = self.mapped.iter();
         let users = mapped.filter(|(_, mapped)| !mapped.is_disjoint(files));
         users.map(|(process, _)| *process).collect()
@@ -466,7 +479,7 @@ impl Attachment {
         let mut files = self.files.iter();
         let file = files.find(|it| it.number == file && it.tenant == *tenant);
         file.is_some_and(|file| {
-            let users = self.users_of(&BTreeSet::from([file.number]));
+            let users = self.processes_mapping(&BTreeSet::from([file.number]));
             users.into_iter().all(|user| self.uid_of(user) == Some(uid))
         })
     }
@@ -490,7 +503,7 @@ impl Attachment {
         let files = self.files.iter();
         let drivers = files.filter(|file| file.kind == LibraryKind::Cuda);
         let drivers: BTreeSet<u64> = drivers.map(|file| file.number).collect();
-        self.found_running = self.users_of(&drivers);
+        self.found_running = self.processes_mapping(&drivers);
         let queued = self.queue.demands();
         let queued = queued.filter(|(kind, _)| *kind == LibraryKind::Cuda);
         let processes = queued.flat_map(|(_, demand)| &demand.processes);
@@ -503,7 +516,7 @@ impl Attachment {
     }
 
     /// The identity that a process had when it mapped its first library.
-    pub(super) fn identity(&self, process: ProcessKey) -> Option<&Identity> {
+    pub(super) fn identity_at_first_mapping(&self, process: ProcessKey) -> Option<&Identity> {
         let identity = self.identities.get(&process);
         identity.or_else(|| self.exited_identities.get(&process))
     }
@@ -514,7 +527,7 @@ impl Attachment {
     }
 
     /// Whether files are not probed because their tenants have too many, as a sentence.
-    pub(super) fn problem(&self) -> Option<String> {
+    pub(super) fn shares_problem(&self) -> Option<String> {
         let refusals = self.refused.refusals().get(&RefusalCause::TooManyFiles)?;
         let why = "their tenants have more than may be probed at once";
         Some(format!(
@@ -523,7 +536,7 @@ impl Attachment {
     }
 
     /// Number of files with at least one probe.
-    pub(super) fn watched_files(&self) -> usize {
+    pub(super) fn probed_file_count(&self) -> usize {
         self.files.iter().filter(|file| file.has_probes()).count()
     }
 
@@ -544,13 +557,13 @@ impl Attachment {
     }
 }
 
-impl Drop for Attachment {
+impl Drop for LibraryAttachments {
     fn drop(&mut self) {
         files::drop_files(self.files.drain(..));
     }
 }
 
-impl AsFd for Attachment {
+impl AsFd for LibraryAttachments {
     /// Readable when a file was written to or removed, or a child process has a result.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()

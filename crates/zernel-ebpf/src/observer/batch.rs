@@ -9,21 +9,21 @@ use rustix::io::Errno;
 use zerocopy::FromBytes;
 
 /// Number of entries that the first system call has room for: most maps have fewer.
-const INITIAL_CAPACITY: usize = 256;
+const FIRST_BATCH_CAPACITY: usize = 256;
 /// Number of entries that each further system call has room for.
-const NEXT_CAPACITY: usize = 4096;
+const NEXT_BATCH_CAPACITY: usize = 4096;
 
 /// All entries of a hash map.
-pub(super) fn entries<K: FromBytes, V: FromBytes>(
+pub(super) fn read_all_entries<K: FromBytes, V: FromBytes>(
     map: &MapHandle,
 ) -> libbpf_rs::Result<Vec<(K, V)>> {
     let mut entries = Vec::new();
-    for_each(map, |_, key, value| entries.push((key, value)))?;
+    for_each_entry(map, |_, key, value| entries.push((key, value)))?;
     Ok(entries)
 }
 
 /// What [`delete_where`] did.
-pub(super) struct Deleted<K> {
+pub(super) struct DeletedEntries<K> {
     /// Number of entries that it visited.
     pub(super) visited: u64,
     /// Keys of the entries that `delete_where` deleted. Entries that a BPF program deleted first are not included.
@@ -34,37 +34,37 @@ pub(super) struct Deleted<K> {
 pub(super) fn delete_where<K: FromBytes, V: FromBytes>(
     map: &MapHandle,
     condition: impl Fn(&K, &V) -> bool,
-) -> libbpf_rs::Result<Deleted<K>> {
+) -> libbpf_rs::Result<DeletedEntries<K>> {
     let mut visited = 0;
     let mut keys = Vec::new();
-    for_each(map, |bytes, key, value| {
+    for_each_entry(map, |bytes, key, value| {
         visited += 1;
         if condition(&key, &value) {
             keys.extend_from_slice(bytes);
         }
     })?;
     let mut deleted = Vec::new();
-    delete(map, keys, |bytes| {
+    delete_keys(map, keys, |bytes| {
         deleted.extend(K::read_from_bytes(bytes).ok());
     })?;
-    Ok(Deleted {
+    Ok(DeletedEntries {
         visited,
         keys: deleted,
     })
 }
 
 /// Calls a function for every entry of a hash map, with the bytes of its key, the key and the value.
-fn for_each<K: FromBytes, V: FromBytes>(
+fn for_each_entry<K: FromBytes, V: FromBytes>(
     map: &MapHandle,
     mut function: impl FnMut(&[u8], K, V),
 ) -> libbpf_rs::Result<()> {
     let (key_bytes, value_bytes) = (map.key_size() as usize, map.value_size() as usize);
-    let mut batch = Batch::new(map, INITIAL_CAPACITY);
+    let mut batch = EntryBatch::new(map, FIRST_BATCH_CAPACITY);
     let mut position = None;
     loop {
         let next = match batch.read(map, position)? {
             BatchEnd::TooSmall => {
-                batch = Batch::new(map, batch.capacity * 2);
+                batch = EntryBatch::new(map, batch.capacity * 2);
                 continue;
             }
             BatchEnd::Next(next) => Some(next),
@@ -74,21 +74,24 @@ fn for_each<K: FromBytes, V: FromBytes>(
         let values = batch.values.chunks_exact(value_bytes);
         for (bytes, value) in keys.zip(values).take(batch.count) {
             let (key, value) = (K::read_from_bytes(bytes), V::read_from_bytes(value));
-            let (key, value) = key.ok().zip(value.ok()).ok_or_else(|| wrong_size(map))?;
+            let (key, value) = key
+                .ok()
+                .zip(value.ok())
+                .ok_or_else(|| wrong_size_error(map))?;
             function(bytes, key, value);
         }
         if next.is_none() {
             return Ok(());
         }
         position = next;
-        if batch.capacity < NEXT_CAPACITY {
-            batch = Batch::new(map, NEXT_CAPACITY);
+        if batch.capacity < NEXT_BATCH_CAPACITY {
+            batch = EntryBatch::new(map, NEXT_BATCH_CAPACITY);
         }
     }
 }
 
 /// Entries of a map that one system call reads.
-struct Batch {
+struct EntryBatch {
     capacity: usize,
     count: usize,
     keys: Vec<u8>,
@@ -105,7 +108,7 @@ enum BatchEnd {
     TooSmall,
 }
 
-impl Batch {
+impl EntryBatch {
     fn new(map: &MapHandle, capacity: usize) -> Self {
         Self {
             capacity,
@@ -148,7 +151,11 @@ impl Batch {
 
 /// Deletes entries of a map. The keys lie one after another. Keys without an entry are skipped. Calls a function with
 /// the key of every entry that it deleted.
-fn delete(map: &MapHandle, mut keys: Vec<u8>, mut on_deleted: impl FnMut(&[u8])) -> io::Result<()> {
+fn delete_keys(
+    map: &MapHandle,
+    mut keys: Vec<u8>,
+    mut on_deleted: impl FnMut(&[u8]),
+) -> io::Result<()> {
     let key_bytes = map.key_size() as usize;
     let mut rest = &mut keys[..];
     while !rest.is_empty() {
@@ -178,7 +185,7 @@ fn delete(map: &MapHandle, mut keys: Vec<u8>, mut on_deleted: impl FnMut(&[u8]))
     Ok(())
 }
 
-fn wrong_size(map: &MapHandle) -> libbpf_rs::Error {
+fn wrong_size_error(map: &MapHandle) -> libbpf_rs::Error {
     let map = map.name().to_string_lossy();
     io::Error::other(format!(
         "entries of the BPF map {map} have an unexpected size"

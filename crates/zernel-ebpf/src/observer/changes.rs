@@ -17,25 +17,25 @@ use rustix::io::Errno;
 use crate::foreign_file::ForeignFile;
 
 /// Changes of content and of the link count. The kernel does not report an open file as deleted.
-const CHANGES: WatchFlags = WatchFlags::MODIFY.union(WatchFlags::ATTRIB);
+const WATCHED_CHANGES: WatchFlags = WatchFlags::MODIFY.union(WatchFlags::ATTRIB);
 
 /// inotify watch descriptor.
 pub(crate) type WatchId = i32;
 
 /// How long a watch may stay without being taken over: longer than a child process lives that adds watches. Later it belongs to
 /// a child process that did not finish.
-const ORPHAN_AGE: Duration = Duration::from_secs(30);
+const MAX_ORPHAN_AGE: Duration = Duration::from_secs(30);
 
 /// An inotify instance with its watches.
 #[derive(Debug)]
-pub(crate) struct Changes {
+pub(crate) struct FileChanges {
     descriptor: OwnedFd,
     watched: BTreeSet<WatchId>,
     /// Watches that child processes added and nobody has taken over, with the time when they were found.
     unclaimed: BTreeMap<WatchId, Instant>,
 }
 
-impl Changes {
+impl FileChanges {
     pub(crate) fn new() -> rustix::io::Result<Self> {
         Ok(Self {
             descriptor: inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?,
@@ -44,28 +44,28 @@ impl Changes {
         })
     }
 
-    /// Takes over watches that [`watch`] added.
+    /// Takes over watches that [`watch_file`] added.
     pub(crate) fn adopt(&mut self, watches: impl Iterator<Item = WatchId>) {
         self.watched.extend(watches);
     }
 
     /// Removes all watches except the needed ones.
-    pub(crate) fn retain(&mut self, needed: &BTreeSet<WatchId>) {
+    pub(crate) fn keep_only_watches(&mut self, needed: &BTreeSet<WatchId>) {
         for unneeded in self.watched.difference(needed) {
             // The kernel has removed the watch if the inode was deleted.
             let _ = inotify::remove_watch(&self.descriptor, *unneeded);
         }
         self.watched.retain(|watched| needed.contains(watched));
-        self.remove_orphans(Instant::now());
+        self.remove_orphaned_watches(Instant::now());
     }
 
     /// Removes watches that nobody has taken over for a while.
-    fn remove_orphans(&mut self, now: Instant) {
+    fn remove_orphaned_watches(&mut self, now: Instant) {
         let all = self.all().unwrap_or_default();
         self.unclaimed.retain(|watch, _| all.contains(watch));
         for watch in all.difference(&self.watched) {
             let found = *self.unclaimed.entry(*watch).or_insert(now);
-            if now.saturating_duration_since(found) >= ORPHAN_AGE {
+            if now.saturating_duration_since(found) >= MAX_ORPHAN_AGE {
                 let _ = inotify::remove_watch(&self.descriptor, *watch);
             }
         }
@@ -85,7 +85,7 @@ impl Changes {
     }
 
     /// Whether a file changed since the last call. The event that a watch was removed does not count.
-    pub(crate) fn take(&mut self) -> bool {
+    pub(crate) fn take_change(&mut self) -> bool {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = Reader::new(&self.descriptor, &mut buffer);
         let mut changed = false;
@@ -99,20 +99,24 @@ impl Changes {
     }
 }
 
-impl AsFd for Changes {
+impl AsFd for FileChanges {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 }
 
-/// Watches a file that was found at `access`, through the descriptor of [`Changes`]. Watches that cannot be added are left
+/// Watches a file that was found at `access`, through the descriptor of [`FileChanges`]. Watches that cannot be added are left
 /// out: the number of watches per user is limited. Walks paths of another user, so it runs in a child process.
-pub(crate) fn watch(changes: BorrowedFd<'_>, file: &ForeignFile, access: &Path) -> Vec<WatchId> {
+pub(crate) fn watch_file(
+    changes: BorrowedFd<'_>,
+    file: &ForeignFile,
+    access: &Path,
+) -> Vec<WatchId> {
     let named = path_in_user_root(access, &file.path);
     // A user may have put a link to any other file there.
     let paths = [
-        (file.reopen_path(), CHANGES),
-        (named, CHANGES | WatchFlags::DONT_FOLLOW),
+        (file.reopen_path(), WATCHED_CHANGES),
+        (named, WATCHED_CHANGES | WatchFlags::DONT_FOLLOW),
     ];
     paths
         .into_iter()
@@ -150,29 +154,29 @@ mod tests {
     fn writes_and_removals_of_watched_files_are_reported_once() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_owned();
-        let mut changes = Changes::new().unwrap();
+        let mut changes = FileChanges::new().unwrap();
         let foreign = ForeignFile::open(&path).unwrap();
-        let watched = watch(changes.as_fd(), &foreign, &path);
+        let watched = watch_file(changes.as_fd(), &foreign, &path);
         changes.adopt(watched.iter().copied());
         assert_eq!(watched[0], watched[1], "one inode");
-        assert!(!changes.take());
+        assert!(!changes.take_change());
         file.write_all(b"new").unwrap();
-        assert!(changes.take());
-        assert!(!changes.take());
+        assert!(changes.take_change());
+        assert!(!changes.take_change());
         std::fs::remove_file(&path).unwrap();
-        assert!(changes.take());
-        changes.retain(&BTreeSet::new());
+        assert!(changes.take_change());
+        changes.keep_only_watches(&BTreeSet::new());
         file.write_all(b"newer").unwrap();
-        assert!(!changes.take());
+        assert!(!changes.take_change());
     }
 
     #[test]
     fn watches_of_a_child_that_did_not_finish_are_removed() {
         let files = [(); 40].map(|()| tempfile::NamedTempFile::new().unwrap());
-        let mut changes = Changes::new().unwrap();
-        let watch_one = |changes: &Changes, file: &tempfile::NamedTempFile| {
+        let mut changes = FileChanges::new().unwrap();
+        let watch_one = |changes: &FileChanges, file: &tempfile::NamedTempFile| {
             let foreign = ForeignFile::open(file.path()).unwrap();
-            watch(changes.as_fd(), &foreign, file.path())[0]
+            watch_file(changes.as_fd(), &foreign, file.path())[0]
         };
         let known = watch_one(&changes, &files[0]);
         changes.adopt([known].into_iter());
@@ -180,13 +184,13 @@ mod tests {
             watch_one(&changes, file);
         }
         let needed = BTreeSet::from([known]);
-        changes.retain(&needed);
+        changes.keep_only_watches(&needed);
         assert_eq!(
             changes.all().unwrap().len(),
             files.len(),
             "a child may still finish"
         );
-        changes.remove_orphans(Instant::now() + ORPHAN_AGE);
+        changes.remove_orphaned_watches(Instant::now() + MAX_ORPHAN_AGE);
         assert_eq!(changes.all().unwrap(), needed);
     }
 }

@@ -12,10 +12,10 @@ use super::mapped::MappedArray;
 use crate::probes::layout::{self, RawDecisions};
 
 /// The section with the switch of the decisions.
-pub(super) const SWITCH: &str = ".rodata.decisions";
-pub(super) const MAP: &str = "decisions";
+pub(super) const SWITCH_SECTION: &str = ".rodata.decisions";
+pub(super) const DECISIONS_MAP: &str = "decisions";
 /// BPF maps that are not created if decisions are not counted.
-pub(super) const OPTIONAL_MAPS: [&str; 2] = [MAP, "decided_threads"];
+pub(super) const OPTIONAL_MAPS: [&str; 2] = [DECISIONS_MAP, "decided_threads"];
 
 /// The threads of a process while they are in one class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
@@ -88,16 +88,16 @@ pub(super) fn map_rows(map: &MapHandle) -> io::Result<MappedArray<RawDecisions>>
 }
 
 /// Reads the rows of all processes.
-fn read(kernel: &Kernel, rows: &MappedArray<RawDecisions>) -> Vec<ProcessDecisions> {
+fn read_decisions(kernel: &Kernel, rows: &MappedArray<RawDecisions>) -> Vec<ProcessDecisions> {
     let processes = 1..layout::PROCESSES;
     let decisions = processes.filter_map(|index| {
-        let record = kernel.record_at(index)?;
+        let record = kernel.process_record_at(index)?;
         let classes = TaskClass::ALL.iter().map(|class| {
             let row = rows.read(index * TaskClass::ALL.len() + *class as usize);
             (*class, row)
         });
         let classes = classes.filter(|(_, row)| row.process == u64::from(record.handle));
-        let trainer = kernel.record(record.trainer);
+        let trainer = kernel.process_record(record.trainer);
         let comm = record.comm.split(|byte| *byte == 0).next();
         Some(ProcessDecisions {
             handle: record.handle,
@@ -116,6 +116,6 @@ impl Observer {
     #[must_use]
     pub fn decisions(&self) -> Vec<ProcessDecisions> {
         let rows = self.kernel.decisions.as_ref();
-        rows.map_or_else(Vec::new, |rows| read(&self.kernel, rows))
+        rows.map_or_else(Vec::new, |rows| read_decisions(&self.kernel, rows))
     }
 }

@@ -9,7 +9,7 @@ use zernel_model::snapshot::{
     Snapshot, StepSnapshot,
 };
 
-use super::process::{Coverage, ObservedProcess};
+use super::process::{ObservedProcess, ProcessCoverage};
 use super::{Observer, monotonic_ns, seconds_ago, suspension};
 use crate::probes::ExitedRank;
 use crate::probes::gpu_mem::ProcessGpus;
@@ -29,10 +29,10 @@ impl Observer {
                 })
                 .collect(),
             gone_ranks: self.exited_ranks().map(ExitedRank::snapshot).collect(),
-            sampled: self.sampled().map(str::to_owned).collect(),
+            sampled: self.sampled_function_names().map(str::to_owned).collect(),
             rung: self.rung().name().to_owned(),
             problems: self.problems(),
-            call_cost_seconds: self.cost().ns_per_call / 1e9,
+            call_cost_seconds: self.probe_cost().ns_per_call / 1e9,
             shared_state: match self.shared_state() {
                 Ok(path) => SharedState::Path(path),
                 Err(reason) => SharedState::Missing(reason.to_owned()),
@@ -42,11 +42,11 @@ impl Observer {
             taken_ns: monotonic_ns(),
             gpus: self.gpu_facts.clone(),
             gpu_processes,
-            observer: self.own_figures(),
+            observer: self.observer_figures(),
             exited_ranks: self.processes.exited_rank_times(),
             ledger: self.attachment.ledger(
                 self.is_suspended
-                    .then(|| suspension::REQUESTED.into())
+                    .then(|| suspension::PAUSED_REASON.into())
                     .as_ref(),
             ),
         }
@@ -64,17 +64,17 @@ impl Observer {
         newest.into_values()
     }
 
-    fn own_figures(&self) -> ObserverSnapshot {
-        let cost = self.cost();
+    fn observer_figures(&self) -> ObserverSnapshot {
+        let cost = self.probe_cost();
         let mut lost = self.losses().by_cause().to_vec();
         lost.push(("switches", self.missed_switches()));
         ObserverSnapshot {
-            is_off: self.is_off(),
+            is_off: self.is_paused(),
             calibration_threads: cost.threads,
             contended_call_cost_seconds: cost.ns_per_call_contended / 1e9,
             windows: cost.windows,
             lost,
-            files: self.attachment.watched_files(),
+            files: self.attachment.probed_file_count(),
             mappings_found_by_scan: self.discovery.missed_by_events(),
         }
     }
@@ -92,10 +92,10 @@ fn describe_process(process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Proces
             false => Role::Trainer,
         },
         loads_for: process.loads_for,
-        complete: process.coverage == Coverage::Complete,
+        complete: process.coverage == ProcessCoverage::Complete,
         since_seconds_ago: match process.coverage {
-            Coverage::Complete => None,
-            Coverage::Since(ns) => seconds_ago(ns),
+            ProcessCoverage::Complete => None,
+            ProcessCoverage::Since(ns) => seconds_ago(ns),
         },
         first_seen_ns: process.first_ns,
         observed_seconds: end_ns.saturating_sub(process.first_ns) as f64 / 1e9,
@@ -119,15 +119,15 @@ fn describe_process(process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Proces
         counters: process.probes.counters(),
         calls: describe_calls(process),
         cost: ObservingCost {
-            busiest_thread_ratio: process.cost().busiest_thread,
-            seconds: process.cost().seconds,
+            busiest_thread_ratio: process.overhead_cost().busiest_thread,
+            seconds: process.overhead_cost().seconds,
         },
         sampled: process.is_sampled(),
     }
 }
 
 fn describe_calls(process: &ObservedProcess) -> BTreeMap<Cow<'static, str>, Calls> {
-    let calls = process.calls().map(|(name, count)| {
+    let calls = process.calls_by_function().map(|(name, count)| {
         let calls = Calls {
             calls: count.calls,
             failed: count.failed,

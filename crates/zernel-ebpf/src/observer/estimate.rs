@@ -14,7 +14,7 @@
 //! of a step that lay whole in a window.
 //!
 //! Every interval is a 95 % interval by Student's t. The unit is the window, because the steps of one window may be
-//! more alike than the steps of two. All means are ratios Σy / Σn over windows ([`Ratio`]); the residual of window i is
+//! more alike than the steps of two. All means are ratios Σy / Σn over windows ([`RatioOfSums`]); the residual of window i is
 //! yᵢ − (Σy / Σn) nᵢ. With fewer than two windows there is no interval.
 
 use std::time::Duration;
@@ -23,14 +23,14 @@ use zernel_phase::steps::WindowStep;
 
 /// A mean with its 95 % interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Interval {
+pub struct ConfidenceInterval {
     /// The estimate.
     pub mean: f64,
     /// Half the width of the interval; `None` if there were fewer than two windows.
     pub half_width: Option<f64>,
 }
 
-impl Interval {
+impl ConfidenceInterval {
     pub(super) fn exactly(mean: f64) -> Self {
         let half_width = Some(0.0);
         Self { mean, half_width }
@@ -56,14 +56,14 @@ impl CallEstimate {
     }
 
     /// The half width, or all calls if there is none.
-    pub(super) fn error(&self) -> f64 {
+    pub(super) fn half_width_or_all(&self) -> f64 {
         self.half_width.unwrap_or(self.calls)
     }
 }
 
 /// The ratio of two sums over windows.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-struct Ratio {
+struct RatioOfSums {
     windows: u32,
     y: f64,
     n: f64,
@@ -72,7 +72,7 @@ struct Ratio {
     nn: f64,
 }
 
-impl Ratio {
+impl RatioOfSums {
     /// Adds a window, unless both values are 0.
     fn add(&mut self, y: f64, n: f64) {
         if y == 0.0 && n == 0.0 {
@@ -86,7 +86,7 @@ impl Ratio {
         self.nn += n * n;
     }
 
-    fn interval(&self) -> Option<Interval> {
+    fn interval(&self) -> Option<ConfidenceInterval> {
         if self.n <= 0.0 {
             return None;
         }
@@ -95,18 +95,20 @@ impl Ratio {
         let half_width = (self.windows > 1).then(|| {
             let freedom = f64::from(self.windows) - 1.0;
             let variance = residue.max(0.0) * f64::from(self.windows) / freedom;
-            student_t(self.windows - 1) * variance.sqrt() / self.n
+            student_t_percentile(self.windows - 1) * variance.sqrt() / self.n
         });
-        Some(Interval { mean, half_width })
+        Some(ConfidenceInterval { mean, half_width })
     }
 }
 
 /// Student's t for a 95 % interval: from a table up to 10 degrees of freedom, then at most 0.5 % too large.
-fn student_t(freedom: u32) -> f64 {
-    const TABLE: [f64; 10] = [
+fn student_t_percentile(freedom: u32) -> f64 {
+    const PERCENTILES_BY_FREEDOM: [f64; 10] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     ];
-    let known = TABLE.get((freedom as usize).wrapping_sub(1)).copied();
+    let known = PERCENTILES_BY_FREEDOM
+        .get((freedom as usize).wrapping_sub(1))
+        .copied();
     known.unwrap_or(1.96 + 2.7 / f64::from(freedom))
 }
 
@@ -117,26 +119,26 @@ fn student_t(freedom: u32) -> f64 {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct LaunchesPerStep {
     /// Weighted launches and weights, summed over the steps of each window.
-    by_window: Ratio,
+    by_window: RatioOfSums,
     /// Weighted launches and weights of each single step.
-    by_step: Ratio,
+    by_step: RatioOfSums,
 }
 
 /// Lower bound of w − l, as a share of w, in the weight of a step. Windows are planned to be 1.4 times as long as nine
 /// of ten steps, which leaves 0.29; without a limit, one step that just fitted would outweigh all others.
-const MIN_ROOM: f64 = 0.1;
+const MIN_ROOM_FOR_STEP: f64 = 0.1;
 
 /// With fewer windows, the interval is at least as wide as it would be with the step as the unit: two or three windows
 /// may agree by chance although their steps differ. Where a short and a long step alternate, the window alone as the
 /// unit covers the truth in 83 of 100 simulated runs of 3 windows, and in 94 of 100 with 8.
-const FEW_WINDOWS: u32 = 8;
+const MAX_FEW_WINDOWS: u32 = 8;
 
 impl LaunchesPerStep {
     /// Adds a window of this length and the steps that lay whole in it.
     pub(super) fn add_window(&mut self, steps: &[WindowStep], length: Duration) {
         self.add_steps(steps, |step| {
             let room = length.saturating_sub(Duration::from_nanos(step.duration_ns));
-            1.0 / room.max(length.mul_f64(MIN_ROOM)).as_secs_f64()
+            1.0 / room.max(length.mul_f64(MIN_ROOM_FOR_STEP)).as_secs_f64()
         });
     }
 
@@ -158,14 +160,14 @@ impl LaunchesPerStep {
     }
 
     /// Launches per step; `None` until a step with launches lay whole in a window.
-    pub(super) fn interval(&self) -> Option<Interval> {
+    pub(super) fn interval(&self) -> Option<ConfidenceInterval> {
         let by_window = self.by_window.interval()?;
         let by_step = self.by_step.interval()?.half_width;
-        let by_step = by_step.filter(|_| self.by_window.windows < FEW_WINDOWS);
+        let by_step = by_step.filter(|_| self.by_window.windows < MAX_FEW_WINDOWS);
         let half_width = by_window.half_width;
         let half_width = half_width.map(|half| half.max(by_step.unwrap_or(0.0)));
         let mean = by_window.mean;
-        (mean > 0.0).then_some(Interval { mean, half_width })
+        (mean > 0.0).then_some(ConfidenceInterval { mean, half_width })
     }
 }
 
@@ -184,8 +186,8 @@ pub(super) struct WindowTotals {
 pub(super) struct CallEstimator {
     /// Whether these are all launches: then the calls per launch are 1 by definition.
     are_all_launches: bool,
-    per_launch: Ratio,
-    per_second: Ratio,
+    per_launch: RatioOfSums,
+    per_second: RatioOfSums,
     probe_seconds: f64,
     /// Time and steps while sampled. Of the step in which sampling began only the rest counts.
     seconds: f64,
@@ -205,7 +207,7 @@ impl CallEstimator {
     }
 
     /// Begins sampling, after this share of a step: the calls of that share were counted.
-    pub(super) fn begin(&mut self, begun_share: f64) {
+    pub(super) fn begin_sampling(&mut self, begun_share: f64) {
         self.sampling_starts += 1;
         self.steps -= begun_share;
     }
@@ -224,11 +226,11 @@ impl CallEstimator {
     }
 
     /// Begins a new series, because steps are counted anew from another boundary. The estimate so far is kept.
-    pub(super) fn begin_series(&mut self, launches_per_step: Option<Interval>) {
+    pub(super) fn begin_series(&mut self, launches_per_step: Option<ConfidenceInterval>) {
         let so_far = self.estimate(launches_per_step);
         let earlier = CallEstimate {
             calls: so_far.calls,
-            half_width: Some(so_far.error()),
+            half_width: Some(so_far.half_width_or_all()),
         };
         *self = Self {
             are_all_launches: self.are_all_launches,
@@ -239,16 +241,18 @@ impl CallEstimator {
     }
 
     /// Calls while sampled. Without `launches_per_step` the estimate is by time.
-    pub(super) fn estimate(&self, launches_per_step: Option<Interval>) -> CallEstimate {
+    pub(super) fn estimate(&self, launches_per_step: Option<ConfidenceInterval>) -> CallEstimate {
         let per_launch = match self.are_all_launches {
-            true => Some(Interval::exactly(1.0)),
+            true => Some(ConfidenceInterval::exactly(1.0)),
             false => self.per_launch.interval(),
         };
         let now = match launches_per_step.zip(per_launch) {
-            Some((per_step, per_launch)) => self.by_steps(per_step, per_launch),
-            None => self.by_time(),
+            Some((per_step, per_launch)) => self.estimate_by_steps(per_step, per_launch),
+            None => self.estimate_by_time(),
         };
-        let half_width = now.half_width.map(|half| half + self.earlier.error());
+        let half_width = now
+            .half_width
+            .map(|half| half + self.earlier.half_width_or_all());
         CallEstimate {
             calls: self.earlier.calls + now.calls,
             // Without calls there is nothing to give an interval for.
@@ -257,7 +261,11 @@ impl CallEstimator {
     }
 
     /// Estimate by steps. The error has three parts: both factors, and the steps in which sampling begins and ends.
-    fn by_steps(&self, per_step: Interval, per_launch: Interval) -> CallEstimate {
+    fn estimate_by_steps(
+        &self,
+        per_step: ConfidenceInterval,
+        per_launch: ConfidenceInterval,
+    ) -> CallEstimate {
         let calls_per_step = per_step.mean * per_launch.mean;
         let steps = self.steps.max(0.0);
         let calls = calls_per_step * steps;
@@ -270,7 +278,7 @@ impl CallEstimator {
     }
 
     /// Estimate by time. The error includes the overhead of the probes, because a process is slower in windows.
-    fn by_time(&self) -> CallEstimate {
+    fn estimate_by_time(&self) -> CallEstimate {
         if self.seconds <= 0.0 {
             return CallEstimate {
                 calls: 0.0,

@@ -14,8 +14,8 @@ use zernel_identity::Tenant;
 use zernel_model::snapshot::RefusalCause;
 
 use super::attachment::AttachContext;
-use super::changes::Changes;
-use super::file_task::{FileTask, Refusal};
+use super::changes::FileChanges;
+use super::file_task::{FileRefusal, FileTask};
 use super::files::AttachedFile;
 use crate::child_task;
 use crate::discovery::ProcessKey;
@@ -56,7 +56,7 @@ struct PendingFile {
 pub(super) struct FinishedFile {
     pub(super) kind: LibraryKind,
     pub(super) demand: FileDemand,
-    pub(super) result: Result<AttachedFile, (ForeignFile, Refusal)>,
+    pub(super) result: Result<AttachedFile, (ForeignFile, FileRefusal)>,
 }
 
 /// New library files.
@@ -101,7 +101,7 @@ impl FileQueue {
     }
 
     /// Forgets that a process maps files. Files that nobody maps any more leave the queue.
-    pub(super) fn forget(&mut self, process: ProcessKey) {
+    pub(super) fn forget_process(&mut self, process: ProcessKey) {
         for pending in &mut self.pending {
             pending.demand.processes.remove(&process);
         }
@@ -114,10 +114,10 @@ impl FileQueue {
 
     /// Starts child processes for waiting files, and takes over the files that child processes are done with. Waits for more
     /// of them until a moment.
-    pub(super) fn work(
+    pub(super) fn work_until(
         &mut self,
         until: Instant,
-        changes: &Changes,
+        changes: &FileChanges,
         context: AttachContext<'_>,
     ) -> Vec<FinishedFile> {
         let mut finished = Vec::new();
@@ -131,22 +131,26 @@ impl FileQueue {
                 return finished;
             }
             if finished.len() == before {
-                self.wait(until);
+                self.wait_for_a_child(until);
             }
         }
     }
 
     /// Starts child processes for waiting files, and returns those for which none can be started.
-    fn start_tasks(&mut self, changes: &Changes, context: AttachContext<'_>) -> Vec<FinishedFile> {
+    fn start_tasks(
+        &mut self,
+        changes: &FileChanges,
+        context: AttachContext<'_>,
+    ) -> Vec<FinishedFile> {
         let mut refused = Vec::new();
         for new in std::mem::take(&mut self.waiting) {
-            if quarantine::contains(&new.file.identity) && !new.demand.is_installed {
-                let refusal = Refusal {
+            if quarantine::is_quarantined(&new.file.identity) && !new.demand.is_installed {
+                let refusal = FileRefusal {
                     cause: RefusalCause::Quarantined,
-                    reason: quarantine::REASON.to_owned(),
+                    reason: quarantine::QUARANTINE_REASON.to_owned(),
                 };
-                refused.push(new.refused(refusal));
-            } else if child_task::has_room(&new.demand.tenant) {
+                refused.push(new.into_refused(refusal));
+            } else if child_task::has_room_for_child_of(&new.demand.tenant) {
                 refused.extend(self.start_task(new, changes, context));
             } else {
                 self.waiting.push_back(new);
@@ -159,7 +163,7 @@ impl FileQueue {
     fn start_task(
         &mut self,
         new: NewFile,
-        changes: &Changes,
+        changes: &FileChanges,
         context: AttachContext<'_>,
     ) -> Option<FinishedFile> {
         let NewFile { kind, file, demand } = new;
@@ -171,7 +175,7 @@ impl FileQueue {
                 self.pending.push(PendingFile { task, demand });
                 None
             }
-            Err((file, refusal)) => Some(NewFile { kind, file, demand }.refused(refusal)),
+            Err((file, refusal)) => Some(NewFile { kind, file, demand }.into_refused(refusal)),
         }
     }
 
@@ -180,7 +184,7 @@ impl FileQueue {
         for PendingFile { task, demand } in std::mem::take(&mut self.pending) {
             let kind = task.kind;
             let number = self.last_number + 1;
-            match task.finish(number) {
+            match task.take_result(number) {
                 Err(task) => self.pending.push(PendingFile {
                     task: *task,
                     demand,
@@ -198,17 +202,17 @@ impl FileQueue {
     }
 
     /// Waits until a child process has something to say, at most until a moment.
-    fn wait(&self, until: Instant) {
+    fn wait_for_a_child(&self, until: Instant) {
         let left = until.saturating_duration_since(Instant::now());
-        child_task::wait_until_readable(self.events.as_fd(), left.min(LONGEST_WAIT));
+        child_task::wait_until_readable(self.events.as_fd(), left.min(MAX_WAIT_FOR_CHILDREN));
     }
 }
 
 /// Longest wait before the deadlines of child processes are looked at.
-const LONGEST_WAIT: Duration = Duration::from_millis(50);
+const MAX_WAIT_FOR_CHILDREN: Duration = Duration::from_millis(50);
 
 impl NewFile {
-    fn refused(self, refusal: Refusal) -> FinishedFile {
+    fn into_refused(self, refusal: FileRefusal) -> FinishedFile {
         FinishedFile {
             kind: self.kind,
             demand: self.demand,

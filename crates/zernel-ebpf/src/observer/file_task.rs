@@ -11,31 +11,31 @@ use zernel_identity::Tenant;
 use zernel_model::snapshot::RefusalCause;
 
 use super::attachment::AttachContext;
-use super::changes::{self, Changes, WatchId};
+use super::changes::{self, FileChanges, WatchId};
 use super::file_queue::FileDemand;
-use super::files::{AttachedFile, LinkProblem, LinkSet, Links};
+use super::files::{AttachedFile, FileLinks, LinkProblem, LinkSet};
 use super::functions::{
-    AttachMode, Function, find_functions, frequent_symbols, infrequent_targets, refuse_infrequent,
-    set_mode, targets,
+    AttachMode, FoundFunction, find_functions, frequent_symbols, infrequent_targets, probe_targets,
+    refuse_infrequent, set_attach_mode,
 };
-use super::kernel::{Kernel, Target};
-use crate::child_task::{ChildTask, Handover, Outcome, TaskError};
-use crate::foreign_file::{ForeignFile, ON_FUSE};
+use super::kernel::{Kernel, ProbeTarget};
+use crate::child_task::{ChildOutcome, ChildTask, ChildTaskError, DescriptorHandover};
+use crate::foreign_file::{ForeignFile, ON_FUSE_REASON};
 use crate::overlay_layers;
 use crate::probe_link::ProbeLink;
-use crate::quarantine::InHand;
+use crate::quarantine::FileInHand;
 
 /// How long a file system may take to deliver what is read of a library: a slow one, not a dead one.
-const READ_LIMIT: Duration = Duration::from_secs(10);
+const MAX_READ_TIME: Duration = Duration::from_secs(10);
 
 /// Why no probe can be attached to a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Refusal {
+pub(crate) struct FileRefusal {
     pub(crate) cause: RefusalCause,
     pub(crate) reason: String,
 }
 
-impl Refusal {
+impl FileRefusal {
     /// A file whose file system could hold up an attachment.
     fn on_fuse(reason: &str) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl Refusal {
     }
 }
 
-impl From<LibraryError> for Refusal {
+impl From<LibraryError> for FileRefusal {
     fn from(error: LibraryError) -> Self {
         Self {
             cause: match &error {
@@ -60,13 +60,13 @@ impl From<LibraryError> for Refusal {
     }
 }
 
-impl From<TaskError> for Refusal {
-    fn from(error: TaskError) -> Self {
+impl From<ChildTaskError> for FileRefusal {
+    fn from(error: ChildTaskError) -> Self {
         Self {
             cause: match error {
-                TaskError::TimedOut(_) => RefusalCause::NoAnswer,
-                TaskError::TooMany | TaskError::NotStarted => RefusalCause::NoProcess,
-                TaskError::Died => RefusalCause::Unreadable,
+                ChildTaskError::TimedOut(_) => RefusalCause::NoAnswer,
+                ChildTaskError::TooMany | ChildTaskError::NotStarted => RefusalCause::NoProcess,
+                ChildTaskError::Died => RefusalCause::Unreadable,
             },
             reason: error.to_string(),
         }
@@ -77,7 +77,7 @@ impl From<TaskError> for Refusal {
 /// those of the infrequent ones.
 #[derive(Debug, Serialize, Deserialize)]
 struct ProbedFile {
-    functions: Vec<Function>,
+    functions: Vec<FoundFunction>,
     /// Links of each frequent function that is attached permanently.
     frequent_links: Vec<(usize, LinkSet)>,
     /// Links of the infrequent functions, unless all probes are detached for now.
@@ -88,29 +88,29 @@ struct ProbedFile {
 impl ProbedFile {
     /// Assigns the links that the child process handed over to the functions of the file. A function without probes keeps the reason. If the
     /// reason may pass, the file is refused, and tried again later.
-    fn take_links(&mut self, handed_over: Vec<ProbeLink>) -> Result<Links, Refusal> {
+    fn take_links(&mut self, handed_over: Vec<ProbeLink>) -> Result<FileLinks, FileRefusal> {
         let mut handed_over = handed_over.into_iter();
-        let mut links = Links::default();
+        let mut links = FileLinks::default();
         let refuse = |problem: LinkProblem| match problem.may_pass {
-            true => Err(Refusal {
+            true => Err(FileRefusal {
                 cause: RefusalCause::RefusedByKernel,
                 reason: problem.text,
             }),
             false => Ok(problem.text),
         };
         for (symbol, set) in std::mem::take(&mut self.frequent_links) {
-            match set.take(&mut handed_over) {
+            match set.take_handed_over(&mut handed_over) {
                 Ok(taken) => {
                     links.frequent.insert(symbol, taken);
                 }
                 Err(problem) => {
                     let mode = AttachMode::NotAttached(refuse(problem)?);
-                    set_mode(&mut self.functions, symbol, &mode);
+                    set_attach_mode(&mut self.functions, symbol, &mode);
                 }
             }
         }
         let infrequent = self.infrequent_links.take();
-        match infrequent.map(|set| set.take(&mut handed_over)) {
+        match infrequent.map(|set| set.take_handed_over(&mut handed_over)) {
             Some(Ok(taken)) => links.infrequent = taken,
             Some(Err(problem)) => refuse_infrequent(&mut self.functions, &refuse(problem)?),
             None => {}
@@ -124,8 +124,8 @@ pub(crate) struct FileTask {
     pub(crate) kind: LibraryKind,
     pub(crate) file: ForeignFile,
     tenant: Tenant,
-    task: ChildTask<Result<ProbedFile, Refusal>>,
-    _in_hand: Option<InHand>,
+    task: ChildTask<Result<ProbedFile, FileRefusal>>,
+    _in_hand: Option<FileInHand>,
 }
 
 /// How probes are attached to a new file.
@@ -139,26 +139,26 @@ pub(crate) struct AttachPlan {
 impl FileTask {
     /// Starts to attach to a file. Gives the file back if no child process can be started.
     pub(super) fn start(
-        changes: &Changes,
+        changes: &FileChanges,
         kind: LibraryKind,
         file: ForeignFile,
         demand: &FileDemand,
         context: AttachContext<'_>,
-    ) -> Result<Self, (ForeignFile, Refusal)> {
+    ) -> Result<Self, (ForeignFile, FileRefusal)> {
         // Root has chosen the installed files, and those of `--library`.
         if !demand.is_installed
-            && let Some(reason) = overlay_layers::refusal(file.as_fd())
+            && let Some(reason) = overlay_layers::refusal_of_overlay(file.as_fd())
         {
-            return Err((file, Refusal::on_fuse(reason)));
+            return Err((file, FileRefusal::on_fuse(reason)));
         }
-        let (kernel, plan) = (context.kernel, context.plan());
+        let (kernel, plan) = (context.kernel, context.attach_plan());
         let mut kept = kernel.program_descriptors();
         kept.extend([file.as_fd(), changes.as_fd()]);
-        let work = |handover: &Handover<'_>| {
+        let work = |handover: &DescriptorHandover<'_>| {
             let library = Library::open(&file.reopen_path())?;
             let functions = find_functions(kind, &library)?;
             if !demand.is_installed && file.is_on_fuse() {
-                return Err(Refusal::on_fuse(ON_FUSE));
+                return Err(FileRefusal::on_fuse(ON_FUSE_REASON));
             }
             let file = (&file, demand.access.as_path());
             Ok(probe_file(
@@ -170,8 +170,8 @@ impl FileTask {
                 handover,
             ))
         };
-        let in_hand = (!demand.is_installed).then(|| InHand::new(file.identity));
-        match ChildTask::start(&demand.tenant, READ_LIMIT, &kept, work) {
+        let in_hand = (!demand.is_installed).then(|| FileInHand::new(file.identity));
+        match ChildTask::start(&demand.tenant, MAX_READ_TIME, &kept, work) {
             Ok(task) => Ok(Self {
                 kind,
                 file,
@@ -184,10 +184,10 @@ impl FileTask {
     }
 
     /// The result, if there is one by now; otherwise gives the task back.
-    pub(crate) fn finish(
+    pub(crate) fn take_result(
         mut self,
         number: u64,
-    ) -> Result<Result<AttachedFile, (ForeignFile, Refusal)>, Box<Self>> {
+    ) -> Result<Result<AttachedFile, (ForeignFile, FileRefusal)>, Box<Self>> {
         let Some(result) = self.task.poll() else {
             return Err(Box::new(self));
         };
@@ -195,11 +195,11 @@ impl FileTask {
             kind, file, tenant, ..
         } = self;
         let (mut probed, links) = match result {
-            Ok(Outcome {
+            Ok(ChildOutcome {
                 value: Ok(probed),
                 links,
             }) => (probed, links),
-            Ok(Outcome {
+            Ok(ChildOutcome {
                 value: Err(refusal),
                 ..
             }) => return Ok(Err((file, refusal))),
@@ -230,19 +230,19 @@ fn probe_file(
     kernel: &Kernel,
     changes: BorrowedFd<'_>,
     (file, access): (&ForeignFile, &Path),
-    mut functions: Vec<Function>,
+    mut functions: Vec<FoundFunction>,
     plan: &AttachPlan,
-    handover: &Handover<'_>,
+    handover: &DescriptorHandover<'_>,
 ) -> ProbedFile {
     // Before probes are attached, so that no write goes unnoticed.
-    let change_watches = changes::watch(changes, file, access);
-    let attach = |targets: &[Target]| LinkSet::attach(kernel, file, targets, handover);
+    let change_watches = changes::watch_file(changes, file, access);
+    let attach = |targets: &[ProbeTarget]| LinkSet::attach(kernel, file, targets, handover);
     let mut frequent_links = Vec::new();
     for symbol in frequent_symbols(&functions) {
         if plan.sampled.contains(&symbol) {
-            set_mode(&mut functions, symbol, &AttachMode::Sampled);
+            set_attach_mode(&mut functions, symbol, &AttachMode::Sampled);
         } else if !plan.is_off {
-            let targets = targets(&functions, |function| function.symbol == symbol);
+            let targets = probe_targets(&functions, |function| function.symbol == symbol);
             frequent_links.push((symbol, attach(&targets)));
         }
     }

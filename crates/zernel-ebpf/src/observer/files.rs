@@ -18,27 +18,27 @@ use serde::{Deserialize, Serialize};
 use super::changes::WatchId;
 use super::file_task::AttachPlan;
 use super::functions::{
-    AttachMode, Function, frequent_symbols, infrequent_targets, refuse_infrequent, set_mode,
-    targets,
+    AttachMode, FoundFunction, frequent_symbols, infrequent_targets, probe_targets,
+    refuse_infrequent, set_attach_mode,
 };
-use super::kernel::{Kernel, Target};
-use crate::capability::{error_number, reason};
-use crate::child_task::{ChildTask, Handover, Outcome, TaskError};
+use super::kernel::{Kernel, ProbeTarget};
+use crate::capability::{error_number, innermost_reason};
+use crate::child_task::{ChildOutcome, ChildTask, ChildTaskError, DescriptorHandover};
 use crate::foreign_file::ForeignFile;
-use crate::probe_link::{ProbeLink, detach, release};
+use crate::probe_link::{ProbeLink, detach_links, release_links};
 use zernel_elf::LibraryKind;
 use zernel_identity::Tenant;
 
 /// Why probes are detached from a file that was written to.
-pub(crate) const WRITTEN_TO: &str = "the file was written to after probes were attached";
+pub(crate) const WRITTEN_TO_REASON: &str = "the file was written to after probes were attached";
 /// How long attaching to a library may take that was read before. The loop waits for it.
-const LINK_LIMIT: Duration = Duration::from_millis(500);
+const MAX_LINKING_TIME: Duration = Duration::from_millis(500);
 /// How long probes stay on a file that no process maps.
-const UNUSED_LIMIT: Duration = Duration::from_secs(600);
+const MAX_UNMAPPED_TIME: Duration = Duration::from_secs(600);
 /// Files that probes are attached to at once.
-const LINKED_AT_ONCE: usize = 6;
+const MAX_FILES_LINKED_AT_ONCE: usize = 6;
 /// Stands for the tenant of a file that several tenants map. No user has this uid.
-pub(super) const SHARED: Tenant = Tenant::User(u32::MAX);
+pub(super) const SHARED_FILE_TENANT: Tenant = Tenant::User(u32::MAX);
 
 /// The result of attaching probes to a set of functions in a child process: the number of links that it handed over.
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,7 +62,10 @@ impl LinkProblem {
     fn new(error: &libbpf_rs::Error) -> Self {
         let passing = [Errno::FAULT, Errno::NOMEM, Errno::INTR, Errno::AGAIN];
         Self {
-            text: format!("the kernel refuses the probes ({})", reason(error)),
+            text: format!(
+                "the kernel refuses the probes ({})",
+                innermost_reason(error)
+            ),
             may_pass: error_number(error).is_some_and(|number| {
                 let mut passing = passing.iter();
                 passing.any(|errno| errno.raw_os_error() == number)
@@ -76,8 +79,8 @@ impl LinkSet {
     pub(super) fn attach(
         kernel: &Kernel,
         file: &ForeignFile,
-        targets: &[Target],
-        handover: &Handover<'_>,
+        targets: &[ProbeTarget],
+        handover: &DescriptorHandover<'_>,
     ) -> Self {
         let access = file.reopen_path();
         let (links, attached) = handover.attach(|take| kernel.attach_each(&access, targets, take));
@@ -88,7 +91,7 @@ impl LinkSet {
     }
 
     /// The links of a file, from those that the child process handed over.
-    pub(super) fn take(
+    pub(super) fn take_handed_over(
         self,
         handed_over: &mut impl Iterator<Item = ProbeLink>,
     ) -> Result<Vec<ProbeLink>, LinkProblem> {
@@ -105,11 +108,11 @@ pub(crate) struct AttachedFile {
     /// Identifies the file. Numbers are not reused.
     pub(crate) number: u64,
     pub(crate) kind: LibraryKind,
-    pub(crate) functions: Vec<Function>,
+    pub(crate) functions: Vec<FoundFunction>,
     pub(crate) file: ForeignFile,
-    /// The tenant of the first process that mapped it, or [`SHARED`].
+    /// The tenant of the first process that mapped it, or [`SHARED_FILE_TENANT`].
     pub(super) tenant: Tenant,
-    pub(super) links: Links,
+    pub(super) links: FileLinks,
     pub(super) change_watches: Vec<WatchId>,
     /// Whether the file is an installed library, to which probes stay attached although no process maps it.
     pub(super) is_kept: bool,
@@ -123,7 +126,7 @@ pub(crate) struct AttachedFile {
 
 /// The links of a file.
 #[derive(Debug, Default)]
-pub(super) struct Links {
+pub(super) struct FileLinks {
     pub(super) infrequent: Vec<ProbeLink>,
     /// Of permanently probed frequent functions, by index in `SYMBOLS`.
     pub(super) frequent: BTreeMap<usize, Vec<ProbeLink>>,
@@ -138,33 +141,34 @@ impl AttachedFile {
     fn start_linking(
         &self,
         kernel: &Kernel,
-        sets: &[Vec<Target>],
-    ) -> Result<ChildTask<LinkSets>, TaskError> {
+        sets: &[Vec<ProbeTarget>],
+    ) -> Result<ChildTask<LinkSets>, ChildTaskError> {
         let mut kept = kernel.program_descriptors();
         kept.push(self.file.as_fd());
-        ChildTask::start(&self.tenant, LINK_LIMIT, &kept, |handover| {
-            let attach = |set: &Vec<Target>| LinkSet::attach(kernel, &self.file, set, handover);
+        ChildTask::start(&self.tenant, MAX_LINKING_TIME, &kept, |handover| {
+            let attach =
+                |set: &Vec<ProbeTarget>| LinkSet::attach(kernel, &self.file, set, handover);
             sets.iter().map(attach).collect()
         })
     }
 
     /// Attaches probes to several sets of functions. If the child process fails, the next scan tries again.
-    fn link(
+    fn link_function_sets(
         &mut self,
         kernel: &Kernel,
-        sets: &[Vec<Target>],
+        sets: &[Vec<ProbeTarget>],
     ) -> Vec<Result<Vec<ProbeLink>, LinkProblem>> {
         let links = match finish_linking(self.start_linking(kernel, sets)) {
             Ok(links) => links,
             Err(error) => {
-                self.defer(&error.to_string());
+                self.detach_until_next_scan(&error.to_string());
                 return Vec::new();
             }
         };
         let mut problems = links.iter().filter_map(|set| set.as_ref().err());
         match problems.find(|problem| problem.may_pass) {
             Some(problem) => {
-                self.defer(&problem.text);
+                self.detach_until_next_scan(&problem.text);
                 Vec::new()
             }
             None => links,
@@ -172,13 +176,13 @@ impl AttachedFile {
     }
 
     /// Detaches its probes until the next scan.
-    fn defer(&mut self, reason: &str) {
+    fn detach_until_next_scan(&mut self, reason: &str) {
         self.is_deferred = true;
-        self.rest(reason);
+        self.detach_for_rest(reason);
     }
 
     /// Tries again to attach its probes.
-    pub(crate) fn retry(&mut self, kernel: &Kernel) {
+    pub(crate) fn retry_attaching(&mut self, kernel: &Kernel) {
         if std::mem::take(&mut self.is_deferred) {
             self.end_rest(kernel);
         }
@@ -190,7 +194,7 @@ impl AttachedFile {
         functions.any(|function| !matches!(function.mode, AttachMode::NotAttached(_)))
     }
 
-    /// Its watches in [`Changes`].
+    /// Its watches in [`FileChanges`].
     pub(crate) fn change_watches(&self) -> impl Iterator<Item = WatchId> {
         self.change_watches.iter().copied()
     }
@@ -210,7 +214,7 @@ impl AttachedFile {
             return true;
         };
         let may_be_mapped = self.file.is_unchanged() && !self.file.is_deleted();
-        may_be_mapped && (self.is_kept || since.elapsed() < UNUSED_LIMIT)
+        may_be_mapped && (self.is_kept || since.elapsed() < MAX_UNMAPPED_TIME)
     }
 
     /// Adapts its probes to what is sampled now. That may have changed while a child process attached to it.
@@ -220,7 +224,7 @@ impl AttachedFile {
             let is_sampled =
                 functions.any(|it| it.symbol == symbol && it.mode == AttachMode::Sampled);
             match (plan.sampled.contains(&symbol), is_sampled) {
-                (true, false) => detach(self.switch_to_sampling(symbol)),
+                (true, false) => detach_links(self.switch_to_sampling(symbol)),
                 (false, true) => self.attach_permanently(kernel, symbol),
                 _ => {}
             }
@@ -233,9 +237,9 @@ impl AttachedFile {
     }
 
     /// Detaches its probes for a while, for this reason.
-    pub(crate) fn rest(&mut self, reason: &str) {
+    pub(crate) fn detach_for_rest(&mut self, reason: &str) {
         self.rest = Some(reason.into());
-        release(self.take_links());
+        release_links(self.take_links());
     }
 
     /// Attaches its probes again after a rest.
@@ -248,12 +252,12 @@ impl AttachedFile {
     /// Attaches probes to a frequent function all the time.
     pub(crate) fn attach_permanently(&mut self, kernel: &Kernel, symbol: usize) {
         if self.rest.is_some() {
-            set_mode(&mut self.functions, symbol, &AttachMode::Permanent);
+            set_attach_mode(&mut self.functions, symbol, &AttachMode::Permanent);
             return;
         }
-        set_mode(&mut self.functions, symbol, &AttachMode::Permanent);
-        let targets = targets(&self.functions, |function| function.symbol == symbol);
-        for links in self.link(kernel, &[targets]) {
+        set_attach_mode(&mut self.functions, symbol, &AttachMode::Permanent);
+        let targets = probe_targets(&self.functions, |function| function.symbol == symbol);
+        for links in self.link_function_sets(kernel, &[targets]) {
             self.add_permanent(symbol, links);
         }
     }
@@ -266,18 +270,18 @@ impl AttachedFile {
             }
             Err(problem) => AttachMode::NotAttached(problem.text),
         };
-        set_mode(&mut self.functions, symbol, &mode);
+        set_attach_mode(&mut self.functions, symbol, &mode);
     }
 
     /// Samples a frequent function from now on. Returns its links: dropping them detaches, which takes a while.
     pub(crate) fn switch_to_sampling(&mut self, symbol: usize) -> Vec<ProbeLink> {
-        set_mode(&mut self.functions, symbol, &AttachMode::Sampled);
+        set_attach_mode(&mut self.functions, symbol, &AttachMode::Sampled);
         self.links.frequent.remove(&symbol).unwrap_or_default()
     }
 
     /// Detaches all probes, and keeps their modes for [`Self::resume`].
     pub(crate) fn pause(&mut self) {
-        detach(self.take_links());
+        detach_links(self.take_links());
     }
 
     /// Its links. Dropping them detaches its probes.
@@ -300,11 +304,11 @@ impl AttachedFile {
         };
         let mut permanent = frequent_symbols(&self.functions);
         permanent.retain(is_permanent);
-        let of = |symbol: &usize| targets(&self.functions, |it| it.symbol == *symbol);
-        let mut sets: Vec<Vec<Target>> = permanent.iter().map(of).collect();
+        let of = |symbol: &usize| probe_targets(&self.functions, |it| it.symbol == *symbol);
+        let mut sets: Vec<Vec<ProbeTarget>> = permanent.iter().map(of).collect();
         // Last, because a process whose `cuInit` is probed counts as completely covered.
         sets.push(infrequent_targets(&self.functions));
-        let mut links = self.link(kernel, &sets).into_iter();
+        let mut links = self.link_function_sets(kernel, &sets).into_iter();
         for symbol in permanent {
             if let Some(links) = links.next() {
                 self.add_permanent(symbol, links);
@@ -318,8 +322,8 @@ impl AttachedFile {
     }
 
     /// Detaches all probes for good, for this reason.
-    pub(crate) fn detach(&mut self, reason: &str) {
-        release(self.take_links());
+    pub(crate) fn detach_for_good(&mut self, reason: &str) {
+        release_links(self.take_links());
         self.change_watches.clear();
         for function in &mut self.functions {
             if function.site.is_some() {
@@ -335,25 +339,25 @@ impl AttachedFile {
 }
 
 /// Detaches the probes of files, all at once, and keeps their modes for [`AttachedFile::resume`].
-pub(crate) fn pause_all<'a>(files: impl Iterator<Item = &'a mut AttachedFile>) {
-    detach(files.flat_map(AttachedFile::take_links).collect());
+pub(crate) fn pause_files<'a>(files: impl Iterator<Item = &'a mut AttachedFile>) {
+    detach_links(files.flat_map(AttachedFile::take_links).collect());
 }
 
 /// Detaches from files for good.
 pub(crate) fn drop_files(files: impl Iterator<Item = AttachedFile>) {
-    release(files.flat_map(|mut file| file.take_links()).collect());
+    release_links(files.flat_map(|mut file| file.take_links()).collect());
 }
 
 /// Waits for links, and returns one result per set.
 fn finish_linking(
-    task: Result<ChildTask<LinkSets>, TaskError>,
-) -> Result<Vec<Result<Vec<ProbeLink>, LinkProblem>>, TaskError> {
-    let late = TaskError::TimedOut(LINK_LIMIT);
-    let outcome = task.and_then(|mut task| task.wait(LINK_LIMIT).unwrap_or(Err(late)));
-    outcome.map(|Outcome { value, links }| {
+    task: Result<ChildTask<LinkSets>, ChildTaskError>,
+) -> Result<Vec<Result<Vec<ProbeLink>, LinkProblem>>, ChildTaskError> {
+    let late = ChildTaskError::TimedOut(MAX_LINKING_TIME);
+    let outcome = task.and_then(|mut task| task.wait(MAX_LINKING_TIME).unwrap_or(Err(late)));
+    outcome.map(|ChildOutcome { value, links }| {
         let mut links = links.into_iter();
         let sets = value.into_iter();
-        sets.map(|set| set.take(&mut links)).collect()
+        sets.map(|set| set.take_handed_over(&mut links)).collect()
     })
 }
 
@@ -366,7 +370,7 @@ pub(crate) fn attach_each<'a>(
     let mut slow = BTreeSet::new();
     for file in files {
         if slow.contains(&file.tenant) && !file.is_deferred {
-            file.defer(&TaskError::TimedOut(LINK_LIMIT).to_string());
+            file.detach_until_next_scan(&ChildTaskError::TimedOut(MAX_LINKING_TIME).to_string());
         }
         attach(file);
         if file.is_deferred {
@@ -382,7 +386,7 @@ pub(crate) fn attach_for_window<'a>(
     files: impl Iterator<Item = &'a mut AttachedFile>,
 ) {
     let mut files = files.filter_map(|file| {
-        let sampled = targets(&file.functions, |it| it.mode == AttachMode::Sampled);
+        let sampled = probe_targets(&file.functions, |it| it.mode == AttachMode::Sampled);
         let is_needed = !sampled.is_empty() && file.rest.is_none();
         is_needed.then_some((file, sampled))
     });
@@ -392,7 +396,7 @@ pub(crate) fn attach_for_window<'a>(
             .by_ref()
             .filter(|(file, _)| !slow.contains(&file.tenant));
         let started: Vec<_> = some
-            .take(LINKED_AT_ONCE)
+            .take(MAX_FILES_LINKED_AT_ONCE)
             .map(|(file, sampled)| {
                 let task = file.start_linking(kernel, &[sampled]);
                 (file, task)
@@ -404,12 +408,14 @@ pub(crate) fn attach_for_window<'a>(
         for (file, task) in started {
             match finish_linking(task).map(|mut sets| sets.pop()) {
                 Ok(Some(Ok(links))) => file.links.window = links,
-                Ok(Some(Err(problem))) if problem.may_pass => file.defer(&problem.text),
-                Ok(Some(Err(problem))) => file.detach(&problem.text),
+                Ok(Some(Err(problem))) if problem.may_pass => {
+                    file.detach_until_next_scan(&problem.text);
+                }
+                Ok(Some(Err(problem))) => file.detach_for_good(&problem.text),
                 Ok(None) => {}
                 Err(error) => {
                     slow.insert(file.tenant.clone());
-                    file.defer(&error.to_string());
+                    file.detach_until_next_scan(&error.to_string());
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use zernel_elf::{FunctionName, Library, LibraryError, LibraryKind, Site, TrapCost};
 
-use super::kernel::Target;
+use super::kernel::ProbeTarget;
 use crate::probes::SYMBOLS;
 
 /// When probes are attached to a function of a file.
@@ -21,7 +21,7 @@ pub enum AttachMode {
 
 /// A function of a file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Function {
+pub(crate) struct FoundFunction {
     /// Its row in [`SYMBOLS`].
     pub(crate) symbol: usize,
     /// Index of the name among the names of that row.
@@ -30,7 +30,7 @@ pub(crate) struct Function {
     pub(crate) mode: AttachMode,
 }
 
-impl Function {
+impl FoundFunction {
     /// Name in [`SYMBOLS`].
     pub(crate) fn name(&self) -> &'static str {
         SYMBOLS[self.symbol].names[self.name]
@@ -42,7 +42,7 @@ impl Function {
 pub(super) fn find_functions(
     kind: LibraryKind,
     library: &Library,
-) -> Result<Vec<Function>, LibraryError> {
+) -> Result<Vec<FoundFunction>, LibraryError> {
     let rows = SYMBOLS.iter().enumerate();
     let rows = rows.filter(|(_, row)| row.library == kind);
     let wanted: Vec<(usize, usize)> = rows
@@ -60,7 +60,7 @@ pub(super) fn find_functions(
         .collect();
     let mut functions = Vec::new();
     for ((symbol, name), sites) in wanted.into_iter().zip(library.find(&names)?) {
-        functions.extend(sites.into_iter().map(|site| Function {
+        functions.extend(sites.into_iter().map(|site| FoundFunction {
             name,
             symbol,
             mode: match &site {
@@ -76,7 +76,7 @@ pub(super) fn find_functions(
 }
 
 /// Refuses the second name of a function at the same offset: its calls would count twice.
-fn refuse_aliases(functions: &mut [Function]) {
+fn refuse_aliases(functions: &mut [FoundFunction]) {
     let mut taken: BTreeMap<u64, &'static str> = BTreeMap::new();
     for function in functions {
         let Some(site) = function.site else { continue };
@@ -94,7 +94,7 @@ fn refuse_aliases(functions: &mut [Function]) {
 }
 
 /// Refuses frequent functions whose first instruction the kernel must single-step: their overhead is too high.
-fn refuse_single_stepped(functions: &mut [Function]) {
+fn refuse_single_stepped(functions: &mut [FoundFunction]) {
     for function in functions {
         let stepped = function
             .site
@@ -109,7 +109,7 @@ fn refuse_single_stepped(functions: &mut [Function]) {
 }
 
 /// Indices in [`SYMBOLS`] of frequent functions, which may have to be sampled.
-pub(super) fn frequent_symbols(functions: &[Function]) -> Vec<usize> {
+pub(super) fn frequent_symbols(functions: &[FoundFunction]) -> Vec<usize> {
     let mut symbols: Vec<_> = functions
         .iter()
         .filter(|function| function.site.is_some() && SYMBOLS[function.symbol].frequent)
@@ -119,11 +119,14 @@ pub(super) fn frequent_symbols(functions: &[Function]) -> Vec<usize> {
     symbols
 }
 
-pub(super) fn targets(functions: &[Function], wanted: impl Fn(&Function) -> bool) -> Vec<Target> {
+pub(super) fn probe_targets(
+    functions: &[FoundFunction],
+    wanted: impl Fn(&FoundFunction) -> bool,
+) -> Vec<ProbeTarget> {
     let wanted = functions.iter().filter(|function| wanted(function));
     wanted
         .filter_map(|function| {
-            Some(Target {
+            Some(ProbeTarget {
                 offset: function.site?.file_offset,
                 symbol: function.symbol,
             })
@@ -131,13 +134,13 @@ pub(super) fn targets(functions: &[Function], wanted: impl Fn(&Function) -> bool
         .collect()
 }
 
-pub(super) fn infrequent_targets(functions: &[Function]) -> Vec<Target> {
-    targets(functions, |function| {
+pub(super) fn infrequent_targets(functions: &[FoundFunction]) -> Vec<ProbeTarget> {
+    probe_targets(functions, |function| {
         !SYMBOLS[function.symbol].frequent && function.mode == AttachMode::Permanent
     })
 }
 
-pub(super) fn set_mode(functions: &mut [Function], symbol: usize, mode: &AttachMode) {
+pub(super) fn set_attach_mode(functions: &mut [FoundFunction], symbol: usize, mode: &AttachMode) {
     for function in functions {
         if function.symbol == symbol && function.site.is_some() {
             function.mode = mode.clone();
@@ -145,7 +148,7 @@ pub(super) fn set_mode(functions: &mut [Function], symbol: usize, mode: &AttachM
     }
 }
 
-pub(super) fn refuse_infrequent(functions: &mut [Function], problem: &str) {
+pub(super) fn refuse_infrequent(functions: &mut [FoundFunction], problem: &str) {
     for function in functions {
         if function.site.is_some() && !SYMBOLS[function.symbol].frequent {
             function.mode = AttachMode::NotAttached(problem.to_owned());

@@ -18,16 +18,17 @@ use std::time::{Duration, Instant};
 use zernel_model::gpu::GpuFacts;
 
 use self::choice::{
-    CHEAP_SHARE, PERMANENT_SHARE, choose_sampled, defines_events, sets_device, with_groups,
+    BUDGET_SHARE_OF_CHEAP_FUNCTION, BUDGET_SHARE_OF_PERMANENT_PROBES, choose_sampled,
+    defines_events, sets_device, with_sampling_groups,
 };
 use self::windows::WindowSchedule;
 pub(super) use self::windows::{LONGEST_WINDOW, LaunchSpans};
-use super::attachment::Attachment;
+use super::attachment::LibraryAttachments;
 use super::files;
 use super::kernel::Kernel;
 use super::process_table::{ProcessTable, ReadContext};
 use super::{ObservedProcess, monotonic_ns};
-use crate::probe_link::{ProbeLink, detach};
+use crate::probe_link::{ProbeLink, detach_links};
 use crate::probes::{CallKind, SYMBOLS, layout};
 
 /// Budget and ceiling of the overhead.
@@ -53,7 +54,7 @@ impl Default for GovernorOptions {
 
 impl GovernorOptions {
     /// Everything is counted, whatever it costs.
-    pub const EXACT: Self = Self {
+    pub const COUNT_EVERYTHING: Self = Self {
         budget: f64::INFINITY,
         ceiling: f64::INFINITY,
         first_rest: Duration::ZERO,
@@ -72,14 +73,14 @@ impl GovernorOptions {
 }
 
 /// Probes on a sampled function are attached permanently again after it was cheap for this many rounds (10 s).
-const CHEAP_ROUNDS: u32 = 20;
+const CHEAP_ROUNDS_UNTIL_PERMANENT: u32 = 20;
 
 /// Rounds above the ceiling before a process is rested. It takes some rounds until sampling shows in the overhead.
 const ROUNDS_ABOVE_CEILING: u32 = 4;
 
 /// The measured cost of a probed call on this machine, and the number of sampling windows so far.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Cost {
+pub struct ProbeCost {
     /// Nanoseconds that a probed call costs its thread while one thread calls.
     pub ns_per_call: f64,
     /// The cost of a probed call while `threads` threads call at once.
@@ -90,7 +91,7 @@ pub struct Cost {
     pub windows: u64,
 }
 
-impl Cost {
+impl ProbeCost {
     /// Nanoseconds per probed call in a process whose threads call one at a time, or at once (contended).
     fn call_ns(&self, is_contended: bool) -> f64 {
         if is_contended {
@@ -102,9 +103,9 @@ impl Cost {
 }
 
 /// What the governor measures and changes.
-pub(super) struct Governed<'a> {
+pub(super) struct GovernedParts<'a> {
     pub(super) kernel: &'a Kernel,
-    pub(super) attachment: &'a mut Attachment,
+    pub(super) attachment: &'a mut LibraryAttachments,
     pub(super) processes: &'a mut ProcessTable,
     pub(super) gpus: &'a [GpuFacts],
     /// Whether all probes are detached.
@@ -115,7 +116,7 @@ pub(super) struct Governed<'a> {
 #[derive(Debug)]
 pub(super) struct Governor {
     options: GovernorOptions,
-    pub(super) cost: Cost,
+    pub(super) cost: ProbeCost,
     /// The sampled functions, and for how many rounds each has been cheap enough for permanent probes.
     sampled: BTreeMap<usize, u32>,
     windows: WindowSchedule,
@@ -128,7 +129,7 @@ impl Governor {
     pub(super) fn calibrated(kernel: &Kernel, options: GovernorOptions) -> Self {
         Self {
             options,
-            cost: calibration::measure(kernel),
+            cost: calibration::measure_call_cost(kernel),
             sampled: BTreeMap::new(),
             windows: WindowSchedule::new(Instant::now()),
             launch_spans: LaunchSpans::default(),
@@ -141,7 +142,7 @@ impl Governor {
     }
 
     /// The sampled functions.
-    pub(super) fn symbols(&self) -> Vec<usize> {
+    pub(super) fn sampled_symbols(&self) -> Vec<usize> {
         self.sampled.keys().copied().collect()
     }
 
@@ -163,7 +164,7 @@ impl Governor {
 
     /// Measures the overhead of every process, and changes which functions are sampled. Returns the processes that have
     /// been above the ceiling for some rounds although their frequent functions are sampled.
-    pub(super) fn govern(&mut self, governed: &mut Governed<'_>) -> Vec<u32> {
+    pub(super) fn govern(&mut self, governed: &mut GovernedParts<'_>) -> Vec<u32> {
         let elapsed = self.last_round.elapsed().as_secs_f64();
         self.last_round = Instant::now();
         let mut running = governed.processes.running.values();
@@ -172,7 +173,7 @@ impl Governor {
             self.attach_device_functions(governed);
         }
         let expensive = self.measure_overhead(governed, elapsed, several_devices);
-        let mut expensive = with_groups(&expensive);
+        let mut expensive = with_sampling_groups(&expensive);
         expensive.retain(|symbol| !self.is_sampled(*symbol));
         if !expensive.is_empty() {
             let mut links = self.close_window(governed);
@@ -180,7 +181,7 @@ impl Governor {
                 links.extend(self.begin_sampling(governed, symbol));
             }
             // Detaching may take long on a busy machine.
-            detach(links);
+            detach_links(links);
         }
         self.attach_cheap_functions(governed);
         self.bring_window_forward(governed.processes);
@@ -195,7 +196,7 @@ impl Governor {
     /// to keep the budget.
     fn measure_overhead(
         &self,
-        governed: &mut Governed<'_>,
+        governed: &mut GovernedParts<'_>,
         elapsed: f64,
         several_devices: bool,
     ) -> BTreeSet<usize> {
@@ -203,7 +204,7 @@ impl Governor {
         let mut expensive = BTreeSet::new();
         for (handle, process) in &mut governed.processes.running {
             let word = governed.kernel.processes.word(
-                layout::index_of(*handle),
+                layout::index_of_handle(*handle),
                 offset_of!(layout::Process, busiest_hits),
             );
             let busiest = word.swap(0, Ordering::Relaxed) as f64;
@@ -235,7 +236,7 @@ impl Governor {
     }
 
     /// Reads step marks. The next read of all counts reports the error if they cannot be read.
-    fn read_step_marks(&self, governed: &mut Governed<'_>) {
+    fn read_step_marks(&self, governed: &mut GovernedParts<'_>) {
         let _ = governed.processes.read_step_marks(ReadContext {
             kernel: governed.kernel,
             governor: self,
@@ -245,10 +246,10 @@ impl Governor {
     }
 
     /// Attaches permanent probes to sampled functions that set the device of a thread.
-    fn attach_device_functions(&mut self, governed: &mut Governed<'_>) {
-        let sampled = self.symbols().into_iter();
+    fn attach_device_functions(&mut self, governed: &mut GovernedParts<'_>) {
+        let sampled = self.sampled_symbols().into_iter();
         for symbol in sampled.filter(|symbol| sets_device(*symbol)) {
-            detach(self.close_window(governed));
+            detach_links(self.close_window(governed));
             self.attach_permanently(governed, symbol);
         }
     }
@@ -259,7 +260,11 @@ impl Governor {
     }
 
     /// Samples a function from now on. Returns its permanent links, to be dropped.
-    fn begin_sampling(&mut self, governed: &mut Governed<'_>, symbol: usize) -> Vec<ProbeLink> {
+    fn begin_sampling(
+        &mut self,
+        governed: &mut GovernedParts<'_>,
+        symbol: usize,
+    ) -> Vec<ProbeLink> {
         // Marks up to here have exact launches.
         self.read_step_marks(governed);
         let kernel = governed.kernel;
@@ -269,7 +274,7 @@ impl Governor {
         kernel.note_detached();
         // The function does not count any more, so its count up to here is exact.
         for (handle, process) in &mut governed.processes.running {
-            let counters = kernel.counters(*handle);
+            let counters = kernel.call_counters(*handle);
             let steps = &process.steps;
             process
                 .counts
@@ -292,7 +297,7 @@ impl Governor {
     }
 
     /// Attaches permanent probes to a function that was sampled.
-    fn attach_permanently(&mut self, governed: &mut Governed<'_>, symbol: usize) {
+    fn attach_permanently(&mut self, governed: &mut GovernedParts<'_>, symbol: usize) {
         self.read_step_marks(governed);
         let kernel = governed.kernel;
         files::attach_each(governed.attachment.files.iter_mut(), |file| {
@@ -326,7 +331,7 @@ impl Governor {
     }
 
     /// Attaches permanent probes to sampled functions that have become cheap.
-    fn attach_cheap_functions(&mut self, governed: &mut Governed<'_>) {
+    fn attach_cheap_functions(&mut self, governed: &mut GovernedParts<'_>) {
         if self.is_window_open() || governed.is_off {
             return;
         }
@@ -336,17 +341,18 @@ impl Governor {
                 let ns = self.cost.call_ns(process.overhead.is_contended());
                 let cost = process.counts.sampled_rate(*symbol) * ns / 1e9;
                 cost > 0.0
-                    && (cost > budget * CHEAP_SHARE
-                        || process.overhead.permanent + cost > budget * PERMANENT_SHARE)
+                    && (cost > budget * BUDGET_SHARE_OF_CHEAP_FUNCTION
+                        || process.overhead.permanent + cost
+                            > budget * BUDGET_SHARE_OF_PERMANENT_PROBES)
             });
             *rounds = if busy { 0 } else { *rounds + 1 };
         }
         let sampled = self.sampled.iter();
         let (calm, busy): (Vec<_>, Vec<_>) =
-            sampled.partition(|(_, rounds)| **rounds >= CHEAP_ROUNDS);
+            sampled.partition(|(_, rounds)| **rounds >= CHEAP_ROUNDS_UNTIL_PERMANENT);
         let symbols = |of: Vec<(&usize, _)>| of.into_iter().map(|(symbol, _)| *symbol).collect();
         let calm: BTreeSet<usize> = symbols(calm);
-        for symbol in calm.difference(&with_groups(&symbols(busy))) {
+        for symbol in calm.difference(&with_sampling_groups(&symbols(busy))) {
             self.attach_permanently(governed, *symbol);
         }
     }

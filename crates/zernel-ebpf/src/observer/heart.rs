@@ -28,11 +28,11 @@ impl Heart {
         let hearts = Arc::new(hearts);
         let stop = Arc::new(AtomicBool::new(false));
         let since_ns = monotonic_ns();
-        beat(&hearts, since_ns);
+        write_beat(&hearts, since_ns);
         let (own_hearts, own_stop) = (Arc::clone(&hearts), Arc::clone(&stop));
         let beats = move || {
             while !own_stop.load(Ordering::Relaxed) {
-                beat(&own_hearts, since_ns);
+                write_beat(&own_hearts, since_ns);
                 thread::park_timeout(BEAT_INTERVAL);
             }
         };
@@ -60,15 +60,15 @@ impl Drop for Heart {
             thread.thread().unpark();
             let _ = thread.join();
         }
-        write(&self.hearts, 0, 0);
+        write_heartbeat(&self.hearts, 0, 0);
     }
 }
 
-fn beat(hearts: &MappedArray<Heartbeat>, since_ns: u64) {
-    write(hearts, monotonic_ns(), since_ns);
+fn write_beat(hearts: &MappedArray<Heartbeat>, since_ns: u64) {
+    write_heartbeat(hearts, monotonic_ns(), since_ns);
 }
 
-fn write(hearts: &MappedArray<Heartbeat>, beat_ns: u64, since_ns: u64) {
+fn write_heartbeat(hearts: &MappedArray<Heartbeat>, beat_ns: u64, since_ns: u64) {
     let heartbeat = Heartbeat {
         beat_ns,
         owner: std::process::id(),

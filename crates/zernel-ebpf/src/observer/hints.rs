@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 use libbpf_rs::{MapHandle, OpenObject};
 
 use super::{optional, pinned_map};
-use crate::capability::reason;
+use crate::capability::innermost_reason;
 
 /// The section with the switch of the hints.
-const SWITCH: &str = ".rodata.hints";
-pub(super) const MAP: &str = "scx_layered_task_hint_map";
+const SWITCH_SECTION: &str = ".rodata.hints";
+pub(super) const HINT_MAP: &str = "scx_layered_task_hint_map";
 /// The program that clears the hints of all tasks.
-pub(super) const CLEAR: &str = "clear_hints";
+pub(super) const CLEAR_PROGRAM: &str = "clear_hints";
 /// The BPF map and program that are not loaded if no hints are written.
-pub(super) const OPTIONAL_PARTS: [&str; 2] = [MAP, CLEAR];
+pub(super) const OPTIONAL_PARTS: [&str; 2] = [HINT_MAP, CLEAR_PROGRAM];
 
 /// A pinned map of hints.
 #[derive(Debug)]
@@ -28,8 +28,8 @@ pub(super) struct HintMap {
 impl HintMap {
     /// Turns hints on in an object that is not loaded yet, with the map that is pinned at `path`, if there is one.
     pub(super) fn enable(path: &Path, object: &mut OpenObject) -> Result<Self, String> {
-        let is_reused = pinned_map::reuse(object, MAP, path)?;
-        optional::enable(object, SWITCH);
+        let is_reused = pinned_map::reuse_pinned(object, HINT_MAP, path)?;
+        optional::enable_part(object, SWITCH_SECTION);
         Ok(Self {
             path: path.to_owned(),
             is_reused,
@@ -43,7 +43,7 @@ impl HintMap {
         }
         let pinned = map.pin(&self.path);
         pinned.map_err(|error| {
-            let reason = reason(&error);
+            let reason = innermost_reason(&error);
             format!("pinning failed ({reason}); the path must be in a bpffs, such as /sys/fs/bpf")
         })
     }

@@ -14,13 +14,13 @@ use crate::child_task::{self, ChildTask};
 use crate::discovery::ProcessKey;
 
 /// How long reading may take that one child process does.
-const READ_LIMIT: Duration = Duration::from_secs(1);
+const MAX_READ_TIME: Duration = Duration::from_secs(1);
 /// How long the loop waits for identities. Most processes are read in less than a millisecond.
-pub(super) const IDENTITY_WAIT: Duration = Duration::from_millis(200);
+pub(super) const MAX_WAIT_FOR_IDENTITIES: Duration = Duration::from_millis(200);
 /// Processes that one child process reads.
-const AT_ONCE: usize = 32;
+const PROCESSES_PER_TASK: usize = 32;
 /// Processes that wait to be read at most.
-const MAX_WAITING: usize = 8192;
+const MAX_WAITING_PROCESSES: usize = 8192;
 
 /// Reads identities of processes.
 #[derive(Debug, Default)]
@@ -42,13 +42,16 @@ struct IdentityTask {
 
 impl IdentityReader {
     /// Has these processes read, except those that are being read already.
-    pub(super) fn request<'a>(&mut self, processes: impl IntoIterator<Item = &'a ProcessKey>) {
+    pub(super) fn request_processes<'a>(
+        &mut self,
+        processes: impl IntoIterator<Item = &'a ProcessKey>,
+    ) {
         let requested = [&self.waiting, &self.suspects];
         let requested = requested.into_iter().flat_map(BTreeMap::values).flatten();
         let read = self.tasks.iter().flat_map(|task| &task.processes);
         let mut known: BTreeSet<ProcessKey> = requested.chain(read).copied().collect();
         for process in processes {
-            let room = known.len() < MAX_WAITING;
+            let room = known.len() < MAX_WAITING_PROCESSES;
             if let Ok(tenant) = Tenant::of(process.pid)
                 && room
                 && known.insert(*process)
@@ -60,7 +63,7 @@ impl IdentityReader {
 
     /// The identities that have been read by now. Waits for more for at most `patience`. Processes that have exited, or do not
     /// answer, are missing.
-    pub(super) fn take(&mut self, patience: Duration) -> BTreeMap<ProcessKey, Identity> {
+    pub(super) fn take_identities(&mut self, patience: Duration) -> BTreeMap<ProcessKey, Identity> {
         let until = Instant::now() + patience;
         let mut identities = BTreeMap::new();
         loop {
@@ -74,9 +77,12 @@ impl IdentityReader {
 
     /// Starts as many child processes as there is room for.
     fn start_tasks(&mut self) {
-        for (queue, at_once) in [(&mut self.waiting, AT_ONCE), (&mut self.suspects, 1)] {
+        for (queue, at_once) in [
+            (&mut self.waiting, PROCESSES_PER_TASK),
+            (&mut self.suspects, 1),
+        ] {
             for (tenant, processes) in queue.iter_mut() {
-                while !processes.is_empty() && child_task::has_room(tenant) {
+                while !processes.is_empty() && child_task::has_room_for_child_of(tenant) {
                     let some = processes.split_off(processes.len().saturating_sub(at_once));
                     match start_task(tenant, &some) {
                         Some(task) => self.tasks.push(IdentityTask {
@@ -132,7 +138,7 @@ fn start_task(
     processes: &[ProcessKey],
 ) -> Option<ChildTask<Vec<Option<Identity>>>> {
     let read = || processes.iter().map(identity_of).collect();
-    ChildTask::start(tenant, READ_LIMIT, &[], |_| read()).ok()
+    ChildTask::start(tenant, MAX_READ_TIME, &[], |_| read()).ok()
 }
 
 /// The identity of a process; `None` if it has exited.
@@ -160,10 +166,10 @@ mod tests {
         let key = key_of(&own);
         let other = ProcessKey::new(key.pid, key.start_ns + 1_000_000_000);
         let mut reader = IdentityReader::default();
-        reader.request(&[key, other]);
+        reader.request_processes(&[key, other]);
         let mut read = BTreeMap::new();
         eventually("it is read", || {
-            read.extend(reader.take(IDENTITY_WAIT));
+            read.extend(reader.take_identities(MAX_WAIT_FOR_IDENTITIES));
             !read.is_empty()
         });
         assert_eq!(read.into_iter().collect::<Vec<_>>(), [(key, own)]);
@@ -185,10 +191,10 @@ mod tests {
         };
         let keys: Vec<ProcessKey> = sleepers.iter().map(key).collect();
         let mut reader = IdentityReader::default();
-        reader.request(&keys);
+        reader.request_processes(&keys);
         let mut read = BTreeMap::new();
         eventually("all are read", || {
-            read.extend(reader.take(Duration::from_millis(10)));
+            read.extend(reader.take_identities(Duration::from_millis(10)));
             read.len() == keys.len()
         });
         for mut sleeper in sleepers {

@@ -24,14 +24,15 @@ use super::mapped::MappedArray;
 use super::optional;
 use super::shared_state::{PinDirectory, SharedState};
 use super::step_marks::StepMarks;
-use super::tenants::{Table, TenantMaps, Tenants};
+use super::tenants::{TenantMaps, TenantRegistry, TenantTable};
 use super::trace::{CoverageChange, EventTrace};
 use super::{ObserveError, ObserverOptions, monotonic_ns};
-use crate::capability::{Capability, quietly};
+use crate::capability::{Capability, without_libbpf_messages};
 use crate::probes::{self, CallKind, Direction, SYMBOLS, layout};
 use crate::{child_task, task_reader};
 
-pub(crate) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
+pub(crate) static OBSERVE_OBJECT: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
 /// Tracepoint programs, attached at the start.
 const TRACEPOINT_PROGRAMS: [&str; 4] = [
@@ -81,7 +82,7 @@ impl Rung {
 
 /// Where a function is probed: its offset in the file, and its index in [`SYMBOLS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct ProbeTarget {
     pub(crate) offset: u64,
     pub(crate) symbol: usize,
 }
@@ -107,7 +108,7 @@ pub(crate) struct Kernel {
     /// Map entries that were visited to delete some of them.
     pub(crate) visited_entries: AtomicU64,
     pub(crate) histograms: MappedArray<layout::Histogram>,
-    pub(super) tenants: Tenants,
+    pub(super) tenants: TenantRegistry,
 }
 
 impl Kernel {
@@ -123,7 +124,7 @@ impl Kernel {
             ObserveError::Load(error.into())
         })?;
         let mut object = ObjectBuilder::default()
-            .open_memory(OBJECT)
+            .open_memory(OBSERVE_OBJECT)
             .map_err(ObserveError::Load)?;
         let hints = match &options.hints {
             Some(path) => Some(HintMap::enable(path, &mut object).map_err(at(path))?),
@@ -132,7 +133,7 @@ impl Kernel {
         let kernel = Self::load_rung(*rung, object, options, hints.is_some());
         let kernel = kernel.map_err(ObserveError::Load)?;
         if let (Some(hints), Some(path)) = (hints, &options.hints) {
-            let map = kernel.map(hints::MAP).map_err(ObserveError::Load)?;
+            let map = kernel.map(hints::HINT_MAP).map_err(ObserveError::Load)?;
             hints.pin(map).map_err(at(path))?;
         }
         kernel.write_tables(tracker).map_err(ObserveError::Load)?;
@@ -145,25 +146,25 @@ impl Kernel {
         options: &ObserverOptions,
         writes_hints: bool,
     ) -> libbpf_rs::Result<Self> {
-        let (object, pins) = quietly(|| {
+        let (object, pins) = without_libbpf_messages(|| {
             choose_parts(&mut object, rung, options)?;
-            let pins = PinDirectory::claim(&options.pins, &mut object);
+            let pins = PinDirectory::claim_directory(&options.pins, &mut object);
             Ok::<_, libbpf_rs::Error>((object.load()?, pins))
         })?;
         let tasks = find_map(&object, "zernel_tasks")?;
         let heartbeats = find_map(&object, "zernel_heartbeats")?;
         if pins.as_ref().is_ok_and(|pins| pins.reuses_tasks) {
             // Before the first beat, so that no reader takes an old state for a new one.
-            iterate(&object, "forget_tasks")?;
+            run_task_iterator(&object, "forget_tasks")?;
         }
         if writes_hints {
             // An observer that was killed has left its own.
-            iterate(&object, hints::CLEAR)?;
+            run_task_iterator(&object, hints::CLEAR_PROGRAM)?;
         }
-        let shared = pins.and_then(|pins| pins.share(tasks, heartbeats));
+        let shared = pins.and_then(|pins| pins.pin_maps(tasks, heartbeats));
         let tracepoints = TRACEPOINT_PROGRAMS
             .into_iter()
-            .map(|name| quietly(|| find_program(&object, name)?.attach()))
+            .map(|name| without_libbpf_messages(|| find_program(&object, name)?.attach()))
             .collect::<libbpf_rs::Result<_>>()?;
         Ok(Self {
             rung,
@@ -177,7 +178,10 @@ impl Kernel {
                 false => None,
             },
             decisions: match options.counts_decisions {
-                true => Some(decisions::map_rows(&find_map(&object, decisions::MAP)?)?),
+                true => Some(decisions::map_rows(&find_map(
+                    &object,
+                    decisions::DECISIONS_MAP,
+                )?)?),
                 false => None,
             },
             settings: MappedArray::new(find_map(&object, "settings")?, 1)?,
@@ -186,7 +190,7 @@ impl Kernel {
             visited_entries: AtomicU64::new(0),
             counters: MappedArray::new(find_map(&object, "counters")?, layout::PROCESSES)?,
             histograms: MappedArray::new(find_map(&object, "histograms")?, layout::HISTOGRAMS)?,
-            tenants: Tenants::new(TenantMaps {
+            tenants: TenantRegistry::new(TenantMaps {
                 counts: find_map(&object, "tenants")?,
                 indices: find_map(&object, "tenant_indices")?,
                 free: find_map(&object, "free_tenants")?,
@@ -224,7 +228,7 @@ impl Kernel {
 
     /// Sets whether a function counts only while a window is open.
     pub(crate) fn set_sampled(&self, symbol: usize, sampled: bool) -> libbpf_rs::Result<()> {
-        let mut row = SYMBOLS[symbol].raw(sampled);
+        let mut row = SYMBOLS[symbol].raw_symbol(sampled);
         if self.assumes_launches() && begins_launches(symbol) {
             row.flags |= layout::Symbol::BEGINS_LAUNCHES;
         }
@@ -307,7 +311,7 @@ impl Kernel {
     }
 
     /// The record at an index, if a process uses it.
-    pub(crate) fn record_at(&self, index: usize) -> Option<layout::Process> {
+    pub(crate) fn process_record_at(&self, index: usize) -> Option<layout::Process> {
         // The pid is written last, so it is read first.
         let word = self.processes.word(index, offset_of!(layout::Process, pid));
         if word.load(Ordering::Acquire) == 0 {
@@ -317,16 +321,16 @@ impl Kernel {
     }
 
     /// The record of a process; `None` if it was forgotten.
-    pub(crate) fn record(&self, handle: u32) -> Option<layout::Process> {
-        let record = self.record_at(layout::index_of(handle));
+    pub(crate) fn process_record(&self, handle: u32) -> Option<layout::Process> {
+        let record = self.process_record_at(layout::index_of_handle(handle));
         record.filter(|record| record.handle == handle)
     }
 
     /// Whether the calls of a process are counted.
     pub(crate) fn set_rested(&self, handle: u32, is_rested: bool) {
-        if self.record(handle).is_some() {
+        if self.process_record(handle).is_some() {
             let place = offset_of!(layout::Process, is_rested);
-            let word = self.processes.word(layout::index_of(handle), place);
+            let word = self.processes.word(layout::index_of_handle(handle), place);
             word.store(is_rested.into(), Ordering::Release);
             let observed = !is_rested;
             self.trace_coverage(CoverageChange::Process { handle, observed });
@@ -334,8 +338,8 @@ impl Kernel {
     }
 
     /// The counters of a process.
-    pub(crate) fn counters(&self, handle: u32) -> layout::Counters {
-        self.counters.read(layout::index_of(handle))
+    pub(crate) fn call_counters(&self, handle: u32) -> layout::Counters {
+        self.counters.read(layout::index_of_handle(handle))
     }
 
     /// Frees the indices of processes that exited and were read for the last time.
@@ -343,9 +347,12 @@ impl Kernel {
         if handles.is_empty() {
             return Ok(());
         }
-        let records: Vec<_> = handles.iter().filter_map(|it| self.record(*it)).collect();
+        let records: Vec<_> = handles
+            .iter()
+            .filter_map(|it| self.process_record(*it))
+            .collect();
         for record in &records {
-            self.invalidate(record);
+            self.invalidate_handle(record);
         }
         // This takes longer than a program runs, so no program still uses what is freed after it.
         probes::forget(self, handles)?;
@@ -357,7 +364,10 @@ impl Kernel {
                 freed += 1;
             }
             self.free_process(layout::next_handle(record.handle))?;
-            let deleted = [(Table::Histograms, freed), (Table::Processes, 1)];
+            let deleted = [
+                (TenantTable::Histograms, freed),
+                (TenantTable::Processes, 1),
+            ];
             for (table, entries) in deleted {
                 self.tenants.count_deleted(record.tenant, table, entries);
             }
@@ -366,8 +376,8 @@ impl Kernel {
     }
 
     /// Makes the handle of a process invalid: programs find nothing under it from now on.
-    fn invalidate(&self, record: &layout::Process) {
-        let index = layout::index_of(record.handle);
+    fn invalidate_handle(&self, record: &layout::Process) {
+        let index = layout::index_of_handle(record.handle);
         for offset in [
             offset_of!(layout::Process, handle),
             offset_of!(layout::Process, pid),
@@ -389,7 +399,10 @@ impl Kernel {
                 continue;
             };
             let handle = u32::from_ne_bytes(handle.try_into().unwrap_or_default());
-            if self.record(handle).is_some_and(|record| record.pid == own) {
+            if self
+                .process_record(handle)
+                .is_some_and(|record| record.pid == own)
+            {
                 let _ = handles.delete(&key);
                 forgotten.insert(handle);
             }
@@ -411,13 +424,13 @@ impl Kernel {
 
     /// Counts entries that were deleted from a table, by the handles of their processes. The indices of the processes must
     /// not be free yet.
-    pub(crate) fn count_deleted(&self, table: Table, handles: impl Iterator<Item = u32>) {
+    pub(crate) fn count_deleted(&self, table: TenantTable, handles: impl Iterator<Item = u32>) {
         let mut by_process: BTreeMap<u32, u64> = BTreeMap::new();
         for handle in handles {
             *by_process.entry(handle).or_default() += 1;
         }
         for (handle, entries) in by_process {
-            let record = self.processes.read(layout::index_of(handle));
+            let record = self.processes.read(layout::index_of_handle(handle));
             self.tenants.count_deleted(record.tenant, table, entries);
         }
     }
@@ -432,7 +445,7 @@ impl Kernel {
         &self,
         map: &str,
     ) -> libbpf_rs::Result<Vec<(K, V)>> {
-        batch::entries(&find_map(&self.object, map)?)
+        batch::read_all_entries(&find_map(&self.object, map)?)
     }
 
     /// The descriptors that [`Self::attach`] needs.
@@ -443,14 +456,14 @@ impl Kernel {
     /// Path of the pinned map of task states, or why it is not pinned.
     pub(crate) fn shared_state(&self) -> Result<PathBuf, &str> {
         match &self.shared {
-            Ok(shared) => Ok(shared.tasks()),
+            Ok(shared) => Ok(shared.task_map_path()),
             Err(reason) => Err(reason),
         }
     }
 
     /// The states of all threads of ML processes.
     pub(crate) fn task_states(&self) -> libbpf_rs::Result<Vec<RawTaskState>> {
-        let link = quietly(|| self.program("dump_tasks")?.attach())?;
+        let link = without_libbpf_messages(|| self.program("dump_tasks")?.attach())?;
         let mut bytes = Vec::new();
         Iter::new(&link)?.read_to_end(&mut bytes)?;
         let states = bytes.chunks_exact(size_of::<RawTaskState>());
@@ -461,12 +474,12 @@ impl Kernel {
 
     /// Creates task states for the threads and children that observed processes had before they were observed.
     pub(crate) fn adopt(&self) -> libbpf_rs::Result<()> {
-        iterate(&self.object, "adopt_tasks")
+        run_task_iterator(&self.object, "adopt_tasks")
     }
 
     /// The state of a thread, if it belongs to an ML process.
     pub(crate) fn task_state(&self, tid: u32) -> libbpf_rs::Result<Option<RawTaskState>> {
-        task_reader::state_of(&find_map(&self.object, "zernel_tasks")?, tid)
+        task_reader::state_in_map(&find_map(&self.object, "zernel_tasks")?, tid)
     }
 
     fn program(&self, name: &str) -> libbpf_rs::Result<ProgramMut<'_>> {
@@ -479,7 +492,7 @@ impl Drop for Kernel {
         // No program may write a hint after they were cleared. Probes are detached already.
         self.tracepoints.clear();
         if self.writes_hints {
-            let _ = iterate(&self.object, hints::CLEAR);
+            let _ = run_task_iterator(&self.object, hints::CLEAR_PROGRAM);
         }
     }
 }
@@ -499,11 +512,11 @@ fn choose_parts(
         EventTrace::enable(object)?;
     }
     if options.hints.is_none() {
-        optional::leave_out(object, &hints::OPTIONAL_PARTS)?;
+        optional::leave_out_part(object, &hints::OPTIONAL_PARTS)?;
     }
     match options.counts_decisions {
-        true => optional::enable(object, decisions::SWITCH),
-        false => optional::leave_out(object, &decisions::OPTIONAL_MAPS)?,
+        true => optional::enable_part(object, decisions::SWITCH_SECTION),
+        false => optional::leave_out_part(object, &decisions::OPTIONAL_MAPS)?,
     }
     Ok(())
 }
@@ -517,8 +530,8 @@ fn at(path: &Path) -> impl Fn(String) -> ObserveError {
 }
 
 /// Runs a program once for every task.
-fn iterate(object: &Object, program: &str) -> libbpf_rs::Result<()> {
-    let link = quietly(|| find_program(object, program)?.attach())?;
+fn run_task_iterator(object: &Object, program: &str) -> libbpf_rs::Result<()> {
+    let link = without_libbpf_messages(|| find_program(object, program)?.attach())?;
     // The program writes nothing: reading to the end is what runs it.
     std::io::copy(&mut Iter::new(&link)?, &mut std::io::sink())?;
     Ok(())
@@ -527,7 +540,7 @@ fn iterate(object: &Object, program: &str) -> libbpf_rs::Result<()> {
 fn find_program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Result<ProgramMut<'a>> {
     let mut programs = object.progs_mut();
     let found = programs.find(|program| program.name() == name);
-    found.ok_or_else(|| missing("program", name))
+    found.ok_or_else(|| missing_error("program", name))
 }
 
 /// Whether launches usually follow a call of this function.
@@ -538,9 +551,9 @@ fn begins_launches(symbol: usize) -> bool {
 
 fn find_map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {
     let map = object.maps().find(|map| *map.name() == *name);
-    MapHandle::try_from(&map.ok_or_else(|| missing("map", name))?)
+    MapHandle::try_from(&map.ok_or_else(|| missing_error("map", name))?)
 }
 
-fn missing(what: &str, name: &str) -> libbpf_rs::Error {
+fn missing_error(what: &str, name: &str) -> libbpf_rs::Error {
     std::io::Error::other(format!("the BPF object has no {what} {name}")).into()
 }

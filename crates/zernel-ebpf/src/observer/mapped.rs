@@ -24,7 +24,7 @@ unsafe impl<T> Send for MappedArray<T> {}
 unsafe impl<T> Sync for MappedArray<T> {}
 
 impl<T: FromBytes + IntoBytes + Immutable> MappedArray<T> {
-    const WORDS: usize = size_of::<T>() / 8;
+    const WORDS_PER_ELEMENT: usize = size_of::<T>() / 8;
 
     /// Maps all `length` elements of the array map `map`, whose values are `T`s.
     pub(crate) fn new(map: impl AsFd, length: usize) -> io::Result<Self> {
@@ -47,17 +47,22 @@ impl<T: FromBytes + IntoBytes + Immutable> MappedArray<T> {
         })
     }
 
-    fn words(&self, index: usize) -> &[AtomicU64] {
+    fn words_of(&self, index: usize) -> &[AtomicU64] {
         assert!(index < self.length, "element {index} of {}", self.length);
         // SAFETY: in bounds of the mapping, which lives as long as `self`; the kernel writes to it
         // with atomics of its own or with single stores.
-        unsafe { std::slice::from_raw_parts(self.start.add(index * Self::WORDS), Self::WORDS) }
+        unsafe {
+            std::slice::from_raw_parts(
+                self.start.add(index * Self::WORDS_PER_ELEMENT),
+                Self::WORDS_PER_ELEMENT,
+            )
+        }
     }
 
     /// A copy of an element. Each 64-bit word is read atomically, the element as a whole is not.
     pub(crate) fn read(&self, index: usize) -> T {
         let mut element = T::new_zeroed();
-        let words = self.words(index);
+        let words = self.words_of(index);
         for (bytes, word) in element.as_mut_bytes().chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
         }
@@ -66,7 +71,7 @@ impl<T: FromBytes + IntoBytes + Immutable> MappedArray<T> {
 
     /// Overwrites an element, word by word.
     pub(crate) fn write(&self, index: usize, element: &T) {
-        for (bytes, word) in element.as_bytes().chunks_exact(8).zip(self.words(index)) {
+        for (bytes, word) in element.as_bytes().chunks_exact(8).zip(self.words_of(index)) {
             let value = u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
             word.store(value, Ordering::Release);
         }
@@ -74,7 +79,7 @@ impl<T: FromBytes + IntoBytes + Immutable> MappedArray<T> {
 
     /// The 64-bit word at a byte offset of an element.
     pub(crate) fn word(&self, index: usize, offset: usize) -> &AtomicU64 {
-        &self.words(index)[offset / 8]
+        &self.words_of(index)[offset / 8]
     }
 }
 

@@ -57,27 +57,27 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use attachment::{AttachContext, Attachment};
+use attachment::{AttachContext, LibraryAttachments};
 pub use decisions::{ClassDecisions, ProcessDecisions};
-pub use estimate::Interval;
+pub use estimate::ConfidenceInterval;
 pub use functions::AttachMode;
-pub use governor::{Cost, GovernorOptions};
-use governor::{Governed, Governor};
+use governor::{GovernedParts, Governor};
+pub use governor::{GovernorOptions, ProbeCost};
 pub(crate) use kernel::Kernel;
 #[cfg(test)]
-pub(crate) use kernel::OBJECT;
+pub(crate) use kernel::OBSERVE_OBJECT;
 pub use kernel::Rung;
-pub use observer_thread::{ObserverRequests, ObserverThread, Published};
-pub use process::{CallCount, Coverage, ObservedProcess, Phases, ProcessCost};
+pub use observer_thread::{ObserverRequests, ObserverThread, PublishedSnapshot};
+pub use process::{CallCount, ObservedProcess, ProcessCost, ProcessCoverage, ProcessPhases};
 use process_table::{ProcessTable, ReadContext};
 use rest::Rests;
 use rustix::process::{Resource, Rlimit};
-pub(crate) use tenants::{Hierarchy, Table};
+pub(crate) use tenants::{CgroupHierarchy, TenantTable};
 pub use trace::{CoverageChange, TraceItem, TracedEvent, TracedProcess};
 use zernel_phase::shared::{PIN_DIRECTORY, RawTaskState};
 use zernel_phase::tracker::TrackerConfig;
 
-use crate::capability::reason;
+use crate::capability::innermost_reason;
 use crate::discovery::{Discovery, DiscoveryError};
 use crate::probe_link::{ProbeLink, pin_links};
 use crate::probes::{ExitedRank, SYMBOLS};
@@ -107,10 +107,10 @@ macro_rules! read_context {
     };
 }
 
-/// Builds a [`Governed`]. A macro, because it borrows fields beside the governor.
+/// Builds a [`GovernedParts`]. A macro, because it borrows fields beside the governor.
 macro_rules! governed {
     ($observer:ident) => {
-        &mut Governed {
+        &mut GovernedParts {
             kernel: &$observer.kernel,
             attachment: &mut $observer.attachment,
             processes: &mut $observer.processes,
@@ -121,13 +121,13 @@ macro_rules! governed {
 }
 
 /// How long the start waits for installed libraries, for example on a slow network file system.
-const START_LIMIT: Duration = Duration::from_secs(10);
+const MAX_START_WAIT: Duration = Duration::from_secs(10);
 
 /// Why processes cannot be observed.
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
     /// The BPF programs do not load.
-    #[error("the kernel does not load the probes ({}); run `zernel doctor` to see what is missing", reason(.0))]
+    #[error("the kernel does not load the probes ({}); run `zernel doctor` to see what is missing", innermost_reason(.0))]
     Load(#[source] libbpf_rs::Error),
     /// Hints cannot be written.
     #[error("the hints at {path} cannot be used: {reason}", path = .path.display())]
@@ -138,7 +138,7 @@ pub enum ObserveError {
         reason: String,
     },
     /// A map cannot be read.
-    #[error("the BPF maps cannot be read ({})", reason(.0))]
+    #[error("the BPF maps cannot be read ({})", innermost_reason(.0))]
     Read(#[source] libbpf_rs::Error),
     /// The event descriptor cannot be created.
     #[error("the observer cannot wait for events ({0}); raise the limit on open files (ulimit -n)")]
@@ -192,10 +192,10 @@ impl Default for ObserverOptions {
 
 impl ObserverOptions {
     /// Counts every call without a budget, with probes on these libraries from the start.
-    pub fn exact(libraries: impl IntoIterator<Item = PathBuf>) -> Self {
+    pub fn counting_everything(libraries: impl IntoIterator<Item = PathBuf>) -> Self {
         Self {
             libraries: libraries.into_iter().collect(),
-            governor: GovernorOptions::EXACT,
+            governor: GovernorOptions::COUNT_EVERYTHING,
             ..Self::default()
         }
     }
@@ -246,7 +246,7 @@ impl Losses {
 
 /// Observes the ML processes of this machine. Dropping it detaches all probes.
 pub struct Observer {
-    attachment: Attachment,
+    attachment: LibraryAttachments,
     processes: ProcessTable,
     discovery: Discovery,
     governor: Governor,
@@ -273,7 +273,7 @@ impl Observer {
         let governor = Governor::calibrated(&kernel, options.governor);
         kernel.forget_own_process().map_err(ObserveError::Read)?;
         let gpus = Gpus::open();
-        let attachment = Attachment::new()?;
+        let attachment = LibraryAttachments::new()?;
         let mut observer = Self {
             events: epoll_any([
                 discovery.readable_descriptor(),
@@ -307,7 +307,7 @@ impl Observer {
                 self.attachment.attach_installed(kind, &path);
             }
         }
-        let until = Instant::now() + START_LIMIT;
+        let until = Instant::now() + MAX_START_WAIT;
         self.attachment.work_on_queue(until, attach_context!(self));
     }
 
@@ -322,7 +322,7 @@ impl Observer {
         self.events.try_clone()
     }
 
-    /// Whether the overhead of a thread was far above the budget since the last call. Then call [`Self::read`] and
+    /// Whether the overhead of a thread was far above the budget since the last call. Then call [`Self::read_counts`] and
     /// [`Self::govern`] at once.
     pub fn take_alarm(&mut self) -> bool {
         std::mem::take(&mut self.is_alarmed)
@@ -334,21 +334,23 @@ impl Observer {
         if self.attachment.take_changes() {
             self.drop_changed_files();
         }
-        self.is_alarmed |= self.kernel.alarm.take();
+        self.is_alarmed |= self.kernel.alarm.take_alarm();
         let events = self.discovery.poll(Duration::ZERO)?;
-        self.attachment.follow(&events, attach_context!(self));
+        self.attachment
+            .follow_process_events(&events, attach_context!(self));
         Ok(())
     }
 
     /// Scans every process of the machine.
     pub fn scan(&mut self) -> Result<(), ObserveError> {
         let events = self.discovery.scan()?;
-        self.attachment.retry(attach_context!(self));
-        self.attachment.follow(&events, attach_context!(self));
+        self.attachment.retry_refused_files(attach_context!(self));
+        self.attachment
+            .follow_process_events(&events, attach_context!(self));
         self.attachment.forget_unused_identities();
         self.drop_changed_files();
         self.refresh_gpus();
-        let refreshed = self.kernel.tenants.refresh();
+        let refreshed = self.kernel.tenants.refresh_lookup_tables();
         refreshed.map_err(ObserveError::Read)?;
         self.adopt()
     }
@@ -388,10 +390,10 @@ impl Observer {
     }
 
     /// Reads the counts of all processes from the kernel.
-    pub fn read(&mut self) -> Result<(), ObserveError> {
+    pub fn read_counts(&mut self) -> Result<(), ObserveError> {
         // Before the handles of exited processes are freed.
         self.read_trace().map_err(ObserveError::Read)?;
-        let read = self.processes.read(read_context!(self));
+        let read = self.processes.read_processes(read_context!(self));
         read.map_err(ObserveError::Read)?;
         self.attachment.end_round();
         Ok(())
@@ -409,7 +411,7 @@ impl Observer {
     /// while if it stays above the ceiling.
     pub fn govern(&mut self) {
         for handle in self.governor.govern(governed!(self)) {
-            self.rest(handle);
+            self.rest_with_private_files(handle);
         }
         self.end_rests();
     }
@@ -427,13 +429,13 @@ impl Observer {
 
     /// The measured cost of a probed call, and the number of sampling windows so far.
     #[must_use]
-    pub fn cost(&self) -> Cost {
+    pub fn probe_cost(&self) -> ProbeCost {
         self.governor.cost
     }
 
     /// Names of the functions that are sampled now.
-    pub fn sampled(&self) -> impl Iterator<Item = &'static str> {
-        let sampled = self.governor.symbols().into_iter();
+    pub fn sampled_function_names(&self) -> impl Iterator<Item = &'static str> {
+        let sampled = self.governor.sampled_symbols().into_iter();
         sampled.map(|symbol| SYMBOLS[symbol].name())
     }
 
@@ -457,7 +459,7 @@ impl Observer {
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         if self.is_suspended {
-            problems.push(suspension::REQUESTED.to_owned());
+            problems.push(suspension::PAUSED_REASON.to_owned());
         }
         problems.extend(self.rests.problems());
         for (cause, lost) in self.losses().by_cause() {
@@ -466,13 +468,16 @@ impl Observer {
             }
         }
         problems.extend(self.kernel.tenants.problems());
-        problems.extend(self.attachment.problem());
+        problems.extend(self.attachment.shares_problem());
         problems
     }
 
     /// Number of tenants with entries in the kernel's tables, and of those that had some and are not forgotten yet.
-    pub fn tenants(&self) -> Result<usize, ObserveError> {
-        self.kernel.tenants.count().map_err(ObserveError::Read)
+    pub fn tenant_count(&self) -> Result<usize, ObserveError> {
+        self.kernel
+            .tenants
+            .tenant_count()
+            .map_err(ObserveError::Read)
     }
 
     /// Entries of BPF maps that were visited so far to delete those of exited processes and of destroyed CUDA contexts.
@@ -503,11 +508,11 @@ impl Observer {
             threads: raw.threads,
             contexts: raw.contexts,
             collectives: raw.collectives,
-            refused_processes: tenants.refused(Table::Processes),
-            refused_allocations: tenants.refused(Table::Allocations),
-            refused_histograms: tenants.refused(Table::Histograms),
-            refused_communicators: tenants.refused(Table::Communicators),
-            refused_memory_accounts: tenants.refused(Table::MemoryAccounts),
+            refused_processes: tenants.refused_events_of(TenantTable::Processes),
+            refused_allocations: tenants.refused_events_of(TenantTable::Allocations),
+            refused_histograms: tenants.refused_events_of(TenantTable::Histograms),
+            refused_communicators: tenants.refused_events_of(TenantTable::Communicators),
+            refused_memory_accounts: tenants.refused_events_of(TenantTable::MemoryAccounts),
         }
     }
 }

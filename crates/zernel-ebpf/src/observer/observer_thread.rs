@@ -17,7 +17,7 @@ use zernel_model::snapshot::Snapshot;
 
 use super::{ObserveError, Observer, monotonic_ns};
 use crate::child_task;
-use crate::probe_link::{detach, leave_links_to_exit};
+use crate::probe_link::{detach_links, leave_links_to_exit};
 
 /// How often costs are checked.
 const GOVERN_INTERVAL: Duration = Duration::from_millis(500);
@@ -36,7 +36,7 @@ struct BorrowRequest {
 
 /// A thread that observes until it is stopped or dropped.
 pub struct ObserverThread {
-    published: Arc<Published>,
+    published: Arc<PublishedSnapshot>,
     requests: Sender<BorrowRequest>,
     wake: Arc<OwnedFd>,
     stop: Arc<AtomicBool>,
@@ -44,13 +44,13 @@ pub struct ObserverThread {
 }
 
 /// The newest snapshot, for readers on any thread.
-pub struct Published {
+pub struct PublishedSnapshot {
     snapshot: ArcSwap<Snapshot>,
     /// Why the thread ended; empty if it was stopped.
     end: OnceLock<String>,
 }
 
-impl Published {
+impl PublishedSnapshot {
     /// The newest snapshot.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
@@ -63,7 +63,7 @@ impl Published {
 
     /// Why the thread ended, if it has. The reason is empty if it was asked to stop.
     #[must_use]
-    pub fn end(&self) -> Option<&str> {
+    pub fn end_reason(&self) -> Option<&str> {
         self.end.get().map(String::as_str)
     }
 
@@ -78,8 +78,8 @@ impl Published {
 impl ObserverThread {
     /// Moves an observer to a thread of its own, which reads what the probes counted every `interval`.
     pub fn start(mut observer: Observer, interval: Duration) -> Result<Self, ObserveError> {
-        observer.read()?;
-        let published = Arc::new(Published {
+        observer.read_counts()?;
+        let published = Arc::new(PublishedSnapshot {
             snapshot: ArcSwap::from_pointee(observer.snapshot()),
             end: OnceLock::new(),
         });
@@ -97,7 +97,7 @@ impl ObserverThread {
             stop: Arc::clone(&stop),
         };
         let thread = thread::Builder::new().name("observer".to_owned());
-        let thread = thread.spawn(move || rounds.run(observer));
+        let thread = thread.spawn(move || rounds.run_until_stopped(observer));
         Ok(Self {
             published,
             requests,
@@ -109,7 +109,7 @@ impl ObserverThread {
 
     /// What the thread publishes.
     #[must_use]
-    pub fn published(&self) -> Arc<Published> {
+    pub fn published(&self) -> Arc<PublishedSnapshot> {
         Arc::clone(&self.published)
     }
 
@@ -127,7 +127,7 @@ impl ObserverThread {
     pub fn refresh(&self) -> Option<Arc<Snapshot>> {
         self.requests().call(|observer| {
             // What cannot be read now is read, or reported, by the next round.
-            let _ = observer.read();
+            let _ = observer.read_counts();
             self.published.publish(observer);
             self.published.snapshot()
         })
@@ -158,7 +158,7 @@ impl ObserverThread {
     /// Asks the thread to stop, without waiting for it.
     pub fn ask_to_stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        wake(&self.wake);
+        wake_thread(&self.wake);
     }
 }
 
@@ -185,7 +185,7 @@ impl ObserverRequests {
         let (to, received) = mpsc::sync_channel(1);
         let (give_back, back) = mpsc::sync_channel(1);
         self.requests.send(BorrowRequest { to, back }).ok()?;
-        wake(&self.wake);
+        wake_thread(&self.wake);
         let mut observer = received.recv().ok()?;
         let result = function(&mut observer);
         // The thread waits for it, so the channel is open.
@@ -205,14 +205,14 @@ impl BorrowRequest {
 }
 
 /// Adds to an eventfd. It fails only if the counter is full, and then the thread wakes anyway.
-fn wake(descriptor: &OwnedFd) {
+fn wake_thread(descriptor: &OwnedFd) {
     let _ = rustix::io::write(descriptor, &1_u64.to_ne_bytes());
 }
 
 /// The main loop of the observer's thread.
 struct RoundLoop {
     interval: Duration,
-    published: Arc<Published>,
+    published: Arc<PublishedSnapshot>,
     requests: Receiver<BorrowRequest>,
     wake: Arc<OwnedFd>,
     stop: Arc<AtomicBool>,
@@ -243,20 +243,20 @@ impl DueTimes {
 }
 
 impl RoundLoop {
-    fn run(self, observer: Observer) -> Result<Observer, ObserveError> {
+    fn run_until_stopped(self, observer: Observer) -> Result<Observer, ObserveError> {
         child_task::end_waits_on(Arc::clone(&self.stop));
-        let result = self.observe(observer);
+        let result = self.run_rounds(observer);
         let end = result.as_ref().err().map(ToString::to_string);
         let _ = self.published.end.set(end.unwrap_or_default());
         result
     }
 
-    fn observe(&self, mut observer: Observer) -> Result<Observer, ObserveError> {
+    fn run_rounds(&self, mut observer: Observer) -> Result<Observer, ObserveError> {
         let mut due = DueTimes::new(self.interval);
         while !self.stop.load(Ordering::Relaxed) {
             let turn = observer.next_window_change();
             let until = due.read.min(due.govern);
-            self.wait(turn.map_or(until, |turn| turn.min(until)));
+            self.wait_for_event(turn.map_or(until, |turn| turn.min(until)));
             for loan in self.requests.try_iter() {
                 observer = loan.lend(observer).ok_or(ObserveError::NotReturned)?;
             }
@@ -267,9 +267,9 @@ impl RoundLoop {
                 due.alarm = due.read + MIN_ALARM_INTERVAL;
             }
             self.do_what_is_due(&mut observer, &mut due)?;
-            detach(observer.open_or_close_window());
+            detach_links(observer.open_or_close_window());
         }
-        detach(observer.close_window());
+        detach_links(observer.close_window());
         Ok(observer)
     }
 
@@ -280,7 +280,7 @@ impl RoundLoop {
     ) -> Result<(), ObserveError> {
         let is_due = |time: Instant| Instant::now() >= time;
         if is_due(due.read) || is_due(due.govern) {
-            observer.read()?;
+            observer.read_counts()?;
             if is_due(due.govern) {
                 observer.govern();
                 due.govern = Instant::now() + GOVERN_INTERVAL;
@@ -301,7 +301,7 @@ impl RoundLoop {
     }
 
     /// Waits for an event or a request, at most until a moment.
-    fn wait(&self, until: Instant) {
+    fn wait_for_event(&self, until: Instant) {
         let left = until.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(left).unwrap_or_default();
         let mut descriptors = [

@@ -3,7 +3,7 @@
 use libbpf_rs::OpenObject;
 
 /// Sets the switch of a part: the first word of a section of read-only data.
-pub(super) fn enable(object: &mut OpenObject, section: &str) {
+pub(super) fn enable_part(object: &mut OpenObject, section: &str) {
     for mut map in object.maps_mut() {
         if map.name() == section
             && let Some(switch) = map.initial_value_mut()
@@ -14,7 +14,7 @@ pub(super) fn enable(object: &mut OpenObject, section: &str) {
 }
 
 /// Leaves the maps and programs of a part out.
-pub(super) fn leave_out(object: &mut OpenObject, names: &[&str]) -> libbpf_rs::Result<()> {
+pub(super) fn leave_out_part(object: &mut OpenObject, names: &[&str]) -> libbpf_rs::Result<()> {
     let is_named = |name: &std::ffi::OsStr| names.iter().any(|it| name == *it);
     for mut map in object.maps_mut() {
         if is_named(map.name()) {

@@ -9,7 +9,7 @@ use zernel_model::snapshot::{ExitedRankTimes, SharedHistogram};
 use crate::probes::DurationKind;
 
 /// Users whose durations are kept apart. Those of further users are added up: a user can have many subordinate uids.
-const MAX_USERS: usize = 64;
+const MAX_SEPARATE_USERS: usize = 64;
 
 /// Durations of collectives, by user. No user: the user is unknown, or there were too many.
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ impl PastDurations {
         }
         let user = user.filter(|user| {
             let is_known = self.users.contains(user);
-            is_known || (self.users.len() < MAX_USERS && self.users.insert(*user))
+            is_known || (self.users.len() < MAX_SEPARATE_USERS && self.users.insert(*user))
         });
         let past = self.durations.entry((user, family)).or_default();
         Arc::make_mut(past).merge(histogram);
@@ -77,7 +77,7 @@ mod tests {
         past.add(Some(1), family, &one);
         past.add(Some(1), DurationKind::Launch, &one);
         let all = past.snapshot();
-        assert_eq!(all.len(), MAX_USERS + 1);
+        assert_eq!(all.len(), MAX_SEPARATE_USERS + 1);
         let counts = all
             .iter()
             .map(|it| it.enqueue_times.as_ref().unwrap().count);

@@ -4,11 +4,15 @@ use std::path::Path;
 
 use libbpf_rs::{MapCore, MapHandle, OpenMapMut, OpenObject};
 
-use crate::capability::reason;
+use crate::capability::innermost_reason;
 
 /// Makes a map of an object that is not loaded yet the pinned one. Returns whether there is a pin; an error says why it
 /// cannot be used.
-pub(super) fn reuse(object: &mut OpenObject, name: &str, pin: &Path) -> Result<bool, String> {
+pub(super) fn reuse_pinned(
+    object: &mut OpenObject,
+    name: &str,
+    pin: &Path,
+) -> Result<bool, String> {
     if !pin.exists() {
         return Ok(false);
     }
@@ -17,16 +21,16 @@ pub(super) fn reuse(object: &mut OpenObject, name: &str, pin: &Path) -> Result<b
         return Err(format!("the BPF object has no map {name}"));
     };
     let pinned = MapHandle::from_pinned_path(pin);
-    let pinned = pinned.map_err(|error| format!("it is no map ({})", reason(&error)))?;
-    if !fits(&map, &pinned) {
+    let pinned = pinned.map_err(|error| format!("it is no map ({})", innermost_reason(&error)))?;
+    if !has_same_layout(&map, &pinned) {
         return Err("it is a map of another type or size".to_owned());
     }
     let reused = map.reuse_pinned_map(pin);
-    reused.map_err(|error| format!("it cannot be reused ({})", reason(&error)))?;
+    reused.map_err(|error| format!("it cannot be reused ({})", innermost_reason(&error)))?;
     Ok(true)
 }
 
-fn fits(map: &OpenMapMut<'_>, pinned: &MapHandle) -> bool {
+fn has_same_layout(map: &OpenMapMut<'_>, pinned: &MapHandle) -> bool {
     pinned.map_type() == map.map_type()
         && pinned.key_size() == map.key_size()
         && pinned.value_size() == map.value_size()

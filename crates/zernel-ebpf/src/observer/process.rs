@@ -12,7 +12,7 @@ use zernel_phase::steps::{Launches, Mark, MarkClass, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
 use super::durations::HistogramReader;
-use super::estimate::Interval;
+use super::estimate::ConfidenceInterval;
 use super::governor::LaunchSpans;
 use super::kernel::Kernel;
 use super::tenants::TenantId;
@@ -32,7 +32,7 @@ use zernel_model::snapshot::{CountedCalls, SharedHistogram};
 
 /// How much of the life of a process was observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Coverage {
+pub enum ProcessCoverage {
     /// Everything, from its first call.
     Complete,
     /// Everything since this time, in nanoseconds of CLOCK_MONOTONIC.
@@ -41,7 +41,7 @@ pub enum Coverage {
 
 /// The phases of the training thread of a process.
 #[derive(Debug, Clone, Default)]
-pub struct Phases {
+pub struct ProcessPhases {
     /// The training thread.
     pub tid: u32,
     /// The phase it is in.
@@ -64,7 +64,7 @@ pub struct ObservedProcess {
     /// When the process exited, in nanoseconds of CLOCK_MONOTONIC.
     pub ended_ns: Option<u64>,
     /// How much of the life of the process was observed.
-    pub coverage: Coverage,
+    pub coverage: ProcessCoverage,
     /// Whether the process is a data loader of another process.
     pub is_loader: bool,
     /// Whether the process has opened more than one device.
@@ -80,7 +80,7 @@ pub struct ObservedProcess {
     /// The state that each probe keeps.
     pub probes: ProbeStates,
     /// Phases of its training thread, if it has one.
-    pub phases: Option<Phases>,
+    pub phases: Option<ProcessPhases>,
     /// The steps of its training loop.
     pub steps: StepDetector,
     /// Its calls.
@@ -113,7 +113,7 @@ impl ObservedProcess {
             start_ns: raw.start_ns,
             first_ns: raw.first_ns,
             ended_ns: None,
-            coverage: Coverage::Since(raw.first_ns),
+            coverage: ProcessCoverage::Since(raw.first_ns),
             is_loader: false,
             uses_several_devices: false,
             announces_steps: false,
@@ -147,16 +147,18 @@ impl ObservedProcess {
         self.uses_several_devices = raw.flags & layout::Process::SEVERAL_DEVICES != 0;
         self.announces_steps = raw.flags & layout::Process::ANNOUNCES_STEPS != 0;
         if raw.flags & layout::Process::SAW_INIT != 0 && !self.had_gap {
-            self.coverage = Coverage::Complete;
+            self.coverage = ProcessCoverage::Complete;
         }
         let loads = raw.flags & layout::Process::IS_LOADER != 0;
-        let trainer = kernel.record(raw.trainer).map(|trainer| trainer.pid);
+        let trainer = kernel
+            .process_record(raw.trainer)
+            .map(|trainer| trainer.pid);
         self.loads_for = trainer.or(self.loads_for).filter(|_| loads);
         self.probes.read(raw);
         if raw.ended_ns != 0 {
             self.set_phases([].into_iter(), raw.ended_ns);
         }
-        self.counts.read(&kernel.counters(raw.handle));
+        self.counts.read_counters(&kernel.call_counters(raw.handle));
         for (number, slot) in raw.histograms.into_iter().enumerate() {
             let Some(family) = DurationKind::from_index(number).filter(|_| slot != 0) else {
                 continue;
@@ -256,7 +258,7 @@ impl ObservedProcess {
             let before = self.phases.as_ref();
             if exited_ns > before.map_or(0, |before| before.exited_ns) {
                 let tid = before.map_or(self.pid, |phases| phases.tid);
-                self.phases = Some(Phases {
+                self.phases = Some(ProcessPhases {
                     tid,
                     current: WorkloadPhase::Unknown,
                     times,
@@ -270,7 +272,7 @@ impl ObservedProcess {
             times.record(phase, own.phase_ns(phase));
         }
         self.count_helper_waits(&mut times);
-        self.phases = Some(Phases {
+        self.phases = Some(ProcessPhases {
             tid: driver.pid,
             current,
             times,
@@ -293,20 +295,23 @@ impl ObservedProcess {
     }
 
     /// Ends all sampling and frees its memory, because it exited.
-    pub(super) fn end(&mut self) {
+    pub(super) fn end_sampling(&mut self) {
         let ended_ns = self.ended_ns.unwrap_or_else(super::monotonic_ns);
-        self.counts.end(ended_ns, &self.steps);
+        self.counts.end_all_sampling(ended_ns, &self.steps);
         self.probes.exit();
     }
 
     /// The durations of a family.
     #[must_use]
-    pub fn duration(&self, family: DurationKind) -> Option<&LatencyHistogram> {
+    pub fn duration_histogram(&self, family: DurationKind) -> Option<&LatencyHistogram> {
         self.durations.get(&family).map(|(_, total)| &**total)
     }
 
     /// The durations of a family, shared with a snapshot.
-    pub(crate) fn shared_duration(&self, family: DurationKind) -> Option<SharedHistogram> {
+    pub(crate) fn shared_duration_histogram(
+        &self,
+        family: DurationKind,
+    ) -> Option<SharedHistogram> {
         let (_, total) = self.durations.get(&family)?;
         Some(SharedHistogram::clone(total))
     }
@@ -314,43 +319,46 @@ impl ObservedProcess {
     /// The total duration of a family. Calls that were not timed, because of sampling, count with the mean.
     #[must_use]
     pub fn total_ns(&self, family: DurationKind) -> f64 {
-        let Some(timed) = self.duration(family).filter(|times| times.count > 0) else {
+        let Some(timed) = self
+            .duration_histogram(family)
+            .filter(|times| times.count > 0)
+        else {
             return 0.0;
         };
         let of_family = self
             .counts
-            .by_function(&self.steps)
+            .calls_by_function(&self.steps)
             .filter(|(symbol, _)| SYMBOLS[*symbol].duration == Some(family));
         let calls: u64 = of_family.map(|(_, count)| count.calls).sum();
         timed.sum_ns as f64 * calls.max(timed.count) as f64 / timed.count as f64
     }
 
     /// All families with at least one duration.
-    pub fn durations(&self) -> impl Iterator<Item = (DurationKind, &LatencyHistogram)> {
+    pub fn duration_histograms(&self) -> impl Iterator<Item = (DurationKind, &LatencyHistogram)> {
         let durations = self.durations.iter();
         durations.map(|(family, (_, total))| (*family, &**total))
     }
 
     /// Calls of every function that was called, by name.
-    pub fn calls(&self) -> impl Iterator<Item = (&'static str, CallCount)> {
-        let counts = self.counts.by_function(&self.steps);
+    pub fn calls_by_function(&self) -> impl Iterator<Item = (&'static str, CallCount)> {
+        let counts = self.counts.calls_by_function(&self.steps);
         counts.map(|(symbol, count)| (SYMBOLS[symbol].name(), count))
     }
 
     /// Calls and bytes of all functions whose kind meets the condition.
     #[must_use]
-    pub fn count(&self, what: impl Fn(CallKind) -> bool) -> CallCount {
-        self.counts.count(what, &self.steps)
+    pub fn count_calls(&self, what: impl Fn(CallKind) -> bool) -> CallCount {
+        self.counts.count_calls(what, &self.steps)
     }
 
     /// Counted calls of a kind. Unlike an estimate, this never falls.
-    pub(crate) fn counted_of(&self, kind: CallKind) -> CountedCalls {
-        self.counts.counted_of(kind)
+    pub(crate) fn counted_calls_of(&self, kind: CallKind) -> CountedCalls {
+        self.counts.counted_calls_of(kind)
     }
 
     /// Launches per step: an estimate if launches were sampled, else the mean of the last steps.
     #[must_use]
-    pub fn launches_per_step(&self) -> Option<Interval> {
+    pub fn launches_per_step(&self) -> Option<ConfidenceInterval> {
         self.counts.launches_per_step(&self.steps)
     }
 
@@ -377,7 +385,7 @@ impl ObservedProcess {
     pub(super) fn measure_overhead(&mut self, busiest: f64, ns_per_call: f64, elapsed: f64) {
         let counters = &self.counts.counters;
         self.overhead
-            .measure(counters, self.hits, busiest, ns_per_call, elapsed);
+            .measure_round(counters, self.hits, busiest, ns_per_call, elapsed);
     }
 
     /// Adds the overhead since the last round, after the process exited.
@@ -387,7 +395,7 @@ impl ObservedProcess {
 
     /// Its overhead.
     #[must_use]
-    pub fn cost(&self) -> ProcessCost {
+    pub fn overhead_cost(&self) -> ProcessCost {
         self.overhead.cost
     }
 
@@ -414,15 +422,15 @@ impl ObservedProcess {
 
     /// Marks it as observed incompletely: some of its calls are not probed.
     pub(super) fn mark_incomplete(&mut self, now_ns: u64) {
-        if self.coverage == Coverage::Complete {
-            self.coverage = Coverage::Since(now_ns);
+        if self.coverage == ProcessCoverage::Complete {
+            self.coverage = ProcessCoverage::Since(now_ns);
         }
         self.had_gap = true;
     }
 
     /// Starts its coverage anew after all probes were detached.
     pub(super) fn resume(&mut self, now_ns: u64) {
-        self.coverage = Coverage::Since(now_ns);
+        self.coverage = ProcessCoverage::Since(now_ns);
         self.had_gap = true;
         self.not_observed_ns = self.not_observed_ns(now_ns);
         self.not_observed_since_ns = None;
@@ -441,20 +449,20 @@ impl ObservedProcess {
 fn training_thread<'a>(
     threads: impl Iterator<Item = &'a RawTaskState>,
 ) -> Option<&'a RawTaskState> {
-    const ANNOUNCES: u16 = RawTracker::ANNOUNCES_DATA | RawTracker::ANNOUNCES_UPDATES;
+    const ANNOUNCING_FLAGS: u16 = RawTracker::ANNOUNCES_DATA | RawTracker::ANNOUNCES_UPDATES;
     let trains = |state: &&RawTaskState| state.tracker.flags & RawTracker::TRAINING_THREAD != 0;
     threads.filter(trains).max_by_key(|state| {
         let known_ns: u64 = state.phase_ns[1..].iter().sum();
-        (state.tracker.flags & ANNOUNCES != 0, known_ns)
+        (state.tracker.flags & ANNOUNCING_FLAGS != 0, known_ns)
     })
 }
 
 /// What the kernel recorded of a process when it was admitted.
 fn identity_at_admission(raw: &layout::Process) -> Identity {
-    let start_time = in_ticks(raw.start_ns);
+    let start_time = ns_to_clock_ticks(raw.start_ns);
     identify_exited(raw.pid, start_time, &raw.comm, raw.uid, raw.parent)
 }
 
-fn in_ticks(ns: u64) -> u64 {
+fn ns_to_clock_ticks(ns: u64) -> u64 {
     ns / (1_000_000_000 / procfs::ticks_per_second())
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use zernel_model::gpu::GpuFacts;
 use zernel_model::snapshot::ExitedRankTimes;
 
-use super::attachment::Attachment;
+use super::attachment::LibraryAttachments;
 use super::governor::Governor;
 use super::identities::{self, IdentityReader};
 use super::kernel::Kernel;
@@ -20,7 +20,7 @@ use crate::probes::nccl::ExitedRanks;
 use crate::probes::{self, layout};
 
 /// In how many rounds the identities of all processes are read anew: 20 s at two rounds per second.
-const IDENTITY_ROUNDS: usize = 40;
+const ROUNDS_PER_IDENTITY_REFRESH: usize = 40;
 
 /// The observed processes.
 pub(super) struct ProcessTable {
@@ -49,7 +49,7 @@ pub(super) struct ProcessTable {
 pub(super) struct ReadContext<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) governor: &'a Governor,
-    pub(super) attachment: &'a Attachment,
+    pub(super) attachment: &'a LibraryAttachments,
     pub(super) gpus: &'a [GpuFacts],
 }
 
@@ -76,10 +76,10 @@ impl ProcessTable {
     }
 
     /// Reads everything that the kernel keeps of processes.
-    pub(super) fn read(&mut self, context: ReadContext<'_>) -> libbpf_rs::Result<()> {
+    pub(super) fn read_processes(&mut self, context: ReadContext<'_>) -> libbpf_rs::Result<()> {
         let kernel = context.kernel;
         for index in 1..layout::PROCESSES {
-            let Some(record) = kernel.record_at(index) else {
+            let Some(record) = kernel.process_record_at(index) else {
                 continue;
             };
             self.add_if_new(&record, context);
@@ -91,7 +91,7 @@ impl ProcessTable {
             // What a process forked before it was known loads data for it from now on.
             kernel.adopt()?;
         }
-        self.identify(context);
+        self.identify_processes(context);
         self.read_step_marks(context)?;
         let now_ns = monotonic_ns();
         for process in self.running.values_mut() {
@@ -113,36 +113,36 @@ impl ProcessTable {
             process.mark_incomplete(monotonic_ns());
         }
         let governor = context.governor;
-        process.join_sampling(&governor.symbols(), governor.is_window_open());
+        process.join_sampling(&governor.sampled_symbols(), governor.is_window_open());
         self.running.insert(handle, process);
         self.new.insert(handle);
     }
 
     /// Identifies new processes and finds their devices. A process that has exited has the identity that it had when it
     /// mapped its first library.
-    fn identify(&mut self, context: ReadContext<'_>) {
+    fn identify_processes(&mut self, context: ReadContext<'_>) {
         let new = std::mem::take(&mut self.new);
         for handle in &new {
             let Some(process) = self.running.get_mut(handle) else {
                 continue;
             };
             let key = process.key();
-            if let Some(earlier) = context.attachment.identity(key) {
+            if let Some(earlier) = context.attachment.identity_at_first_mapping(key) {
                 process.set_identity(earlier.clone());
                 process.find_devices(context.gpus);
             }
-            self.identity_reader.request([&key]);
+            self.identity_reader.request_processes([&key]);
         }
         let patience = match new.is_empty() {
             true => Duration::ZERO,
-            false => identities::IDENTITY_WAIT,
+            false => identities::MAX_WAIT_FOR_IDENTITIES,
         };
         self.take_identities(patience, context.gpus);
     }
 
     /// Sets the identities that have been read by now. Waits for more for at most `patience`.
     fn take_identities(&mut self, patience: Duration, gpus: &[GpuFacts]) {
-        let mut read = self.identity_reader.take(patience);
+        let mut read = self.identity_reader.take_identities(patience);
         if read.is_empty() {
             return;
         }
@@ -160,11 +160,11 @@ impl ProcessTable {
             process.update_sampled_marks();
         }
         let kernel = context.kernel;
-        let marks: Vec<layout::StepMark> = kernel.step_marks.take()?.collect();
+        let marks: Vec<layout::StepMark> = kernel.step_marks.take_marks()?.collect();
         kernel.tenants.forget_marks();
         for mark in marks {
             if !self.running.contains_key(&mark.process)
-                && let Some(record) = kernel.record(mark.process)
+                && let Some(record) = kernel.process_record(mark.process)
             {
                 self.add_if_new(&record, context);
             }
@@ -198,22 +198,22 @@ impl ProcessTable {
             let Some(mut process) = self.running.remove(&handle) else {
                 continue;
             };
-            let Some(record) = kernel.record(handle) else {
+            let Some(record) = kernel.process_record(handle) else {
                 continue;
             };
             // Its last calls may have come after it was read, but before it exited.
             process.read(kernel, &record);
             if let Some(ended_ns) = process.ended_ns.filter(|_| governor.is_window_open()) {
-                let counters = kernel.counters(handle);
+                let counters = kernel.call_counters(handle);
                 governor.close_window_of(&mut process, &counters, ended_ns);
             }
             process.measure_last_overhead(governor.call_ns(&process));
             self.exited_ranks.add(&process, record.exit_code);
-            process.end();
+            process.end_sampling();
             self.exited.push(process);
             self.retired.insert(handle);
         }
-        self.exited_ranks.prune(self.running.values());
+        self.exited_ranks.forget_unshared(self.running.values());
         self.free_indices(kernel)?;
         self.forget_past_grace();
         Ok(())
@@ -240,7 +240,7 @@ impl ProcessTable {
         };
         for process in self.exited.extract_if(.., is_over) {
             let user = process.uid();
-            for (family, histogram) in process.durations() {
+            for (family, histogram) in process.duration_histograms() {
                 self.past.add(user, family, histogram);
             }
         }
@@ -266,13 +266,13 @@ impl ProcessTable {
     /// their user after they start.
     pub(super) fn refresh_identities(&mut self, gpus: &[GpuFacts]) {
         self.identity_age += 1;
-        if self.identity_age < IDENTITY_ROUNDS {
+        if self.identity_age < ROUNDS_PER_IDENTITY_REFRESH {
             return;
         }
         self.identity_age = 0;
         let keys: Vec<ProcessKey> = self.running.values().map(ObservedProcess::key).collect();
-        self.identity_reader.request(&keys);
-        self.take_identities(identities::IDENTITY_WAIT, gpus);
+        self.identity_reader.request_processes(&keys);
+        self.take_identities(identities::MAX_WAIT_FOR_IDENTITIES, gpus);
     }
 
     /// Marks processes as observed incompletely, because a library that they map was changed.

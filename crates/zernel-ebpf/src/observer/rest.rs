@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use zernel_identity::Tenant;
 
 use super::{Observer, files, monotonic_ns};
-use crate::probe_link::detach;
+use crate::probe_link::detach_links;
 
 /// Longest rest before a process is tried again.
-const LONGEST_REST: Duration = Duration::from_secs(600);
+const MAX_REST: Duration = Duration::from_secs(600);
 
 /// A rest of a tenant's processes.
 #[derive(Debug)]
@@ -43,12 +43,12 @@ struct TenantRests {
 impl TenantRests {
     /// The length of a rest that begins now: twice the last one, or the first one if the tenant was observed for longer than
     /// that since.
-    fn begin(&mut self, first: Duration) -> Duration {
+    fn begin_rest(&mut self, first: Duration) -> Duration {
         if self.ended.elapsed() > self.next {
             self.next = first;
         }
         let length = self.next;
-        self.next = (2 * length).min(LONGEST_REST);
+        self.next = (2 * length).min(MAX_REST);
         length
     }
 }
@@ -71,14 +71,14 @@ impl Rests {
         }
     }
 
-    fn current(&self) -> impl Iterator<Item = &Rest> {
+    fn current_rests(&self) -> impl Iterator<Item = &Rest> {
         let tenants = self.tenants.values();
         tenants.filter_map(|tenant| tenant.current.as_ref())
     }
 
     /// Sentences about rests, because their time is missing from the figures.
     pub(super) fn problems(&self) -> Vec<String> {
-        let current = self.current().map(|rest| {
+        let current = self.current_rests().map(|rest| {
             let left = rest.until.saturating_duration_since(Instant::now());
             let (processes, seconds) = (rest.processes.len(), left.as_secs());
             format!(
@@ -106,15 +106,15 @@ impl Rests {
 
 impl Observer {
     /// Pids of the processes that are not observed because they cost too much.
-    pub fn rested(&self) -> impl Iterator<Item = u32> {
-        let rests = self.rests.current();
+    pub fn rested_pids(&self) -> impl Iterator<Item = u32> {
+        let rests = self.rests.current_rests();
         let handles = rests.flat_map(|rest| &rest.processes);
         handles.filter_map(|handle| Some(self.processes.running.get(handle)?.pid))
     }
 
     /// Rests a process, and the files and processes of its user that it shares with nobody else. A process that has exited
     /// needs no rest.
-    pub(super) fn rest(&mut self, handle: u32) {
+    pub(super) fn rest_with_private_files(&mut self, handle: u32) {
         let Some(process) = self.processes.running.get(&handle) else {
             return;
         };
@@ -132,7 +132,7 @@ impl Observer {
         });
         let mut processes: BTreeSet<u32> = sharing.map(|(handle, _)| *handle).collect();
         processes.insert(handle);
-        detach(self.close_window());
+        detach_links(self.close_window());
         // Marks from before the rest. The next `read` reports the error if they cannot be read.
         let _ = self.read_step_marks();
         for handle in &processes {
@@ -140,7 +140,7 @@ impl Observer {
         }
         let reason = format!("the overhead of process {pid} exceeded the ceiling");
         for file in self.attachment.files_mut(&files) {
-            file.rest(&reason);
+            file.detach_for_rest(&reason);
         }
         self.kernel.note_detached();
         let times = self.rests.past.map_or(0, |(times, _)| times);
@@ -152,7 +152,7 @@ impl Observer {
             next: first,
             ended: Instant::now(),
         });
-        let until = Instant::now() + rests.begin(first);
+        let until = Instant::now() + rests.begin_rest(first);
         let rest = rests.current.get_or_insert(Rest {
             pid,
             uid,
@@ -169,7 +169,7 @@ impl Observer {
         self.kernel.set_rested(handle, true);
         if let Some(process) = self.processes.running.get_mut(&handle) {
             process.overhead.is_rested = true;
-            process.suspend(&self.governor.symbols(), monotonic_ns());
+            process.suspend(&self.governor.sampled_symbols(), monotonic_ns());
         }
     }
 
@@ -193,7 +193,7 @@ impl Observer {
         }
         self.rests
             .tenants
-            .retain(|_, rests| rests.current.is_some() || rests.ended.elapsed() < LONGEST_REST);
+            .retain(|_, rests| rests.current.is_some() || rests.ended.elapsed() < MAX_REST);
         for rest in ended {
             files::attach_each(self.attachment.files_mut(&rest.files), |file| {
                 file.end_rest(&self.kernel);
@@ -221,12 +221,12 @@ mod tests {
             next: first,
             ended: Instant::now() + Duration::from_secs(3600),
         };
-        let lengths: Vec<_> = (0..30).map(|_| tenant.begin(first)).collect();
+        let lengths: Vec<_> = (0..30).map(|_| tenant.begin_rest(first)).collect();
         assert_eq!(lengths[..3], [first, 2 * first, 4 * first]);
-        assert_eq!(lengths[29], LONGEST_REST);
+        assert_eq!(lengths[29], MAX_REST);
         tenant.next = 8 * first;
         tenant.ended = Instant::now() - Duration::from_secs(1);
-        assert_eq!(tenant.begin(first), first);
+        assert_eq!(tenant.begin_rest(first), first);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::heart::Heart;
 use super::mapped::MappedArray;
 use super::{monotonic_ns, pinned_map};
-use crate::capability::reason;
+use crate::capability::innermost_reason;
 use crate::probe_link::PIN_PREFIX;
 
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
@@ -42,7 +42,10 @@ pub(super) struct SharedState {
 impl PinDirectory {
     /// Makes an object that is not loaded yet reuse the pinned maps, if there are any. An error says why nothing is
     /// shared.
-    pub(super) fn claim(directory: &Path, object: &mut OpenObject) -> Result<Self, String> {
+    pub(super) fn claim_directory(
+        directory: &Path,
+        object: &mut OpenObject,
+    ) -> Result<Self, String> {
         let parent = directory.parent().unwrap_or(directory);
         let is_bpffs = rustix::fs::statfs(parent).is_ok_and(|status| status.f_type == BPF_FS_MAGIC);
         if !is_bpffs {
@@ -67,26 +70,27 @@ impl PinDirectory {
             _ => {}
         }
         pins.remove_other_layouts();
-        pins.reuses_tasks = reuse(object, "zernel_tasks", &pins.tasks());
-        reuse(object, "zernel_heartbeats", &pins.heartbeat());
+        pins.reuses_tasks = reuse_or_remove_pin(object, "zernel_tasks", &pins.task_map_path());
+        reuse_or_remove_pin(object, "zernel_heartbeats", &pins.heartbeat_map_path());
         Ok(pins)
     }
 
     /// Pins the maps of the loaded object, and starts the heart.
-    pub(super) fn share(
+    pub(super) fn pin_maps(
         self,
         mut tasks: MapHandle,
         mut heartbeats: MapHandle,
     ) -> Result<SharedState, String> {
-        let problem = |error: libbpf_rs::Error| format!("pinning failed ({})", reason(&error));
+        let problem =
+            |error: libbpf_rs::Error| format!("pinning failed ({})", innermost_reason(&error));
         let hearts = MappedArray::new(&heartbeats, HEARTS as usize);
         let heart = hearts.and_then(Heart::start);
         let heart = heart.map_err(|error| format!("no heartbeat can be written ({error})"))?;
-        if !self.tasks().exists() {
-            tasks.pin(self.tasks()).map_err(problem)?;
+        if !self.task_map_path().exists() {
+            tasks.pin(self.task_map_path()).map_err(problem)?;
         }
-        if !self.heartbeat().exists() {
-            heartbeats.pin(self.heartbeat()).map_err(problem)?;
+        if !self.heartbeat_map_path().exists() {
+            heartbeats.pin(self.heartbeat_map_path()).map_err(problem)?;
         }
         Ok(SharedState {
             directory: self,
@@ -94,18 +98,18 @@ impl PinDirectory {
         })
     }
 
-    fn tasks(&self) -> PathBuf {
+    fn task_map_path(&self) -> PathBuf {
         let hash = layout_hash();
         self.directory.join(format!("{TASKS_PIN}{hash:08x}"))
     }
 
-    fn heartbeat(&self) -> PathBuf {
+    fn heartbeat_map_path(&self) -> PathBuf {
         self.directory.join(HEARTBEAT_PIN)
     }
 
     /// Removes what dead observers left behind: maps of task states with another layout, and links.
     fn remove_other_layouts(&self) {
-        let own = self.tasks();
+        let own = self.task_map_path();
         for entry in fs::read_dir(&self.directory)
             .into_iter()
             .flatten()
@@ -141,7 +145,7 @@ impl PinDirectory {
     }
 
     fn read_heartbeat(&self) -> Option<Heartbeat> {
-        let map = MapHandle::from_pinned_path(self.heartbeat()).ok()?;
+        let map = MapHandle::from_pinned_path(self.heartbeat_map_path()).ok()?;
         let value = map.lookup(&HEART_OBSERVER.to_ne_bytes(), MapFlags::ANY);
         let value = value.ok()??;
         // An observer of another version may have a longer or a shorter heartbeat.
@@ -154,8 +158,8 @@ impl PinDirectory {
 
 impl SharedState {
     /// Path of the pinned map of task states.
-    pub(super) fn tasks(&self) -> PathBuf {
-        self.directory.tasks()
+    pub(super) fn task_map_path(&self) -> PathBuf {
+        self.directory.task_map_path()
     }
 }
 
@@ -165,15 +169,15 @@ impl Drop for SharedState {
         if self.heart.has_reader() {
             return;
         }
-        let _ = fs::remove_file(self.directory.tasks());
-        let _ = fs::remove_file(self.directory.heartbeat());
+        let _ = fs::remove_file(self.directory.task_map_path());
+        let _ = fs::remove_file(self.directory.heartbeat_map_path());
         let _ = fs::remove_dir(&self.directory.directory);
     }
 }
 
 /// Makes a map of an object the pinned one. A pin that does not fit is removed.
-fn reuse(object: &mut OpenObject, name: &str, pin: &Path) -> bool {
-    let is_reused = pinned_map::reuse(object, name, pin).unwrap_or(false);
+fn reuse_or_remove_pin(object: &mut OpenObject, name: &str, pin: &Path) -> bool {
+    let is_reused = pinned_map::reuse_pinned(object, name, pin).unwrap_or(false);
     if !is_reused {
         let _ = fs::remove_file(pin);
     }

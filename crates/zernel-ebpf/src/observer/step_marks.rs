@@ -29,7 +29,7 @@ impl StepMarks {
     }
 
     /// All marks since the last call, in the order of the kernel.
-    pub(crate) fn take(&self) -> libbpf_rs::Result<impl Iterator<Item = layout::StepMark>> {
+    pub(crate) fn take_marks(&self) -> libbpf_rs::Result<impl Iterator<Item = layout::StepMark>> {
         self.ring.consume()?;
         Ok(self.received.try_iter())
     }

@@ -2,25 +2,25 @@
 
 use super::trace::CoverageChange;
 use super::{Observer, files, monotonic_ns};
-use crate::probe_link::detach;
+use crate::probe_link::detach_links;
 
 /// Why all probes are detached: the sentence for users.
-pub(super) const REQUESTED: &str =
+pub(super) const PAUSED_REASON: &str =
     "all probes are detached on request; send SIGUSR2 to attach them";
 
 impl Observer {
     /// Detaches all probes until [`Self::resume`]. Nothing is counted meanwhile.
     pub fn pause(&mut self) {
-        detach(self.close_window());
+        detach_links(self.close_window());
         // Marks from before the suspension. The next `read` reports the error if they cannot be read.
         let _ = self.read_step_marks();
         let now_ns = monotonic_ns();
         for process in self.processes.running.values_mut() {
-            process.suspend(&self.governor.symbols(), now_ns);
+            process.suspend(&self.governor.sampled_symbols(), now_ns);
         }
         self.is_suspended = true;
         self.kernel.set_suspended(true);
-        files::pause_all(self.attachment.files.iter_mut());
+        files::pause_files(self.attachment.files.iter_mut());
         self.kernel.note_detached();
         self.kernel.trace_coverage(CoverageChange::Probes(false));
     }
@@ -52,8 +52,8 @@ impl Observer {
         }
         let now_ns = monotonic_ns();
         process.resume(now_ns);
-        let counters = self.kernel.counters(handle);
-        for symbol in self.governor.symbols() {
+        let counters = self.kernel.call_counters(handle);
+        for symbol in self.governor.sampled_symbols() {
             let steps = &process.steps;
             process
                 .counts
@@ -63,7 +63,7 @@ impl Observer {
 
     /// Whether all probes are detached.
     #[must_use]
-    pub fn is_off(&self) -> bool {
+    pub fn is_paused(&self) -> bool {
         self.is_suspended
     }
 }

@@ -18,7 +18,7 @@ use crate::probes::layout::{
 
 /// A table in the kernel that tenants share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Table {
+pub(crate) enum TenantTable {
     Processes,
     Allocations,
     Histograms,
@@ -26,7 +26,7 @@ pub(crate) enum Table {
     MemoryAccounts,
 }
 
-impl Table {
+impl TenantTable {
     pub(crate) const ALL: [Self; 5] = [
         Self::Processes,
         Self::Allocations,
@@ -49,7 +49,7 @@ impl Table {
 
 /// A hierarchy of cgroups in which the kernel looks for tenants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hierarchy {
+pub(crate) enum CgroupHierarchy {
     /// cgroup v2.
     Unified,
     /// The memory controller, with cgroup v1.
@@ -57,14 +57,14 @@ pub(crate) enum Hierarchy {
 }
 
 /// Where cgroups are mounted. In a container, the mounts of the first process of the machine show all of them.
-const MOUNTS: [&str; 2] = ["/proc/1/root/sys/fs/cgroup", "/sys/fs/cgroup"];
+const CGROUP_MOUNTS: [&str; 2] = ["/proc/1/root/sys/fs/cgroup", "/sys/fs/cgroup"];
 
-impl Hierarchy {
+impl CgroupHierarchy {
     const ALL: [Self; 2] = [Self::Unified, Self::Memory];
 
     /// Where it is mounted.
-    fn root(self) -> PathBuf {
-        let mounts = MOUNTS.map(Path::new);
+    fn mount_point(self) -> PathBuf {
+        let mounts = CGROUP_MOUNTS.map(Path::new);
         let cgroups = *mounts.iter().find(|it| it.exists()).unwrap_or(&mounts[1]);
         match self {
             Self::Unified if cgroups.join("cgroup.controllers").exists() => cgroups.to_owned(),
@@ -74,8 +74,8 @@ impl Hierarchy {
     }
 
     /// The cgroups below which those of tenants are.
-    fn parents(self) -> Vec<TenantParent> {
-        tenant_parents(&self.root())
+    fn tenant_parents(self) -> Vec<TenantParent> {
+        tenant_parents(&self.mount_point())
     }
 }
 
@@ -88,10 +88,10 @@ pub(crate) struct TenantId {
 }
 
 /// Number of tenants that a problem names.
-const NAMED_TENANTS: usize = 8;
+const MAX_NAMED_TENANTS: usize = 8;
 
 /// The tenants of observed processes.
-pub(crate) struct Tenants {
+pub(crate) struct TenantRegistry {
     counts: MappedArray<layout::Tenant>,
     indices: MapHandle,
     free: MapHandle,
@@ -118,7 +118,7 @@ struct WrittenTables {
     subordinates: Option<Arc<SubordinateUids>>,
 }
 
-impl Tenants {
+impl TenantRegistry {
     /// All indices are free at first.
     pub(super) fn new(maps: TenantMaps) -> libbpf_rs::Result<Self> {
         let tenants = Self {
@@ -133,7 +133,7 @@ impl Tenants {
         for index in FIRST_TENANT..TENANTS {
             tenants.free_index(index as u32)?;
         }
-        tenants.refresh()?;
+        tenants.refresh_lookup_tables()?;
         Ok(tenants)
     }
 
@@ -142,11 +142,11 @@ impl Tenants {
     }
 
     /// Writes what the programs find the tenant of a process with, if it has changed.
-    pub(super) fn refresh(&self) -> libbpf_rs::Result<()> {
+    pub(super) fn refresh_lookup_tables(&self) -> libbpf_rs::Result<()> {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         let mut listed = Vec::new();
-        for hierarchy in Hierarchy::ALL {
-            for parent in hierarchy.parents() {
+        for hierarchy in CgroupHierarchy::ALL {
+            for parent in hierarchy.tenant_parents() {
                 let key = layout::CgroupKey {
                     id: parent.id,
                     hierarchy: hierarchy as u32,
@@ -175,7 +175,7 @@ impl Tenants {
     }
 
     fn write_subordinates(&self, table: &SubordinateUids) {
-        const UNUSED: layout::SubordinateRange = layout::SubordinateRange {
+        const UNUSED_RANGE: layout::SubordinateRange = layout::SubordinateRange {
             first: u32::MAX,
             last: 0,
             user: 0,
@@ -189,14 +189,14 @@ impl Tenants {
             user: range.user,
             reserved: 0,
         });
-        let all = ranges.chain(std::iter::repeat_with(|| UNUSED));
+        let all = ranges.chain(std::iter::repeat_with(|| UNUSED_RANGE));
         for (index, range) in all.take(SUBORDINATE_RANGES).enumerate() {
             self.subordinates.write(index, &range);
         }
     }
 
     /// Counts entries of a tenant that userspace has deleted from a table.
-    pub(super) fn count_deleted(&self, tenant: u32, table: Table, entries: u64) {
+    pub(super) fn count_deleted(&self, tenant: u32, table: TenantTable, entries: u64) {
         let offset = offset_of!(layout::Tenant, used) + table as usize * size_of::<u64>();
         for index in [ALL_TENANTS, tenant as usize] {
             let used = self.counts.word(index, offset);
@@ -216,13 +216,13 @@ impl Tenants {
     }
 
     /// Number of events that were refused because the rest of a table is reserved.
-    pub(super) fn refused(&self, table: Table) -> u64 {
+    pub(super) fn refused_events_of(&self, table: TenantTable) -> u64 {
         self.counts.read(ALL_TENANTS).refused[table as usize]
     }
 
     /// Number of tenants that have an index.
-    pub(super) fn count(&self) -> libbpf_rs::Result<usize> {
-        let listed: Vec<(layout::TenantKey, u32)> = batch::entries(&self.indices)?;
+    pub(super) fn tenant_count(&self) -> libbpf_rs::Result<usize> {
+        let listed: Vec<(layout::TenantKey, u32)> = batch::read_all_entries(&self.indices)?;
         Ok(listed.len())
     }
 
@@ -230,7 +230,7 @@ impl Tenants {
     pub(super) fn update_largest(&self) {
         let tenants = (OTHER_TENANTS..TENANTS).map(|index| self.counts.read(index).used);
         let tenants: Vec<_> = tenants.collect();
-        for table in Table::ALL {
+        for table in TenantTable::ALL {
             let entries = tenants.iter().map(|used| used[table as usize]);
             let largest = entries.max().unwrap_or(0).max(0);
             let offset = offset_of!(layout::Tenant, largest) + table as usize * size_of::<i64>();
@@ -256,7 +256,7 @@ impl Tenants {
             self.counts.write(index as usize, &layout::Tenant::EMPTY);
             self.free_index(index)?;
         }
-        let listed: Vec<(layout::TenantKey, u32)> = batch::entries(&self.indices)?;
+        let listed: Vec<(layout::TenantKey, u32)> = batch::read_all_entries(&self.indices)?;
         let keeps_refused = listed.len() <= TENANTS / 2;
         for (key, index) in listed {
             let is_kept = keeps_refused && self.was_refused(index);
@@ -280,9 +280,10 @@ impl Tenants {
 
     /// Events that were refused, as one sentence per table.
     pub(super) fn problems(&self) -> Vec<String> {
-        let tables = Table::ALL.into_iter();
-        let refused = tables.map(|table| (table, self.refused(table)));
-        let refused: Vec<(Table, u64)> = refused.filter(|(_, refused)| *refused > 0).collect();
+        let tables = TenantTable::ALL.into_iter();
+        let refused = tables.map(|table| (table, self.refused_events_of(table)));
+        let refused: Vec<(TenantTable, u64)> =
+            refused.filter(|(_, refused)| *refused > 0).collect();
         if refused.is_empty() {
             return Vec::new();
         }
@@ -290,7 +291,7 @@ impl Tenants {
         let tenants: Vec<layout::Tenant> = tenants.collect();
         let sentences = refused.into_iter().map(|(table, refused)| {
             let events = table.refused_events();
-            let names = names_of(&tenants, table);
+            let names = names_of_refused(&tenants, table);
             let why = "used all of the table that is not reserved for other tenants";
             format!("{refused} {events} lost: {names} {why}")
         });
@@ -299,29 +300,33 @@ impl Tenants {
 }
 
 /// The tenants that a table refused, those with the most refusals first.
-fn names_of(tenants: &[layout::Tenant], table: Table) -> String {
+fn names_of_refused(tenants: &[layout::Tenant], table: TenantTable) -> String {
     let refused = |tenant: &&layout::Tenant| tenant.refused[table as usize];
     let mut tenants: Vec<_> = tenants.iter().filter(|it| refused(it) > 0).collect();
     tenants.sort_by_key(|tenant| std::cmp::Reverse(refused(tenant)));
-    let named = tenants.iter().take(NAMED_TENANTS);
-    let names: Vec<String> = named.map(|tenant| name_of(&tenant.key)).collect();
+    let named = tenants.iter().take(MAX_NAMED_TENANTS);
+    let names: Vec<String> = named.map(|tenant| name_of_tenant(&tenant.key)).collect();
     let names = names.join(", ");
     match tenants.len() {
         0 => "some tenants".to_owned(),
-        1..=NAMED_TENANTS => names,
-        all => format!("{names} and {} more", all - NAMED_TENANTS),
+        1..=MAX_NAMED_TENANTS => names,
+        all => format!("{names} and {} more", all - MAX_NAMED_TENANTS),
     }
 }
 
-fn name_of(key: &layout::TenantKey) -> String {
+fn name_of_tenant(key: &layout::TenantKey) -> String {
     if key.cgroup.id == 0 {
         return Tenant::User(key.uid).to_string();
     }
-    let hierarchy = match key.cgroup.hierarchy == Hierarchy::Memory as u32 {
-        true => Hierarchy::Memory,
-        false => Hierarchy::Unified,
+    let hierarchy = match key.cgroup.hierarchy == CgroupHierarchy::Memory as u32 {
+        true => CgroupHierarchy::Memory,
+        false => CgroupHierarchy::Unified,
     };
-    let tenant = tenant_with_cgroup(&hierarchy.root(), &hierarchy.parents(), key.cgroup.id);
+    let tenant = tenant_with_cgroup(
+        &hierarchy.mount_point(),
+        &hierarchy.tenant_parents(),
+        key.cgroup.id,
+    );
     tenant.map_or("a pod or job that has ended".to_owned(), |it| {
         it.to_string()
     })
@@ -331,28 +336,39 @@ fn name_of(key: &layout::TenantKey) -> String {
 mod tests {
     use super::*;
 
-    fn user(uid: u32, refused: u64) -> layout::Tenant {
+    fn tenant_of_user(uid: u32, refused: u64) -> layout::Tenant {
         let mut tenant = layout::Tenant::EMPTY;
         tenant.key.uid = uid;
-        tenant.refused[Table::Processes as usize] = refused;
+        tenant.refused[TenantTable::Processes as usize] = refused;
         tenant
     }
 
     #[test]
     fn tenants_with_most_refusals_are_named() {
-        let name = |tenants: &[layout::Tenant]| names_of(tenants, Table::Processes);
-        assert_eq!(name(&[user(5, 0), user(7, 3)]), "user 7");
-        assert_eq!(name(&[user(5, 2), user(7, 3)]), "user 7, user 5");
-        let many: Vec<_> = (1..=10).map(|uid| user(uid, uid.into())).collect();
+        let name = |tenants: &[layout::Tenant]| names_of_refused(tenants, TenantTable::Processes);
+        assert_eq!(
+            name(&[tenant_of_user(5, 0), tenant_of_user(7, 3)]),
+            "user 7"
+        );
+        assert_eq!(
+            name(&[tenant_of_user(5, 2), tenant_of_user(7, 3)]),
+            "user 7, user 5"
+        );
+        let many: Vec<_> = (1..=10)
+            .map(|uid| tenant_of_user(uid, uid.into()))
+            .collect();
         let all = "user 10, user 9, user 8, user 7, user 6, user 5, user 4, user 3 and 2 more";
         assert_eq!(name(&many), all);
-        assert_eq!(names_of(&many, Table::Allocations), "some tenants");
+        assert_eq!(
+            names_of_refused(&many, TenantTable::Allocations),
+            "some tenants"
+        );
     }
 
     #[test]
     fn a_tenant_whose_cgroup_was_removed_has_a_name() {
         let mut key = layout::Tenant::EMPTY.key;
         key.cgroup.id = u64::MAX;
-        assert_eq!(name_of(&key), "a pod or job that has ended");
+        assert_eq!(name_of_tenant(&key), "a pod or job that has ended");
     }
 }

@@ -15,9 +15,9 @@ use super::{ObserveError, Observer, monotonic_ns, optional};
 use crate::probes::layout;
 
 /// The section with the switch of the trace.
-const SWITCH: &str = ".rodata.trace";
+const SWITCH_SECTION: &str = ".rodata.trace";
 /// Size of the ring buffer: 400,000 events, between two rounds of the observer.
-const RING_BYTES: u32 = 16 << 20;
+const TRACE_RING_BYTES: u32 = 16 << 20;
 
 /// An item of the trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,10 +115,10 @@ impl EventTrace {
     pub(super) fn enable(object: &mut OpenObject) -> libbpf_rs::Result<()> {
         for mut map in object.maps_mut() {
             if map.name() == "trace_records" {
-                map.set_max_entries(RING_BYTES)?;
+                map.set_max_entries(TRACE_RING_BYTES)?;
             }
         }
-        optional::enable(object, SWITCH);
+        optional::enable_part(object, SWITCH_SECTION);
         Ok(())
     }
 
@@ -149,7 +149,7 @@ impl EventTrace {
     }
 
     /// Reads the ring buffer. Call this before the handles of exited processes are freed.
-    fn read(&mut self, kernel: &Kernel) -> libbpf_rs::Result<()> {
+    fn read_ring(&mut self, kernel: &Kernel) -> libbpf_rs::Result<()> {
         self.ring.consume()?;
         let records: Vec<layout::TraceRecord> = self.received.try_iter().collect();
         for handle in records.iter().map(|record| record.process) {
@@ -162,7 +162,7 @@ impl EventTrace {
         }
         let items = self.items.get_mut();
         for (handle, known) in &mut self.processes {
-            let Some(record) = kernel.record(*handle) else {
+            let Some(record) = kernel.process_record(*handle) else {
                 continue;
             };
             let now = TracedProcess {
@@ -176,7 +176,11 @@ impl EventTrace {
                 items.push(TraceItem::Process(now));
             }
         }
-        items.extend(records.iter().map(|record| TraceItem::Event(event(record))));
+        items.extend(
+            records
+                .iter()
+                .map(|record| TraceItem::Event(traced_event(record))),
+        );
         let lost = kernel.losses.read(0).trace;
         if lost > self.lost {
             let at_ns = monotonic_ns();
@@ -187,7 +191,7 @@ impl EventTrace {
     }
 }
 
-fn event(record: &layout::TraceRecord) -> TracedEvent {
+fn traced_event(record: &layout::TraceRecord) -> TracedEvent {
     let is_call = usize::from(record.symbol) != layout::NONE;
     TracedEvent {
         at_ns: record.at_ns,
@@ -211,7 +215,7 @@ impl Observer {
         let Some(mut trace) = self.kernel.trace.take() else {
             return Ok(());
         };
-        let read = trace.read(&self.kernel);
+        let read = trace.read_ring(&self.kernel);
         self.kernel.trace = Some(trace);
         read
     }

@@ -6,7 +6,7 @@
 use zernel_model::aggregation::exposition::{Exposition, Kind};
 
 use super::{ProbeState, ProbeStates};
-use crate::metrics::{MetricFamily, Scoped, series};
+use crate::metrics::{MetricFamily, ScopedSnapshot, write_family_of_processes};
 
 /// A counter whose value is a function of a probe's state.
 pub(crate) struct ProcessCounter<State> {
@@ -37,7 +37,7 @@ pub(crate) fn seconds(ns: u64) -> f64 {
 }
 
 /// The names and values of the counters of a state.
-pub(super) fn values<State: ProbeState>(
+pub(super) fn counter_values<State: ProbeState>(
     state: &State,
 ) -> impl Iterator<Item = (&'static str, f64)> {
     let rows = State::COUNTERS.iter();
@@ -48,20 +48,20 @@ pub(super) fn values<State: ProbeState>(
 type SelectState<State> = fn(&ProbeStates) -> &State;
 
 /// The families of the counters of a state.
-pub(super) fn families<State: ProbeState>(
+pub(super) fn counter_families<State: ProbeState>(
     _state: SelectState<State>,
 ) -> impl Iterator<Item = MetricFamily> {
     State::COUNTERS.iter().map(|row| row.family)
 }
 
 /// Writes the families of the counters of a state.
-pub(super) fn expose<State: ProbeState>(
+pub(super) fn expose_counters<State: ProbeState>(
     out: &mut Exposition,
-    scoped: &Scoped<'_>,
+    scoped: &ScopedSnapshot<'_>,
     state: SelectState<State>,
 ) {
-    for family in families(state) {
-        series(out, &family, scoped, |process, add| {
+    for family in counter_families(state) {
+        write_family_of_processes(out, &family, scoped, |process, add| {
             if let Some(value) = process.counter(family.name) {
                 add(&[], value);
             }
@@ -74,7 +74,7 @@ mod tests {
     use zernel_model::snapshot::{ProcessSnapshot, Scope, Snapshot};
 
     use super::*;
-    use crate::metrics::{TextFormat, text};
+    use crate::metrics::{TextFormat, metrics_text};
     use crate::probes::Scheduling;
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
             observed: vec![process(7, 1_500_000_000), process(8, 0)],
             ..Snapshot::default()
         };
-        let text = text(&snapshot, Scope::All, TextFormat::Prometheus);
+        let text = metrics_text(&snapshot, Scope::All, TextFormat::Prometheus);
         let head = "# TYPE zernel_cpu_seconds_total counter\n";
         let (_, samples) = text.split_once(head).expect("the head of the family");
         let expected =

@@ -7,7 +7,7 @@ use zernel_phase::steps::{Mark, MarkClass};
 use zernel_phase::tracker::TrackerConfig;
 
 use super::{DurationKind, Operation};
-use crate::observer::{Hierarchy, Table};
+use crate::observer::{CgroupHierarchy, TenantTable};
 
 /// Number of buckets of a histogram in the kernel.
 pub(crate) const BUCKETS: usize = H2_BUCKETS as usize;
@@ -110,9 +110,9 @@ mirrors! {
         }
 
         pub(crate) struct Tenant = "zernel_tenant" {
-            used: [i64; Table::ALL.len()],
-            refused: [u64; Table::ALL.len()],
-            largest: [i64; Table::ALL.len()],
+            used: [i64; TenantTable::ALL.len()],
+            refused: [u64; TenantTable::ALL.len()],
+            largest: [i64; TenantTable::ALL.len()],
             marks: u64,
             key: TenantKey,
         }
@@ -200,16 +200,16 @@ mirrors! {
         } and {
             "ZERNEL_MARK_CLASSES" = MarkClass::ALL.len(),
         }
-        enum Table = "zernel_table" {
+        enum TenantTable = "zernel_table" {
             Processes = "ZERNEL_PROCESS_TABLE",
             Allocations = "ZERNEL_ALLOCATION_TABLE",
             Histograms = "ZERNEL_HISTOGRAM_TABLE",
             Communicators = "ZERNEL_COMMUNICATOR_TABLE",
             MemoryAccounts = "ZERNEL_ACCOUNT_TABLE",
         } and {
-            "ZERNEL_TABLES" = Table::ALL.len(),
+            "ZERNEL_TABLES" = TenantTable::ALL.len(),
         }
-        enum Hierarchy = "zernel_hierarchy" {
+        enum CgroupHierarchy = "zernel_hierarchy" {
             Unified = "ZERNEL_UNIFIED",
             Memory = "ZERNEL_MEMORY",
         }
@@ -249,9 +249,9 @@ mirrors! {
 
 impl Tenant {
     pub(crate) const EMPTY: Self = Self {
-        used: [0; Table::ALL.len()],
-        refused: [0; Table::ALL.len()],
-        largest: [0; Table::ALL.len()],
+        used: [0; TenantTable::ALL.len()],
+        refused: [0; TenantTable::ALL.len()],
+        largest: [0; TenantTable::ALL.len()],
         marks: 0,
         key: TenantKey {
             cgroup: CgroupKey {
@@ -266,7 +266,7 @@ impl Tenant {
 }
 
 /// The index of a process in arrays, from its handle. 0 stands for no process.
-pub(crate) fn index_of(handle: u32) -> usize {
+pub(crate) fn index_of_handle(handle: u32) -> usize {
     handle as usize % PROCESSES
 }
 
@@ -326,7 +326,7 @@ mod tests {
     use libbpf_rs::ObjectBuilder;
 
     use super::*;
-    use crate::observer::OBJECT;
+    use crate::observer::OBSERVE_OBJECT;
 
     /// Handle 0 stands for no process, so no index may ever get it.
     #[test]
@@ -335,7 +335,7 @@ mod tests {
             let last = index.wrapping_sub(PROCESSES as u32);
             assert_eq!(next_handle(last), index, "it starts again with the first");
             for handle in [index, next_handle(index), last] {
-                assert_eq!(index_of(handle), index as usize);
+                assert_eq!(index_of_handle(handle), index as usize);
                 assert_ne!(handle, 0);
             }
         }
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn arrays_are_as_long_as_the_maps() {
         let object = ObjectBuilder::default()
-            .open_memory(OBJECT)
+            .open_memory(OBSERVE_OBJECT)
             .expect("it opens");
         let lengths = [
             ("processes", PROCESSES),

@@ -77,7 +77,7 @@ macro_rules! declare_probes {
             /// The names and values of all counters that are exported as the states hold them.
             pub(crate) fn counters(&self) -> Vec<(&'static str, f64)> {
                 let mut counters = Vec::new();
-                $(counters.extend(counter::values(&self.$part));)*
+                $(counters.extend(counter::counter_values(&self.$part));)*
                 counters
             }
         }
@@ -100,14 +100,14 @@ macro_rules! declare_probes {
         /// The metric families of all probes, in the order of the text.
         pub(crate) fn families() -> Vec<MetricFamily> {
             let mut families = Vec::new();
-            $(families.extend(counter::families(|states| &states.$metrics));
+            $(families.extend(counter::counter_families(|states| &states.$metrics));
             families.extend($metrics::metrics::FAMILIES);)*
             families
         }
 
         /// Writes the metric families of all probes.
-        pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
-            $(counter::expose(out, scoped, |states| &states.$metrics);
+        pub(crate) fn expose(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
+            $(counter::expose_counters(out, scoped, |states| &states.$metrics);
             $metrics::metrics::expose(out, scoped);)*
         }
 
@@ -131,7 +131,7 @@ pub use dataload::DataloadCauses;
 pub use dist_sync::PeerWaits;
 pub use gpu_mem::{GpuMemory, MemoryUse};
 pub use nccl::{Communicator, Communicators, ExitedRank, ProcessExit};
-pub use sched::{BlockedBy, Scheduling};
+pub use sched::{SchedBlockReason, Scheduling};
 
 use zernel_model::aggregation::exposition::Exposition;
 #[cfg(test)]
@@ -142,7 +142,7 @@ use zernel_phase::tracker::ThreadEvent;
 use zernel_elf::LibraryKind;
 use zernel_model::snapshot::ProbeSnapshots;
 
-use crate::metrics::{MetricFamily, Scoped};
+use crate::metrics::{MetricFamily, ScopedSnapshot};
 use crate::observer::{Kernel, ObservedProcess};
 use counter::ProcessCounter;
 use gpu_mem::ProcessGpus;
@@ -476,7 +476,7 @@ impl ProbedFunction {
     }
 
     /// The function's row in the kernel's table of functions.
-    pub(crate) fn raw(&self, sampled: bool) -> layout::Symbol {
+    pub(crate) fn raw_symbol(&self, sampled: bool) -> layout::Symbol {
         const NONE: u8 = layout::NONE as u8;
         let event =
             |event: Option<ThreadEvent>| event.map_or(NONE, zernel_phase::shared::raw_event);

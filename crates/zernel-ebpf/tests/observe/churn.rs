@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use zernel_ebpf::metrics::{self, TextFormat};
 use zernel_ebpf::observer::{ObservedProcess, Observer};
-use zernel_ebpf::probes::BlockedBy;
+use zernel_ebpf::probes::SchedBlockReason;
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::eventually;
@@ -86,7 +86,7 @@ fn exit_at_once(children: usize) {
 }
 
 fn blocked_ns(process: &ObservedProcess) -> u64 {
-    let reasons = BlockedBy::ALL.into_iter();
+    let reasons = SchedBlockReason::ALL.into_iter();
     reasons.map(|by| process.probes.sched.blocked_ns(by)).sum()
 }
 
@@ -99,19 +99,19 @@ pub(crate) fn late_writer() {
     slow.go();
     let pid = slow.pid();
     eventually("its exit is observed", || {
-        observer.read().expect("maps can be read");
+        observer.read_counts().expect("maps can be read");
         find(&observer, pid).ended_ns.is_some()
     });
     let mut others = stage.target("fills_the_indices", 0);
     for _ in 0..SHORT / PART {
         others.step();
-        observer.read().expect("maps can be read");
+        observer.read_counts().expect("maps can be read");
     }
     others.step();
     const { assert!(SHORT + PATIENT > INDICES) };
     assert!(is_exiting(pid), "its exit was too short for this test");
     eventually("its exit is over", || !is_exiting(pid));
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let patient: BTreeSet<u64> = numbers_in(stage.path()).into_iter().collect();
     let patient: Vec<_> = observer
         .processes()
@@ -149,7 +149,7 @@ pub(crate) fn cleanup() {
     let mut parent = stage.target("short_children", CHILDREN);
     parent.step();
     let before = observer.visited_entries();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let children = observer
         .processes()
         .filter(|process| process.loads_for == Some(parent.pid()));
@@ -223,7 +223,7 @@ pub(crate) fn early_contexts() {
 
 /// Bytes and frees on all devices.
 fn in_use(observer: &mut Observer, target: &Target) -> (u64, u64) {
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let memory = find(observer, target.pid())
         .probes
         .gpu_mem
@@ -259,7 +259,7 @@ pub(crate) fn short_lived() {
     let mut observer = observe(&stage);
     let mut target = stage.target("changes_its_user", 0);
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let pid = target.pid();
     let comm = fs::read_to_string(format!("/proc/{pid}/comm")).expect("it lives");
     let children = observer
@@ -275,7 +275,7 @@ pub(crate) fn short_lived() {
     assert_eq!(child.uid, 0);
     let grandchild = identities.iter().find(|it| it.parent == child.pid);
     assert_eq!(grandchild.map(|it| it.uid), Some(USER));
-    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
+    let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     let has_no_name =
         |line: &&str| line.starts_with("zernel_process_info") && line.contains("comm=\"\"");
     assert_eq!(text.lines().find(has_no_name), None);

@@ -214,7 +214,7 @@ pub(crate) fn decisions() {
     for _ in 0..3 {
         target.step();
     }
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let read = observer.decisions();
     let decisions_of = |pid: u32| {
         let found = read.iter().find(|process| process.pid == pid);

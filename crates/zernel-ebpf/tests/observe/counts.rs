@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Instant;
 
-use zernel_ebpf::observer::{Coverage, Rung};
+use zernel_ebpf::observer::{ProcessCoverage, Rung};
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::{Driver, Stage, TargetRole, call, out, try_call};
 
@@ -115,7 +115,12 @@ pub(crate) fn every_rung() {
         assert_exact(&mut observer, &stage, &targets);
         for target in &targets {
             let process = find(&observer, target.pid());
-            assert_eq!(process.coverage, Coverage::Complete, "{}", rung.name());
+            assert_eq!(
+                process.coverage,
+                ProcessCoverage::Complete,
+                "{}",
+                rung.name()
+            );
             assert_eq!(
                 process.probes.gpu_mem.by_device[&0].total.current_bytes,
                 4096

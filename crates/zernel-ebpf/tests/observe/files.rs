@@ -8,7 +8,7 @@ use std::process::Command;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, ProtFlags};
-use zernel_ebpf::observer::{Coverage, GovernorOptions, Observer, ObserverOptions};
+use zernel_ebpf::observer::{GovernorOptions, Observer, ObserverOptions, ProcessCoverage};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::target::{Driver, LIBRARIES, Stage, Target, TargetRole, directory, pause};
@@ -95,7 +95,7 @@ pub(crate) fn map_code(path: &Path) {
 /// An observer that knows no library before a process maps it.
 fn observe_nothing_yet() -> Observer {
     start(&ObserverOptions {
-        governor: GovernorOptions::EXACT,
+        governor: GovernorOptions::COUNT_EVERYTHING,
         ..ObserverOptions::default()
     })
 }
@@ -141,7 +141,7 @@ pub(crate) fn written_to() {
     observer.scan().expect("processes can be scanned");
     wait_until_detached(&mut observer, &stage);
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let launch = &functions_of(&observer, &library.to_string_lossy())["cuLaunchKernel"];
     assert_eq!(launch["state"], "not attached");
     let reason = launch["reason"].as_str().expect("a reason");
@@ -157,7 +157,7 @@ fn wait_until_detached(observer: &mut Observer, stage: &Stage) {
         let mut late = stage.target("loads_and_launches", 1);
         late.step();
         late.step();
-        observer.read().expect("maps can be read");
+        observer.read_counts().expect("maps can be read");
         let mut processes = observer.processes();
         !processes.any(|process| process.pid == late.pid())
     });
@@ -182,14 +182,20 @@ pub(crate) fn written_to_in_use() {
     let mut target = stage.target("initialises_again", 10);
     target.step();
     observer.discover().expect("processes can be discovered");
-    observer.read().expect("maps can be read");
-    assert_eq!(find(&observer, target.pid()).coverage, Coverage::Complete);
+    observer.read_counts().expect("maps can be read");
+    assert_eq!(
+        find(&observer, target.pid()).coverage,
+        ProcessCoverage::Complete
+    );
     overwrite(&stage.library("libcuda.so.1"));
     observer.discover().expect("processes can be discovered");
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let coverage = find(&observer, target.pid()).coverage;
-    assert!(matches!(coverage, Coverage::Since(_)), "{coverage:?}");
+    assert!(
+        matches!(coverage, ProcessCoverage::Since(_)),
+        "{coverage:?}"
+    );
 }
 
 pub(crate) fn written_to_at_once() {

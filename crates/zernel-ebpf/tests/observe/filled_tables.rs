@@ -84,13 +84,13 @@ fn fill(role: &str, rounds: u64, cause: &str, refused: fn(&Losses) -> u64) {
     let mut observer = observe(&stage);
     let mut greedy = target_of(&stage, NOBODY, role, rounds);
     greedy.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let losses = observer.losses();
     let count = refused(&losses);
     assert!(count > 0, "{losses:?}");
     let full = losses.histograms + losses.communicators + losses.memory_accounts;
     assert_eq!(full, 0, "{losses:?}");
-    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
+    let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     let series = format!("zernel_observe_lost_total{{cause=\"{cause}\"}} {count}\n");
     assert!(text.contains(&series), "{series}");
     let problems = observer.problems();
@@ -106,7 +106,7 @@ fn fill(role: &str, rounds: u64, cause: &str, refused: fn(&Losses) -> u64) {
 fn assert_communicator_is_observed(observer: &mut Observer, stage: &Stage) {
     let mut modest = stage.target("communicators", 1);
     modest.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let communicators = &find(observer, modest.pid()).probes.nccl.all;
     let [only] = &communicators[..] else {
         panic!("{communicators:?}");
@@ -181,7 +181,7 @@ pub(crate) fn step_marks() {
         // As long as a round of the daemon.
         thread::sleep(Duration::from_millis(500));
         modest.step();
-        observer.read().expect("maps can be read");
+        observer.read_counts().expect("maps can be read");
     }
     let steps = &find(&observer, modest.pid()).steps;
     assert_eq!((steps.count(), steps.gaps()), (60, 0));

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use zernel_ebpf::observer::{
-    CallCount, Coverage, GovernorOptions, ObservedProcess, Observer, ObserverOptions,
+    CallCount, GovernorOptions, ObservedProcess, Observer, ObserverOptions, ProcessCoverage,
 };
 use zernel_ebpf::probes::CallKind;
 use zernel_phase::task_state::WorkloadPhase;
@@ -175,7 +175,9 @@ fn generous(stage: &Stage) -> ObserverOptions {
 }
 
 fn is_sampled(observer: &Observer) -> bool {
-    observer.sampled().any(|name| name == "cuLaunchKernel")
+    observer
+        .sampled_function_names()
+        .any(|name| name == "cuLaunchKernel")
 }
 
 pub(crate) fn busy() {
@@ -185,14 +187,16 @@ pub(crate) fn busy() {
     let pid = target.pid();
     target.go();
     watcher.wait_until("launches are sampled", is_sampled);
-    watcher.wait_until("there are windows", |observer| observer.cost().windows > 0);
+    watcher.wait_until("there are windows", |observer| {
+        observer.probe_cost().windows > 0
+    });
     let ceiling = GovernorOptions::default().ceiling;
     watcher.wait_until("the cost is below the ceiling", |observer| {
-        find(observer, pid).cost().busiest_thread < ceiling
+        find(observer, pid).overhead_cost().busiest_thread < ceiling
     });
     target.kill();
     let mut observer = watcher.stop();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let mut rounds = 0;
     while is_sampled(&observer) {
         rounds += 1;
@@ -202,7 +206,7 @@ pub(crate) fn busy() {
     assert!(rounds > 1, "one calm round proves nothing");
     let mut target = stage.target("launches", 1000);
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let launches = seen_of(find(&observer, target.pid()))["cuLaunchKernel"];
     assert_eq!((launches.calls, launches.error), (1000, Some(0)));
 }
@@ -213,9 +217,11 @@ pub(crate) fn detached_under_way() {
     let watcher = Watcher::start(&generous(&stage));
     let mut target = stage.target("checkpoints", 100_000);
     target.go();
-    watcher.wait_until("there are windows", |observer| observer.cost().windows > 3);
+    watcher.wait_until("there are windows", |observer| {
+        observer.probe_cost().windows > 3
+    });
     let observer = watcher.stop();
-    let mut sampled = observer.sampled();
+    let mut sampled = observer.sampled_function_names();
     assert!(sampled.any(|name| name == "cuMemcpyDtoHAsync_v2"));
     assert_eq!(observer.losses(), Default::default());
 }
@@ -224,7 +230,7 @@ const NOBODY: u32 = 65534;
 
 fn rests(watcher: &Watcher, what: &str, pid: u32, is_rested: bool) {
     watcher.wait_until(what, |observer| {
-        observer.rested().any(|rested| rested == pid) == is_rested
+        observer.rested_pids().any(|rested| rested == pid) == is_rested
     });
 }
 
@@ -255,9 +261,9 @@ pub(crate) fn above_the_ceiling() {
     };
     rests(&watcher, "it is rested", pid, true);
     watcher.with(|observer| {
-        assert!(blames(observer) && !observer.is_off());
+        assert!(blames(observer) && !observer.is_paused());
         assert_eq!(state(observer), "not attached");
-        assert_ne!(find(observer, pid).coverage, Coverage::Complete);
+        assert_ne!(find(observer, pid).coverage, ProcessCoverage::Complete);
     });
     rests(&watcher, "it is tried again", pid, false);
     rests(&watcher, "to no avail", pid, true);
@@ -269,7 +275,7 @@ pub(crate) fn above_the_ceiling() {
     assert!(blames(&observer));
     let mut target = stage.target("launches", 1);
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let process = find(&observer, target.pid());
     assert_eq!(seen_of(process)["cuCtxSynchronize"].calls, 1);
 }
@@ -300,9 +306,9 @@ pub(crate) fn above_the_ceiling_beside_others() {
     rests(&watcher, "the greedy one is rested", greedy.pid(), true);
     victim.wait_until_done();
     watcher.with(|observer| {
-        observer.read().expect("maps can be read");
+        observer.read_counts().expect("maps can be read");
         let observed = find(observer, pid);
-        assert_eq!(observed.coverage, Coverage::Complete);
+        assert_eq!(observed.coverage, ProcessCoverage::Complete);
         assert_eq!(seen_of(observed), truth_of(&stage, pid));
     });
     greedy.kill();
@@ -323,7 +329,7 @@ pub(crate) fn alarm() {
     observer.discover().expect("events can be read");
     assert!(observer.take_alarm());
     assert!(!observer.take_alarm(), "it is over");
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     observer.govern();
     assert!(is_sampled(&observer));
 }
@@ -337,7 +343,7 @@ pub(crate) fn estimate() {
     let pid = target.pid();
     target.go();
     watcher.wait_until("there are enough windows", |observer| {
-        observer.cost().windows >= 24
+        observer.probe_cost().windows >= 24
     });
     target.kill();
     let (launches, truth) = estimated_and_true(watcher, &stage, pid);
@@ -374,7 +380,7 @@ fn estimated_and_true(watcher: Watcher, stage: &Stage, pid: u32) -> (CallCount, 
         truth,
         launches.calls,
         half_width(launches),
-        observer.cost().windows
+        observer.probe_cost().windows
     );
     (launches, truth)
 }
@@ -417,7 +423,8 @@ fn wait_for_interval(watcher: &Watcher, pid: u32) {
         let mut processes = observer.processes();
         let process = processes.find(|process| process.pid == pid);
         let is_long = |process: &&ObservedProcess| process.steps.count() >= 100;
-        let process = process.filter(|process| is_long(process) && observer.cost().windows >= 2);
+        let process =
+            process.filter(|process| is_long(process) && observer.probe_cost().windows >= 2);
         let per_step = process.and_then(ObservedProcess::launches_per_step);
         per_step.is_some_and(|per_step| per_step.half_width.is_some())
     });
@@ -438,7 +445,7 @@ pub(crate) fn estimate_by_few_windows() {
         find(observer, pid).ended_ns.is_some()
     });
     let observer = watcher.stop();
-    let launches = find(&observer, pid).count(|what| what == CallKind::Launch);
+    let launches = find(&observer, pid).count_calls(|what| what == CallKind::Launch);
     let truth = truth_of(&stage, pid);
     let truth = truth["cuLaunchKernel"].calls + truth["cuLaunchCooperativeKernel"].calls;
     eprintln!(
@@ -488,7 +495,7 @@ pub(crate) fn phases_while_sampled() {
     let before = watcher.with(|observer| times(observer));
     target.wait_until_done();
     let mut observer = watcher.stop();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let after = times(&observer);
     let spent = |phase| after.phase_ns(phase) - before.phase_ns(phase);
     let computing = spent(WorkloadPhase::GpuCompute);
@@ -502,7 +509,7 @@ pub(crate) fn slow() {
     let mut target = stage.target("slow", 150);
     target.step();
     let mut observer = watcher.stop();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     assert!(!is_sampled(&observer));
     let process = find(&observer, target.pid());
     assert!(!process.is_sampled());

@@ -69,9 +69,9 @@ fn bother(stage: &Stage, program: &Path, libraries: &Path) {
     // On a busy machine all rounds may end before the program has started.
     let pid = target.id();
     eventually("the probes are hit", || {
-        observer.read().expect("maps can be read");
+        observer.read_counts().expect("maps can be read");
         let mut processes = observer.processes();
-        processes.any(|process| process.pid == pid && process.calls().count() > 0)
+        processes.any(|process| process.pid == pid && process.calls_by_function().count() > 0)
     });
     drop(target.stdin.take());
     let status = target.wait().expect("our child");

@@ -18,7 +18,7 @@ use zernel_testkit::target::{Stage, Target};
 pub(crate) fn exact(stage: &Stage) -> ObserverOptions {
     ObserverOptions {
         libraries: libraries(stage),
-        governor: GovernorOptions::EXACT,
+        governor: GovernorOptions::COUNT_EVERYTHING,
         ..ObserverOptions::default()
     }
 }
@@ -127,7 +127,7 @@ pub(crate) fn truth_of(stage: &Stage, pid: u32) -> BTreeMap<&'static str, CallCo
 
 /// Observed calls of a process.
 pub(crate) fn seen_of(process: &ObservedProcess) -> BTreeMap<&'static str, CallCount> {
-    process.calls().collect()
+    process.calls_by_function().collect()
 }
 
 pub(crate) fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
@@ -138,7 +138,7 @@ pub(crate) fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
 
 /// Reads the maps, and compares every target with the truth.
 pub(crate) fn assert_exact(observer: &mut Observer, stage: &Stage, targets: &[Target]) {
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     for target in targets {
         let process = find(observer, target.pid());
         assert_eq!(seen_of(process), truth_of(stage, target.pid()));

@@ -73,7 +73,7 @@ pub(crate) fn one_tenant_has_a_share() {
     assert!(share < COPIES as usize, "{share}");
     let refused = observer.snapshot().ledger_json(Scope::All)["refused"].to_string();
     assert!(refused.contains("more library files than"), "{refused}");
-    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
+    let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     let series = "zernel_observe_refused_files_total{cause=\"too many files\"} ";
     assert!(text.contains(series), "{series}");
     let problems = observer.problems();

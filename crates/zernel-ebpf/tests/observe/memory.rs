@@ -238,7 +238,7 @@ fn mapped_memory(driver: &Driver, _rounds: u64) {
 
 /// Bytes by calling library, from the metrics.
 fn by_caller(observer: &Observer, pid: u32) -> BTreeMap<String, u64> {
-    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
+    let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     let begin = format!("zernel_gpu_memory_caller_bytes{{pid=\"{pid}\",gpu_id=\"0\",caller=\"");
     let lines = text.lines().filter_map(|line| line.strip_prefix(&*begin));
     lines
@@ -251,7 +251,7 @@ fn by_caller(observer: &Observer, pid: u32) -> BTreeMap<String, u64> {
 
 /// The memory of its only device: in use, and at most.
 fn in_use(observer: &mut Observer, target: &Target) -> (u64, u64) {
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let total = &find(observer, target.pid()).probes.gpu_mem.by_device[&0].total;
     (total.current_bytes, total.peak_bytes)
 }
@@ -263,7 +263,7 @@ pub(crate) fn accounts() {
     let pid = target.pid();
     target.step();
     assert_eq!(in_use(&mut observer, &target), (9500, 9500));
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let expected = [("libnccl".to_owned(), 7000), ("observe".to_owned(), 2500)];
     assert_eq!(by_caller(&observer, pid), BTreeMap::from(expected));
     // A free that failed changes nothing.
@@ -281,7 +281,7 @@ pub(crate) fn accounts() {
     target.step();
     assert_eq!(in_use(&mut observer, &target), (7500, 9500 + PAGE));
     target.end();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let memory = &find(&observer, pid).probes.gpu_mem.by_device[&0];
     assert_eq!(memory.total.current_bytes, 0);
     assert_eq!(memory.total.peak_bytes, 9500 + PAGE);
@@ -295,7 +295,7 @@ pub(crate) fn devices() {
     let mut command = stage.command("two_devices", 0);
     let mut target = Target::start(command.env(config::DEVICES, "2"));
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let in_use = in_use_by_device(&observer, &target);
     assert_eq!(in_use, BTreeMap::from([(0, 1300), (1, 2040)]));
 }
@@ -315,7 +315,7 @@ pub(crate) fn of_restless_ones() {
     target.go();
     target.wait_until_done();
     let mut observer = watcher.stop();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let in_use = in_use_by_device(&observer, &target);
     assert_eq!(in_use, BTreeMap::from([(0, 1000), (1, 300)]));
 }
@@ -341,15 +341,15 @@ pub(crate) fn of_pools() {
     });
     target.go();
     watcher.wait_until("they are sampled", |observer| {
-        let sampled: Vec<&str> = observer.sampled().collect();
+        let sampled: Vec<&str> = observer.sampled_function_names().collect();
         let pools = ["cuMemAllocAsync", "cuMemFreeAsync"];
         pools.iter().all(|name| sampled.contains(name)) && in_use(observer) == 1000
     });
     target.wait_until_done();
     let mut observer = watcher.stop();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     assert_eq!(in_use(&observer), 1000);
-    assert!(!observer.is_off());
+    assert!(!observer.is_paused());
     assert_eq!(observer.losses(), Default::default());
 }
 
@@ -381,7 +381,7 @@ fn in_use_by_device(observer: &Observer, target: &Target) -> BTreeMap<u32, u64> 
 fn nested(observer: &mut Observer, stage: &Stage, depth: u64) -> BTreeMap<u32, u64> {
     let mut target = stage.target("nested_contexts", depth);
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     in_use_by_device(observer, &target)
 }
 

@@ -157,7 +157,7 @@ fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) 
         (Operation::Send, "ncclSend"),
     ] {
         let seen = process
-            .duration(DurationKind::UntilSync(operation))
+            .duration_histogram(DurationKind::UntilSync(operation))
             .expect(symbol);
         let truth = truth_until_sync(stage, pid, symbol);
         assert_eq!(seen.count, rounds, "{symbol}");
@@ -239,7 +239,7 @@ pub(crate) fn parts_that_are_stored_late() {
     let mut observer = observe(&stage);
     let mut target = stage.target("late_parts", 1);
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let communicators = find(&observer, target.pid()).probes.nccl.all.iter();
     let mut sequences: Vec<u64> = communicators.map(|made| made.sequence).collect();
     sequences.sort_unstable();
@@ -288,11 +288,11 @@ pub(crate) fn side_by_side() {
         })
         .collect();
     run(&mut targets);
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     for target in &targets {
         let process = find(&observer, target.pid());
         let until_sync = |operation| {
-            let seen = process.duration(DurationKind::UntilSync(operation));
+            let seen = process.duration_histogram(DurationKind::UntilSync(operation));
             seen.map(|seen| (seen.count, seen.sum_ns)).expect("it ran")
         };
         let (long, short) = (
@@ -332,9 +332,9 @@ pub(crate) fn too_many() {
     let mut observer = observe(&stage);
     let mut target = stage.target("waits_late", 100);
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let process = find(&observer, target.pid());
-    let seen = process.duration(DurationKind::UntilSync(Operation::AllReduce));
+    let seen = process.duration_histogram(DurationKind::UntilSync(Operation::AllReduce));
     assert_eq!(seen.map(|seen| seen.count), Some(64));
     assert_eq!(observer.losses().collectives, 36);
 }
@@ -383,12 +383,12 @@ pub(crate) fn sampled_events() {
     let pid = target.pid();
     target.go();
     watcher.wait_until("there are windows", |observer| {
-        let mut sampled = observer.sampled();
-        sampled.any(|name| name == "cuEventRecord") && observer.cost().windows >= 5
+        let mut sampled = observer.sampled_function_names();
+        sampled.any(|name| name == "cuEventRecord") && observer.probe_cost().windows >= 5
     });
     let observer = watcher.stop();
     let process = find(&observer, pid);
-    let seen = process.duration(DurationKind::UntilSync(Operation::AllReduce));
+    let seen = process.duration_histogram(DurationKind::UntilSync(Operation::AllReduce));
     let seen = seen.expect("some were seen whole");
     assert!(
         seen.p50_ns() < 50_000_000 && seen.mean_ns() < 50_000_000.0,
@@ -426,9 +426,9 @@ pub(crate) fn once() {
     let mut observer = observe(&stage);
     let mut target = stage.target("broadcasts", 10);
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let process = find(&observer, target.pid());
-    let mut calls = process.calls();
+    let mut calls = process.calls_by_function();
     let (_, count) = calls.find(|(name, _)| *name == "ncclBroadcast").unwrap();
     assert_eq!((count.calls, count.bytes), (20, 2000));
     assert_eq!(process.probes.nccl.all[0].sequence, 20);
@@ -441,7 +441,7 @@ pub(crate) fn many() {
     let mut observer = observe(&stage);
     let mut target = stage.target("communicators", COUNT as u64);
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let mut hashes: Vec<u64> = (find(&observer, target.pid()).probes.nccl.all.iter())
         .map(|communicator| communicator.hash)
         .collect();
@@ -489,7 +489,7 @@ pub(crate) fn ranks() {
     assert_eq!(shared.len(), 1, "{parts:x?} and {parts_too:x?}");
     assert!(!parts.contains(&whole));
     run(&mut targets);
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     for target in &targets {
         assert_eq!(find(&observer, target.pid()).probes.nccl.all, []);
     }
@@ -508,8 +508,8 @@ pub(crate) fn forgotten() {
         .collect();
     run(&mut targets);
     let mut counts = |scope| {
-        observer.read().expect("maps can be read");
-        let text = metrics::text(&observer.snapshot(), scope, TextFormat::Prometheus);
+        observer.read_counts().expect("maps can be read");
+        let text = metrics::metrics_text(&observer.snapshot(), scope, TextFormat::Prometheus);
         [
             "enqueue_seconds",
             "until_sync_seconds",

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use zernel_ebpf::metrics::{self, TextFormat};
-use zernel_ebpf::observer::{Coverage, ObservedProcess, Observer, ObserverOptions};
+use zernel_ebpf::observer::{ObservedProcess, Observer, ObserverOptions, ProcessCoverage};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::{
@@ -160,7 +160,7 @@ fn launches_of(process: &ObservedProcess) -> u64 {
 
 /// Checks that no series is exported twice: Prometheus refuses a scrape with duplicates.
 pub(crate) fn assert_exported_once(observer: &Observer) {
-    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
+    let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     let mut exported = BTreeSet::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let (series, _) = line.rsplit_once(' ').expect("a sample");
@@ -175,7 +175,7 @@ pub(crate) fn execution() {
     target.step();
     target.go();
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let processes = processes_with_pid(&observer, target.pid());
     let found: Vec<_> = processes
         .iter()
@@ -188,8 +188,8 @@ pub(crate) fn execution() {
         })
         .collect();
     let expected = [
-        (11, false, Coverage::Complete),
-        (10, true, Coverage::Complete),
+        (11, false, ProcessCoverage::Complete),
+        (10, true, ProcessCoverage::Complete),
     ];
     assert_eq!(found, expected);
     assert_exported_once(&observer);
@@ -201,7 +201,7 @@ pub(crate) fn child_without_cuda() {
     let mut target = stage.target("forks", 10);
     target.step();
     observer.discover().expect("processes can be discovered");
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let pid = target.pid();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let child: u32 = children
@@ -227,7 +227,7 @@ pub(crate) fn killed() {
     let pid = target.pid();
     target.step();
     for observer in [&mut patient, &mut hasty] {
-        observer.read().expect("maps can be read");
+        observer.read_counts().expect("maps can be read");
         assert_eq!(find(observer, pid).ended_ns, None);
         assert_eq!(
             find(observer, pid).probes.gpu_mem.by_device[&0]
@@ -237,12 +237,12 @@ pub(crate) fn killed() {
         );
     }
     target.kill();
-    patient.read().expect("maps can be read");
+    patient.read_counts().expect("maps can be read");
     let process = find(&patient, pid);
     assert!(process.ended_ns.is_some());
     assert_eq!(launches_of(process), 20);
     assert_eq!(process.probes.gpu_mem.by_device[&0].total.current_bytes, 0);
-    hasty.read().expect("maps can be read");
+    hasty.read_counts().expect("maps can be read");
     assert_eq!(processes_with_pid(&hasty, pid).len(), 0);
 }
 
@@ -289,7 +289,7 @@ pub(crate) fn a_reused_pid() {
     first.end();
     let mut second = start_as(&stage, pid, 7);
     second.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let launches: Vec<_> = processes_with_pid(&observer, pid)
         .into_iter()
         .map(launches_of)
@@ -319,10 +319,10 @@ pub(crate) fn thousands_of_short_ones() {
     let mut target = stage.target("many_children", COUNT);
     for _ in 0..COUNT / PART {
         target.step();
-        watcher.with(|observer| observer.read().expect("maps can be read"));
+        watcher.with(|observer| observer.read_counts().expect("maps can be read"));
     }
     let mut observer = watcher.stop();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let children = fs::read_to_string(stage.path().join(CHILDREN)).expect("it is written");
     let children: BTreeSet<u32> = children
         .lines()
@@ -365,11 +365,11 @@ pub(crate) fn late() {
     target.step();
     let mut observer = observe(&stage);
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let process = find(&observer, target.pid());
     assert_eq!(launches_of(process), 10);
     assert!(
-        matches!(process.coverage, Coverage::Since(_)),
+        matches!(process.coverage, ProcessCoverage::Since(_)),
         "{:?}",
         process.coverage
     );
@@ -381,13 +381,13 @@ pub(crate) fn paused() {
     let mut observer = observe(&stage);
     let mut target = stage.target("steps_in_parts", 20);
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     observer.pause();
     target.step();
     observer.resume();
     attach_rest(&mut observer);
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let steps = &find(&observer, target.pid()).steps;
     assert_eq!((steps.count(), steps.gaps()), (40, 1));
     assert_eq!(steps.recent().len(), 38);

@@ -28,7 +28,7 @@ pub(crate) fn refused() {
     let mut observer = observe(&stage);
     let mut target = stage.target("everything", 50);
     target.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let library = stage.library("libcuda.so.1");
     let functions = functions_of(&observer, &library.to_string_lossy());
     let mut truth = truth_of(&stage, target.pid());

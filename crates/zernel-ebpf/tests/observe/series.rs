@@ -113,8 +113,8 @@ pub(crate) fn whole_node() {
         .collect();
     run(&mut targets);
     observer.discover().expect("processes can be discovered");
-    observer.read().expect("maps can be read");
-    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
+    observer.read_counts().expect("maps can be read");
+    let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     // Series of processes outside of this test do not count.
     let trainers: Vec<u32> = targets.iter().map(Target::pid).collect();
     let is_own = |process: &&ObservedProcess| {

@@ -84,7 +84,7 @@ pub(crate) fn target_of(stage: &Stage, user: u32, role: &str, rounds: u64) -> Ta
 
 /// Number of running children of a target that are observed.
 pub(crate) fn observed_children(observer: &mut Observer, parent: u32) -> u64 {
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let children = observer
         .processes()
         .filter(|process| process.loads_for == Some(parent) && process.ended_ns.is_none());
@@ -93,7 +93,7 @@ pub(crate) fn observed_children(observer: &mut Observer, parent: u32) -> u64 {
 
 /// Checks that a refusal is exported, and reported as a problem of the tenant. No other tenant has one.
 pub(crate) fn assert_reported(observer: &Observer, cause: &str, refused: u64, tenant: &str) {
-    let text = metrics::text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
+    let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     let series = format!("zernel_observe_lost_total{{cause=\"{cause}\"}} {refused}\n");
     assert!(text.contains(&series), "{series}");
     let problems = observer.problems();
@@ -113,12 +113,12 @@ pub(crate) fn assert_reported(observer: &Observer, cause: &str, refused: u64, te
 pub(crate) fn assert_others_are_observed(observer: &mut Observer, stage: &Stage) {
     let mut modest = stage.target("everything", 10);
     modest.step();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let process = find(observer, modest.pid());
     assert_eq!(seen_of(process), truth_of(stage, modest.pid()));
     let memory = &process.probes.gpu_mem.by_device[&0].total;
     assert_eq!(memory.current_bytes, 4096);
-    assert!(process.duration(DurationKind::Launch).is_some());
+    assert!(process.duration_histogram(DurationKind::Launch).is_some());
 }
 
 pub(crate) fn processes() {
@@ -154,10 +154,10 @@ pub(crate) fn allocations() {
     for _ in 0..2 {
         let mut greedy = target_of(&stage, NOBODY, "fills_memory", ALLOCATIONS);
         greedy.step();
-        observer.read().expect("maps can be read");
+        observer.read_counts().expect("maps can be read");
         assert_eq!(observer.losses().refused_allocations, refused);
         greedy.step();
-        observer.read().expect("maps can be read");
+        observer.read_counts().expect("maps can be read");
         let memory = &find(&observer, greedy.pid()).probes.gpu_mem.by_device[&0];
         let held = memory.total.current_bytes / 64;
         let share = ALLOCATION_SHARE - OTHERS..=ALLOCATION_SHARE;
@@ -171,6 +171,6 @@ pub(crate) fn allocations() {
         assert_reported(&observer, "refused_allocations", refused, "user 65534");
         assert_others_are_observed(&mut observer, &stage);
         greedy.kill();
-        observer.read().expect("maps can be read");
+        observer.read_counts().expect("maps can be read");
     }
 }

@@ -65,8 +65,8 @@ fn enters_a_namespace(driver: &Driver, children: u64) {
 
 /// Number of tenants after the maps were read.
 fn tenants(observer: &mut Observer) -> usize {
-    observer.read().expect("maps can be read");
-    observer.tenants().expect("maps can be read")
+    observer.read_counts().expect("maps can be read");
+    observer.tenant_count().expect("maps can be read")
 }
 
 /// The pids of running processes with a parent.
@@ -109,7 +109,7 @@ pub(crate) fn many_uids_in_a_namespace() {
         }
         target.kill();
         eventually("the children have exited", || {
-            observer.read().expect("maps can be read");
+            observer.read_counts().expect("maps can be read");
             observer
                 .processes()
                 .all(|process| process.ended_ns.is_some())

@@ -10,7 +10,7 @@ use zernel_testkit::vm;
 pub(crate) fn load_here() {
     let mut observer = Observer::start(&ObserverOptions::default()).expect("the probes load");
     observer.adopt().expect("the iterator runs");
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     assert_eq!(observer.losses(), Default::default());
 }
 

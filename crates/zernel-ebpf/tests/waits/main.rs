@@ -13,7 +13,7 @@ use std::time::Duration;
 use roles::Report;
 use zernel_ebpf::capability::Capability;
 use zernel_ebpf::observer::{ObservedProcess, Observer, ObserverOptions};
-use zernel_ebpf::probes::{BlockedBy, DurationKind};
+use zernel_ebpf::probes::{DurationKind, SchedBlockReason};
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::needs::bpf;
 use zernel_testkit::target::{self, Stage, Target};
@@ -80,7 +80,8 @@ fn main() -> ExitCode {
 
 fn watch(stage: &Stage) -> Observer {
     let libraries = ["libcuda.so.1", "libnccl.so.2"].map(|name| stage.library(name));
-    Observer::start(&ObserverOptions::exact(libraries)).expect("this machine can observe")
+    Observer::start(&ObserverOptions::counting_everything(libraries))
+        .expect("this machine can observe")
 }
 
 fn read_report(stage: &Stage, target: &Target) -> Report {
@@ -102,7 +103,7 @@ fn observe(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Target, R
     let mut target = stage.target(role, rounds);
     target.go();
     target.wait_until_done();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let report = read_report(&stage, &target);
     let processes = observer.processes();
     let switches: u64 = processes.map(|process| process.probes.sched.switches).sum();
@@ -134,7 +135,9 @@ fn assert_ratio(what: &str, seen: u64, truth: u64, expected: RangeInclusive<f64>
 /// Checks the waits of a trainer, and returns the shares of their causes: prepare, fetch, other. On a
 /// crowded machine loaders also wait for a CPU, for any share of the time. The shares leave that out.
 fn check_waits(process: &ObservedProcess, report: &Report) -> [f64; 3] {
-    let waits = process.duration(DurationKind::Dataload).expect("it waited");
+    let waits = process
+        .duration_histogram(DurationKind::Dataload)
+        .expect("it waited");
     let causes = process.probes.dataload;
     let explained = (causes.total_ns() - causes.sched_ns()) as f64;
     let shares = [causes.prepare_ns(), causes.fetch_ns(), causes.other_ns()];
@@ -250,9 +253,9 @@ fn ranks() {
     let mut ranks = ["is_a_slow_rank", "is_a_fast_rank"].map(|role| stage.target(role, 40));
     ranks.iter_mut().for_each(Target::go);
     ranks.iter_mut().for_each(Target::wait_until_done);
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let report = read_report(&stage, &ranks[1]);
-    let waits = find(&observer, ranks[1].pid()).duration(DurationKind::DistSync);
+    let waits = find(&observer, ranks[1].pid()).duration_histogram(DurationKind::DistSync);
     let waits = waits.expect("it waited");
     assert_eq!(waits.count, report.waits);
     assert_close("waits for a rank", waits.sum_ns, report.waited_ns);
@@ -265,14 +268,14 @@ fn blocks() {
     observe("blocks", ROUNDS, |observer, target, report| {
         let seen = find(observer, target.pid()).probes.sched;
         eprintln!("{seen:?}");
-        for by in BlockedBy::ALL {
+        for by in SchedBlockReason::ALL {
             let (seen_ns, truth_ns) = (seen.blocked_ns(by), report.blocked_ns[by as usize]);
             match by {
                 // Its memory stays mapped, so it takes no page fault that blocks.
-                BlockedBy::PageFault => assert!(seen_ns < 1_000_000, "{seen_ns}"),
+                SchedBlockReason::PageFault => assert!(seen_ns < 1_000_000, "{seen_ns}"),
                 // The thread's CPU clock runs before the switch to it ends, so each switch adds some
                 // microseconds to the blocked time and none takes any away. 100.8 % to 107.3 % were measured.
-                BlockedBy::Io => assert_ratio(by.name(), seen_ns, truth_ns, 0.98..=1.15),
+                SchedBlockReason::Io => assert_ratio(by.name(), seen_ns, truth_ns, 0.98..=1.15),
                 _ => assert_close(by.name(), seen_ns, truth_ns),
             }
         }
@@ -326,7 +329,7 @@ fn preemption() {
         let process = find(observer, target.pid());
         let seen = process.probes.sched;
         let blocked = |by| seen.blocked_ns(by);
-        let blocked_ns: u64 = BlockedBy::ALL.into_iter().map(blocked).sum();
+        let blocked_ns: u64 = SchedBlockReason::ALL.into_iter().map(blocked).sum();
         eprintln!("{seen:?}");
         // Between the CPU time of the loop and that of the whole process: opening the device takes CPU time, too.
         // Time on a CPU contains what interrupts and the hypervisor took; the figure is rounded down to ticks.
@@ -353,9 +356,11 @@ fn preemption() {
         assert_ratio("run delay", seen.run_delay_ns, truth, 0.9..=1.01);
         // The two are read one after the other: a switch in between makes them differ once.
         eventually("the histogram has every run delay", || {
-            observer.read().expect("maps can be read");
+            observer.read_counts().expect("maps can be read");
             let process = find(observer, pid);
-            let delays = process.duration(DurationKind::RunDelay).expect("it waited");
+            let delays = process
+                .duration_histogram(DurationKind::RunDelay)
+                .expect("it waited");
             delays.sum_ns == process.probes.sched.run_delay_ns
         });
     });

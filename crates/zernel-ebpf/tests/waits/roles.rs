@@ -14,7 +14,7 @@ use std::{env, thread};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use zernel_ebpf::probes::BlockedBy;
+use zernel_ebpf::probes::SchedBlockReason;
 use zernel_testkit::communicator::{UniqueId, unique_id};
 use zernel_testkit::eventually;
 use zernel_testkit::target::{Driver, TargetRole, call};
@@ -72,7 +72,7 @@ pub(crate) struct Report {
     /// CPU time of the work asked for.
     pub(crate) cpu_ns: u64,
     pub(crate) children: Vec<u32>,
-    /// How long it was blocked, in the order of `BlockedBy`.
+    /// How long it was blocked, in the order of `SchedBlockReason`.
     pub(crate) blocked_ns: [u64; 7],
 }
 
@@ -477,18 +477,18 @@ fn block(driver: &Driver, rounds: u64) {
     let mut byte = [0];
     let futex = AtomicU32::new(0);
     let batch = Duration::from_millis(BATCH_MS);
-    for by in BlockedBy::ALL {
+    for by in SchedBlockReason::ALL {
         for _ in 0..rounds {
             feeder.drain();
             let before = ThreadTimes::now();
             match by {
-                BlockedBy::Io => read_from_disk::<LONG_READ>(batch),
-                BlockedBy::Network => feeder.tcp.read_exact(&mut byte).expect("fed"),
-                BlockedBy::Ipc => feeder.pipe.read_exact(&mut byte).expect("fed"),
-                BlockedBy::Futex => wait_on(&futex, batch),
-                BlockedBy::Poll => wait_until_readable(&feeder.polled),
-                BlockedBy::PageFault => continue,
-                BlockedBy::Other => thread::sleep(batch),
+                SchedBlockReason::Io => read_from_disk::<LONG_READ>(batch),
+                SchedBlockReason::Network => feeder.tcp.read_exact(&mut byte).expect("fed"),
+                SchedBlockReason::Ipc => feeder.pipe.read_exact(&mut byte).expect("fed"),
+                SchedBlockReason::Futex => wait_on(&futex, batch),
+                SchedBlockReason::Poll => wait_until_readable(&feeder.polled),
+                SchedBlockReason::PageFault => continue,
+                SchedBlockReason::Other => thread::sleep(batch),
             }
             report.blocked_ns[by as usize] += before.blocked_time().as_nanos() as u64;
         }

@@ -49,7 +49,9 @@ fn observer_on(rungs: &[Rung], driver: Option<&Path>) -> Observer {
     let torch = library().expect("checked");
     let options = ObserverOptions {
         rungs: rungs.to_vec(),
-        ..ObserverOptions::exact([torch].into_iter().chain(driver).map(Path::to_owned))
+        ..ObserverOptions::counting_everything(
+            [torch].into_iter().chain(driver).map(Path::to_owned),
+        )
     };
     Observer::start(&options).expect("this machine can observe")
 }
@@ -162,8 +164,8 @@ sys.stdin.readline()
 "#;
 
 fn wait_sum(observer: &mut Observer, pid: u32, family: DurationKind) -> (u64, u64) {
-    observer.read().expect("maps can be read");
-    let waits = find(observer, pid).duration(family);
+    observer.read_counts().expect("maps can be read");
+    let waits = find(observer, pid).duration_histogram(family);
     waits.map_or((0, 0), |waits| (waits.sum_ns, waits.count))
 }
 
@@ -205,7 +207,7 @@ pub(crate) fn loaders() {
     let loaders = others.filter(|other| other.loads_for == Some(process.pid));
     assert_eq!(loaders.count(), 2);
     // Two parameters, three steps before the start signal.
-    let mut calls = process.calls();
+    let mut calls = process.calls_by_function();
     let optimizer = calls.find(|(name, _)| name.contains("addcdiv_"));
     assert_eq!(optimizer.map(|(_, count)| count.calls), Some(2 * (3 + 40)));
     assert_about("waits for torch's loaders", loaded.seen_ns, loaded.truth_ns);
@@ -332,9 +334,9 @@ pub(crate) fn exceptions() {
         let mut observer = observer_on(&[rung], None);
         let mut script = Script::start(EXCEPTIONS, &[]);
         assert_eq!(script.numbers(), [100], "{}", rung.name());
-        observer.read().expect("maps can be read");
+        observer.read_counts().expect("maps can be read");
         let process = find(&observer, script.child.id());
-        let mut calls = process.calls();
+        let mut calls = process.calls_by_function();
         let backward = calls.find(|(name, _)| name.contains("Engine::execute"));
         assert_eq!(backward.map(|(_, count)| count.calls), Some(100));
     }

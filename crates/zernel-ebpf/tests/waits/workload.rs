@@ -35,7 +35,7 @@ pub(crate) fn waits() {
         handle.snapshot_iterations()[0] >= STEPS
     });
     let reports = handle.stop_and_collect();
-    observer.read().expect("maps can be read");
+    observer.read_counts().expect("maps can be read");
     let trainer = &reports[0];
     assert_eq!(trainer.lost_intervals, 0);
     // The first wait is before its first call, and the last may be cut short.
@@ -45,6 +45,8 @@ pub(crate) fn waits() {
         .map(|interval| interval.end_ns - interval.start_ns)
         .sum();
     let process = find(&observer, trainer.pid as u32);
-    let seen = process.duration(DurationKind::Dataload).expect("it waited");
+    let seen = process
+        .duration_histogram(DurationKind::Dataload)
+        .expect("it waited");
     assert_close("waits of a training job", seen.sum_ns, truth);
 }

@@ -1,6 +1,6 @@
 //! BPF capabilities of this machine.
 
-use zernel_ebpf::capability::{Capability, Refusal};
+use zernel_ebpf::capability::{Capability, CapabilityRefusal};
 
 use super::CapabilityTrials;
 use super::kernel::Privilege;
@@ -16,7 +16,7 @@ pub(super) fn bpf_rows(trials: &CapabilityTrials) -> Vec<CheckRow> {
         .collect()
 }
 
-fn refused_capability_row(capability: Capability, refusal: &Refusal) -> CheckRow {
+fn refused_capability_row(capability: Capability, refusal: &CapabilityRefusal) -> CheckRow {
     let row = CheckRow::missing(
         capability.name(),
         refusal.to_string(),

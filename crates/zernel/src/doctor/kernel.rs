@@ -14,7 +14,10 @@ use super::row::CheckRow;
 use zernel_report::text::shorten;
 
 pub(super) fn kernel_rows(processes: &ProcessVisibility) -> Vec<CheckRow> {
-    let lacking = privilege::lacking(&privilege::TO_SEE, Privilege::of_this_process().held);
+    let lacking = privilege::lacking_capabilities(
+        &privilege::CAPABILITIES_TO_SEE_PROCESSES,
+        Privilege::of_this_process().held,
+    );
     let others = other_processes_row(processes, &lacking);
     let mut rows = vec![kernel_version_row(), privilege_row(), others, btf_row()];
     rows.extend(lockdown_row());
@@ -72,13 +75,17 @@ impl Privilege {
     }
 
     pub(super) fn can_load_bpf(&self) -> bool {
-        privilege::lacking(&privilege::TO_LOAD, self.held).is_empty()
+        privilege::lacking_capabilities(&privilege::CAPABILITIES_TO_LOAD, self.held).is_empty()
     }
 
     /// Names of the capabilities that observing needs and this process lacks.
     pub(super) fn missing_capabilities(&self) -> Vec<&'static str> {
-        let needed = [&privilege::TO_LOAD[..], &privilege::TO_SEE].concat();
-        privilege::lacking(&needed, self.held)
+        let needed = [
+            &privilege::CAPABILITIES_TO_LOAD[..],
+            &privilege::CAPABILITIES_TO_SEE_PROCESSES,
+        ]
+        .concat();
+        privilege::lacking_capabilities(&needed, self.held)
     }
 }
 

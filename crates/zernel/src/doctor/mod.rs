@@ -17,7 +17,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use serde::Serialize;
-use zernel_ebpf::capability::{Capability, Refusal};
+use zernel_ebpf::capability::{Capability, CapabilityRefusal};
 
 use kernel::ProcessVisibility;
 use row::CheckRow;
@@ -61,7 +61,7 @@ struct ReportSection {
 }
 
 /// Each capability with the result of trying it.
-type CapabilityTrials = Vec<(Capability, Result<(), Refusal>)>;
+type CapabilityTrials = Vec<(Capability, Result<(), CapabilityRefusal>)>;
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     let report = examine_machine();
@@ -156,7 +156,7 @@ mod tests {
         let mut trials = trials_that_all_work();
         for (capability, trial) in &mut trials {
             if missing.contains(capability) {
-                *trial = Err(Refusal::Silent);
+                *trial = Err(CapabilityRefusal::Silent);
             }
         }
         let processes = visibility_of(2, 3);

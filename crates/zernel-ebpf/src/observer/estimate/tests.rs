@@ -3,25 +3,30 @@ use fastrand::Rng;
 use super::*;
 
 const MS: u64 = 1_000_000;
-const RUNS: usize = 200;
+const SIMULATED_RUNS: usize = 200;
 
 /// One simulated run: duration, launches and copies of each step.
-struct Run {
+struct SimulatedRun {
     steps: Vec<WindowStep>,
     copies: Vec<u32>,
 }
 
-impl Run {
-    fn launches(&self) -> f64 {
+impl SimulatedRun {
+    fn total_launches(&self) -> f64 {
         self.steps.iter().map(|step| f64::from(step.launches)).sum()
     }
 
-    fn copies(&self) -> f64 {
+    fn total_copies(&self) -> f64 {
         self.copies.iter().map(|copies| f64::from(*copies)).sum()
     }
 
     /// Opens windows at random moments, and estimates launches and copies.
-    fn estimate(&self, windows: usize, length: Duration, random: &mut Rng) -> [CallEstimate; 3] {
+    fn estimate_from_windows(
+        &self,
+        windows: usize,
+        length: Duration,
+        random: &mut Rng,
+    ) -> [CallEstimate; 3] {
         let length_ns = length.as_nanos() as u64;
         let all_ns: u64 = self.steps.iter().map(|step| step.duration_ns).sum();
         let mut per_step = LaunchesPerStep::default();
@@ -53,7 +58,7 @@ impl Run {
             timed.add_window(seen_copies.round() as u64, &window);
         }
         for calls in [&mut launches, &mut copies, &mut timed] {
-            calls.begin(0.0);
+            calls.begin_sampling(0.0);
             calls.advance(all_ns as f64 / 1e9, self.steps.len() as f64);
         }
         let per_step = per_step.interval();
@@ -67,13 +72,13 @@ impl Run {
 
 /// Quality of the estimates of many runs.
 #[derive(Default)]
-struct Quality {
+struct EstimateQuality {
     covered: usize,
     within_5_percent: usize,
     half_widths: Vec<f64>,
 }
 
-impl Quality {
+impl EstimateQuality {
     fn add(&mut self, estimate: CallEstimate, truth: f64) {
         let off = (estimate.calls - truth).abs();
         let half_width = estimate.half_width.expect("several windows");
@@ -83,17 +88,25 @@ impl Quality {
     }
 
     /// The median half width as a share of the truth.
-    fn width(&mut self) -> f64 {
+    fn median_half_width(&mut self) -> f64 {
         self.half_widths.sort_by(f64::total_cmp);
         self.half_widths[self.half_widths.len() / 2]
     }
 
     fn assert(mut self, name: &str, close: usize, width: f64) {
-        let found = self.width();
+        let found = self.median_half_width();
         let (covered, within) = (self.covered, self.within_5_percent);
-        eprintln!("{name}: {covered} covered, {within} within 5 % of {RUNS}, ± {found:.4}");
-        assert!(10 * covered >= 9 * RUNS, "{name}: {covered} covered");
-        assert!(100 * within >= close * RUNS, "{name}: {within} within 5 %");
+        eprintln!(
+            "{name}: {covered} covered, {within} within 5 % of {SIMULATED_RUNS}, ± {found:.4}"
+        );
+        assert!(
+            10 * covered >= 9 * SIMULATED_RUNS,
+            "{name}: {covered} covered"
+        );
+        assert!(
+            100 * within >= close * SIMULATED_RUNS,
+            "{name}: {within} within 5 %"
+        );
         assert!(found <= width, "{name}: ± {found}");
     }
 }
@@ -105,7 +118,7 @@ fn normal(random: &mut Rng) -> f64 {
 }
 
 /// Step time in milliseconds and launches.
-fn steady(random: &mut Rng, _: usize, _: &mut f64) -> (f64, f64) {
+fn steady_step(random: &mut Rng, _: usize, _: &mut f64) -> (f64, f64) {
     (10.0 + 0.5 * normal(random), 260.0)
 }
 
@@ -117,13 +130,13 @@ fn alternating(random: &mut Rng, number: usize, _: &mut f64) -> (f64, f64) {
 }
 
 /// Neighbouring steps are alike: launches per step drift around 300.
-fn drifting(random: &mut Rng, _: usize, state: &mut f64) -> (f64, f64) {
+fn drifting_step(random: &mut Rng, _: usize, state: &mut f64) -> (f64, f64) {
     *state = 0.9 * *state + 0.436 * normal(random);
     let launches = 300.0 + 6.0 * *state;
     (launches / 30.0, launches)
 }
 
-fn run(make: MakeStep, random: &mut Rng) -> Run {
+fn simulate_run(make: MakeStep, random: &mut Rng) -> SimulatedRun {
     let mut state = 0.0;
     let (mut steps, mut copies) = (Vec::new(), Vec::new());
     for number in 0..1500 {
@@ -134,23 +147,24 @@ fn run(make: MakeStep, random: &mut Rng) -> Run {
         });
         copies.push((launches / 10.0).round() as u32 + random.u32(0..10));
     }
-    Run { steps, copies }
+    SimulatedRun { steps, copies }
 }
 
 /// Number of windows, and bounds for estimates from them: runs per 100 within 5 % of the truth, and the largest median
 /// half width.
-type Bound = (usize, usize, f64);
+type WindowsHitsAndWidth = (usize, usize, f64);
 
-fn assert_regime(name: &str, make: MakeStep, milliseconds: u64, bounds: [Bound; 3]) {
+fn assert_regime(name: &str, make: MakeStep, milliseconds: u64, bounds: [WindowsHitsAndWidth; 3]) {
     for (windows, close, width) in bounds {
         let mut random = Rng::with_seed(7);
-        let [mut of_launches, mut of_copies] = [Quality::default(), Quality::default()];
-        for _ in 0..RUNS {
-            let run = run(make, &mut random);
+        let [mut of_launches, mut of_copies] =
+            [EstimateQuality::default(), EstimateQuality::default()];
+        for _ in 0..SIMULATED_RUNS {
+            let run = simulate_run(make, &mut random);
             let length = Duration::from_millis(milliseconds);
-            let [launches, copies, _] = run.estimate(windows, length, &mut random);
-            of_launches.add(launches, run.launches());
-            of_copies.add(copies, run.copies());
+            let [launches, copies, _] = run.estimate_from_windows(windows, length, &mut random);
+            of_launches.add(launches, run.total_launches());
+            of_copies.add(copies, run.total_copies());
         }
         let name = format!("{name}, {windows} windows");
         of_launches.assert(&name, close, width);
@@ -161,7 +175,7 @@ fn assert_regime(name: &str, make: MakeStep, milliseconds: u64, bounds: [Bound; 
 #[test]
 fn steady_steps_are_known_from_few_windows() {
     let bounds = [(3, 100, 0.002), (5, 100, 0.002), (40, 100, 0.002)];
-    assert_regime("steady", steady, 50, bounds);
+    assert_regime("steady", steady_step, 50, bounds);
 }
 
 #[test]
@@ -173,19 +187,19 @@ fn long_steps_count_as_often_as_they_come() {
 #[test]
 fn steps_of_one_window_may_be_alike() {
     let bounds = [(3, 100, 0.04), (5, 100, 0.03), (40, 100, 0.01)];
-    assert_regime("drifting", drifting, 50, bounds);
+    assert_regime("drifting", drifting_step, 50, bounds);
 }
 
 /// Calls come independently of each other, 2000 per second.
 #[test]
-fn without_steps_the_rate_decides() {
+fn without_steps_calls_are_estimated_by_time() {
     for (windows, close, width) in [(3, 50, 0.25), (5, 70, 0.15), (40, 100, 0.04)] {
         let mut random = Rng::with_seed(7);
-        let mut quality = Quality::default();
-        for _ in 0..RUNS {
+        let mut quality = EstimateQuality::default();
+        for _ in 0..SIMULATED_RUNS {
             // Steps stand for spans of 5 ms here.
             let copies = (0..4000).map(|_| (10.0 + 3.162 * normal(&mut random)).round() as u32);
-            let run = Run {
+            let run = SimulatedRun {
                 copies: copies.collect(),
                 steps: vec![
                     WindowStep {
@@ -196,9 +210,9 @@ fn without_steps_the_rate_decides() {
                 ],
             };
             let length = Duration::from_millis(50);
-            let [_, by_launches, timed] = run.estimate(windows, length, &mut random);
+            let [_, by_launches, timed] = run.estimate_from_windows(windows, length, &mut random);
             assert_eq!(by_launches, timed, "nothing was launched");
-            quality.add(timed, run.copies());
+            quality.add(timed, run.total_copies());
         }
         quality.assert(&format!("{windows} windows by time"), close, width);
     }
@@ -215,10 +229,13 @@ fn one_window_gives_no_interval() {
     let interval = per_step.interval().expect("there were steps");
     assert!((interval.mean - 300.0).abs() < 1e-9 && interval.half_width.is_none());
     let mut launches = CallEstimator::new(true);
-    launches.begin(0.0);
+    launches.begin_sampling(0.0);
     launches.advance(1.0, 100.0);
     let estimate = launches.estimate(Some(interval));
-    assert!((estimate.error() - 30_000.0).abs() < 1e-6, "{estimate:?}");
+    assert!(
+        (estimate.half_width_or_all() - 30_000.0).abs() < 1e-6,
+        "{estimate:?}"
+    );
     assert_eq!(LaunchesPerStep::default().interval(), None);
 }
 
@@ -232,9 +249,9 @@ fn the_overhead_of_probes_is_part_of_the_error() {
         probe_seconds: 0.01,
     };
     (0..10).for_each(|_| calls.add_window(400, &window));
-    calls.begin(0.0);
+    calls.begin_sampling(0.0);
     calls.advance(10.0, 0.0);
     let estimate = calls.estimate(None);
     assert!((estimate.calls - 80_000.0).abs() < 1e-6);
-    assert!((estimate.error() - 20_000.0).abs() < 1.0);
+    assert!((estimate.half_width_or_all() - 20_000.0).abs() < 1.0);
 }

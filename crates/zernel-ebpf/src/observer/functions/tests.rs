@@ -16,10 +16,10 @@ use super::*;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// `push %rbp; pop %rbp; ret`, and again at the next 4 bytes.
-const CODE: [u8; 4] = [0x55, 0x5d, 0xc3, 0x90];
+const PUSH_POP_RET: [u8; 4] = [0x55, 0x5d, 0xc3, 0x90];
 
 /// The functions that a file with this content has.
-fn functions_in(content: &[u8], kind: LibraryKind) -> Result<Vec<Function>, LibraryError> {
+fn functions_in(content: &[u8], kind: LibraryKind) -> Result<Vec<FoundFunction>, LibraryError> {
     let file = rustix::fs::memfd_create("library", MemfdFlags::CLOEXEC);
     let file = File::from(file.expect("memory"));
     file.write_all_at(content, 0).expect("memory");
@@ -28,9 +28,9 @@ fn functions_in(content: &[u8], kind: LibraryKind) -> Result<Vec<Function>, Libr
 }
 
 /// A library that exports each name with a function of its own.
-fn library(names: impl Iterator<Item = String>) -> Vec<u8> {
+fn library_exporting(names: impl Iterator<Item = String>) -> Vec<u8> {
     let names: Vec<String> = names.collect();
-    let code = CODE.repeat(names.len());
+    let code = PUSH_POP_RET.repeat(names.len());
     let symbols = names.into_iter().enumerate();
     let symbols = symbols.map(|(number, name)| ElfSymbol {
         address: CODE_ADDRESS + 4 * number as u64,
@@ -40,7 +40,7 @@ fn library(names: impl Iterator<Item = String>) -> Vec<u8> {
 }
 
 /// The names of the probed functions of a library, each as a compiler would complete it.
-fn names(kind: LibraryKind) -> impl Iterator<Item = String> {
+fn completed_names(kind: LibraryKind) -> impl Iterator<Item = String> {
     let rows = SYMBOLS.iter().filter(move |row| row.library == kind);
     rows.flat_map(|row| {
         let names = row.names.iter();
@@ -54,8 +54,9 @@ fn names(kind: LibraryKind) -> impl Iterator<Item = String> {
 #[test]
 fn a_library_with_all_functions_is_within_the_limits() {
     for kind in [LibraryKind::TorchCpu, LibraryKind::Cuda, LibraryKind::Nccl] {
-        let found = functions_in(&library(names(kind)), kind).expect("within the limits");
-        assert_eq!(found.len(), names(kind).count(), "{kind:?}");
+        let found = functions_in(&library_exporting(completed_names(kind)), kind)
+            .expect("within the limits");
+        assert_eq!(found.len(), completed_names(kind).count(), "{kind:?}");
         let attached = found.iter().filter(|it| it.mode == AttachMode::Permanent);
         assert_eq!(attached.count(), found.len(), "{kind:?}");
     }
@@ -63,10 +64,12 @@ fn a_library_with_all_functions_is_within_the_limits() {
 
 #[test]
 fn a_library_with_a_million_matching_symbols_is_refused() {
-    let prefix = names(LibraryKind::TorchCpu).next().expect("it has rows");
+    let prefix = completed_names(LibraryKind::TorchCpu)
+        .next()
+        .expect("it has rows");
     let matching = (0..1_000_000).map(|number| format!("{prefix}{number}"));
     let symbols = matching.map(|name| function(name, 4)).collect();
-    let content = ElfBuilder::new(&CODE, symbols).bytes();
+    let content = ElfBuilder::new(&PUSH_POP_RET, symbols).bytes();
     let refused = functions_in(&content, LibraryKind::TorchCpu);
     let Err(LibraryError::OverLimit { limit, .. }) = refused else {
         panic!("{refused:?}");
@@ -76,10 +79,12 @@ fn a_library_with_a_million_matching_symbols_is_refused() {
 
 #[test]
 fn fuzz_find_functions() {
-    let words: Vec<String> = names(LibraryKind::TorchCpu).collect();
+    let words: Vec<String> = completed_names(LibraryKind::TorchCpu).collect();
     let target = FuzzTarget::new("find-functions", 20_000)
-        .input(library(names(LibraryKind::TorchCpu)))
-        .input(library(names(LibraryKind::TorchCpu).take(3)))
+        .input(library_exporting(completed_names(LibraryKind::TorchCpu)))
+        .input(library_exporting(
+            completed_names(LibraryKind::TorchCpu).take(3),
+        ))
         .words(words.iter().map(String::as_str));
     let mut found = 0;
     let outcome = target.run(|content| {

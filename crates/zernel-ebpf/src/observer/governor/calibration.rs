@@ -6,9 +6,9 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use super::Cost;
-use crate::capability::{own_offset, quietly};
-use crate::observer::kernel::{Kernel, Target};
+use super::ProbeCost;
+use crate::capability::{offset_in_own_executable, without_libbpf_messages};
+use crate::observer::kernel::{Kernel, ProbeTarget};
 use crate::probes::SYMBOLS;
 
 /// The function that calibration probes and calls. It begins like a function of the driver.
@@ -30,36 +30,37 @@ const FOOTPRINT_LINES: usize = 1500;
 const TOTAL_COST_FACTOR: f64 = 2.2;
 
 /// Assumed cost of a call if it cannot be measured.
-const FALLBACK_NS: f64 = 4000.0;
+const FALLBACK_CALL_COST_NS: f64 = 4000.0;
 /// Lower bound of the measured cost.
-const MIN_NS: f64 = 400.0;
+const MIN_CALL_COST_NS: f64 = 400.0;
 
 /// The cost of a probed call: how much longer it takes than a call without a probe.
-pub(super) fn measure(kernel: &Kernel) -> Cost {
-    try_to_measure(kernel).unwrap_or(Cost {
-        ns_per_call: FALLBACK_NS,
-        ns_per_call_contended: FALLBACK_NS,
+pub(super) fn measure_call_cost(kernel: &Kernel) -> ProbeCost {
+    try_to_measure(kernel).unwrap_or(ProbeCost {
+        ns_per_call: FALLBACK_CALL_COST_NS,
+        ns_per_call_contended: FALLBACK_CALL_COST_NS,
         threads: 1,
         windows: 0,
     })
 }
 
-fn try_to_measure(kernel: &Kernel) -> Option<Cost> {
+fn try_to_measure(kernel: &Kernel) -> Option<ProbeCost> {
     let symbol = SYMBOLS
         .iter()
         .position(|row| row.name() == "cuLaunchKernel")?;
-    let offset = own_offset(calibration_target as *const ()).ok()? as u64;
+    let offset = offset_in_own_executable(calibration_target as *const ()).ok()? as u64;
     let threads = thread::available_parallelism()
         .map_or(1, usize::from)
         .min(8);
     let plain = ns_per_call(1);
     let plain_contended = ns_per_call(threads);
     let own = Path::new("/proc/self/exe");
-    let links = quietly(|| kernel.attach(own, &[Target { offset, symbol }])).ok()?;
-    let cost = Cost {
-        ns_per_call: (TOTAL_COST_FACTOR * (ns_per_call(1) - plain)).max(MIN_NS),
+    let links =
+        without_libbpf_messages(|| kernel.attach(own, &[ProbeTarget { offset, symbol }])).ok()?;
+    let cost = ProbeCost {
+        ns_per_call: (TOTAL_COST_FACTOR * (ns_per_call(1) - plain)).max(MIN_CALL_COST_NS),
         ns_per_call_contended: (TOTAL_COST_FACTOR * (ns_per_call(threads) - plain_contended))
-            .max(MIN_NS),
+            .max(MIN_CALL_COST_NS),
         threads,
         windows: 0,
     };
@@ -72,10 +73,10 @@ fn ns_per_call(threads: usize) -> f64 {
     let barrier = Barrier::new(threads);
     let mut times: Vec<u64> = thread::scope(|scope| {
         let time = || {
-            let mut work = Work::new();
+            let mut work = CalibrationWork::new();
             barrier.wait();
             (0..CALIBRATION_CALLS)
-                .map(|_| work.time())
+                .map(|_| work.time_one_call())
                 .collect::<Vec<_>>()
         };
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(time)).collect();
@@ -89,12 +90,12 @@ fn ns_per_call(threads: usize) -> f64 {
 }
 
 /// The work of a program between two calls.
-struct Work {
+struct CalibrationWork {
     memory: Vec<u64>,
     place: usize,
 }
 
-impl Work {
+impl CalibrationWork {
     fn new() -> Self {
         Self {
             memory: vec![1; FOOTPRINT_BYTES / 8],
@@ -103,7 +104,7 @@ impl Work {
     }
 
     /// The time of one call, after some work.
-    fn time(&mut self) -> u64 {
+    fn time_one_call(&mut self) -> u64 {
         for _ in 0..FOOTPRINT_LINES {
             // Each address depends on the one before and is far from it, so the CPU cannot prefetch.
             let step = 8 * 1021 * self.memory[self.place] as usize;

@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use crate::probes::{Probe, SYMBOLS, SamplingGroup, cuda_trace};
 
 /// Largest share of the time in which a sampling window is open: two windows of the shortest length per second.
-pub(super) const MAX_DUTY: f64 = 0.1;
+pub(super) const MAX_WINDOW_SHARE: f64 = 0.1;
 /// The smallest share: a window of the shortest length about every eight minutes.
-pub(super) const MIN_DUTY: f64 = 1e-4;
+pub(super) const MIN_WINDOW_SHARE: f64 = 1e-4;
 /// The share of the budget that functions with permanently attached probes may use. The rest pays for windows.
-pub(super) const PERMANENT_SHARE: f64 = 0.8;
+pub(super) const BUDGET_SHARE_OF_PERMANENT_PROBES: f64 = 0.8;
 /// A function that costs less than this share of the budget is sampled only if the budget cannot be kept otherwise:
 /// sampling it would save little and lose much, such as the boundaries of steps.
-pub(super) const CHEAP_SHARE: f64 = 0.2;
+pub(super) const BUDGET_SHARE_OF_CHEAP_FUNCTION: f64 = 0.2;
 
 /// Chooses which functions to sample, and returns the overhead that remains.
 ///
@@ -27,7 +27,7 @@ pub(super) fn choose_sampled(
     let mut left = share;
     costs.retain(|(symbol, _)| may_be_sampled(*symbol));
     // Most expensive first. Among cheap functions, those that mark steps come last.
-    let is_dear = |cost: f64| cost >= budget * CHEAP_SHARE;
+    let is_dear = |cost: f64| cost >= budget * BUDGET_SHARE_OF_CHEAP_FUNCTION;
     costs.sort_by(|(a, cost_a), (b, cost_b)| {
         let marks = |symbol: &usize| SYMBOLS[*symbol].mark.is_some();
         let dearer = cost_b.total_cmp(cost_a);
@@ -39,7 +39,9 @@ pub(super) fn choose_sampled(
     // If functions that cannot be sampled exceed the budget alone, sampling cheap ones does not help.
     let can_hold = share - costs.iter().map(|(_, cost)| cost).sum::<f64>() <= budget;
     for (symbol, cost) in costs {
-        if (left > budget && can_hold) || (left > budget * PERMANENT_SHARE && is_dear(cost)) {
+        if (left > budget && can_hold)
+            || (left > budget * BUDGET_SHARE_OF_PERMANENT_PROBES && is_dear(cost))
+        {
             left -= cost;
             sampled.push(symbol);
         }
@@ -58,7 +60,7 @@ pub(super) fn defines_events(symbol: usize) -> bool {
 }
 
 /// The given functions, and all functions that are sampled together with one of them.
-pub(super) fn with_groups(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
+pub(super) fn with_sampling_groups(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
     let group = |symbol: &usize| SYMBOLS[*symbol].sampling_group;
     let groups: BTreeSet<SamplingGroup> = symbols.iter().filter_map(group).collect();
     let joins = |symbol: &usize| group(symbol).is_some_and(|it| groups.contains(&it));
@@ -68,8 +70,8 @@ pub(super) fn with_groups(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
 
 /// The share of the time for which windows may be open. `cost` is the overhead of a thread in a window, `left` what
 /// remains of its budget.
-pub(super) fn duty(cost: f64, left: f64) -> f64 {
-    (left / cost).clamp(MIN_DUTY, MAX_DUTY)
+pub(super) fn window_share(cost: f64, left: f64) -> f64 {
+    (left / cost).clamp(MIN_WINDOW_SHARE, MAX_WINDOW_SHARE)
 }
 
 #[cfg(test)]
@@ -78,16 +80,16 @@ mod tests {
 
     const BUDGET: f64 = 0.005;
 
-    fn symbol(name: &str) -> usize {
+    fn symbol_index(name: &str) -> usize {
         let place = SYMBOLS.iter().position(|symbol| symbol.name() == name);
         place.expect("in the table")
     }
 
     /// Functions and their costs as shares of the budget.
-    fn sampled(costs: &[(&str, f64)]) -> Vec<&'static str> {
+    fn names_of_sampled(costs: &[(&str, f64)]) -> Vec<&'static str> {
         let costs: Vec<(usize, f64)> = costs
             .iter()
-            .map(|(name, share)| (symbol(name), share * BUDGET))
+            .map(|(name, share)| (symbol_index(name), share * BUDGET))
             .collect();
         let share = costs.iter().map(|(_, cost)| cost).sum();
         let (sampled, _) = choose_sampled(costs, share, BUDGET, |symbol| SYMBOLS[symbol].frequent);
@@ -100,8 +102,8 @@ mod tests {
     #[test]
     fn a_group_is_sampled_together() {
         let together = |names: &[&str]| -> Vec<&str> {
-            let symbols = names.iter().map(|name| symbol(name)).collect();
-            let all = with_groups(&symbols).into_iter();
+            let symbols = names.iter().map(|name| symbol_index(name)).collect();
+            let all = with_sampling_groups(&symbols).into_iter();
             all.map(|symbol| SYMBOLS[symbol].name()).collect()
         };
         let pools = [
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn expensive_functions_are_sampled_and_cheap_ones_are_not() {
-        let adds_up = sampled(&[
+        let adds_up = names_of_sampled(&[
             ("cuLaunchKernel", 19.0),
             ("cuMemcpyDtoDAsync_v2", 7.0),
             ("at::_ops::_foreach_addcdiv_::call", 0.1),
@@ -134,7 +136,7 @@ mod tests {
 
     #[test]
     fn cheap_functions_are_sampled_if_that_keeps_the_budget() {
-        let sampled = sampled(&[
+        let sampled = names_of_sampled(&[
             ("at::_ops::_foreach_addcdiv_::call", 0.15),
             ("cuEventRecord", 0.12),
             ("cuMemcpyDtoHAsync_v2", 0.11),
@@ -145,7 +147,7 @@ mod tests {
 
     #[test]
     fn cheap_functions_are_not_sampled_if_the_budget_is_exceeded_anyway() {
-        let sampled = sampled(&[
+        let sampled = names_of_sampled(&[
             ("cuLaunchKernel", 5.0),
             ("cuEventRecord", 0.1),
             ("ncclAllReduce", 1.7),
@@ -156,8 +158,8 @@ mod tests {
     #[test]
     fn windows_use_the_rest_of_the_budget() {
         let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
-        assert!(near(duty(0.1, 0.002), 0.02));
-        assert!(near(duty(0.0, 0.002), MAX_DUTY));
-        assert!(near(duty(1e6, 0.002), MIN_DUTY));
+        assert!(near(window_share(0.1, 0.002), 0.02));
+        assert!(near(window_share(0.0, 0.002), MAX_WINDOW_SHARE));
+        assert!(near(window_share(1e6, 0.002), MIN_WINDOW_SHARE));
     }
 }

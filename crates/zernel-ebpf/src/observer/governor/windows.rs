@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use super::choice::{MAX_DUTY, PERMANENT_SHARE, duty};
-use super::{Governed, Governor};
+use super::choice::{BUDGET_SHARE_OF_PERMANENT_PROBES, MAX_WINDOW_SHARE, window_share};
+use super::{GovernedParts, Governor};
 use crate::observer::files::{self, AttachedFile};
 use crate::observer::monotonic_ns;
 use crate::observer::process::{ObservedProcess, window_length_for_steps};
@@ -14,7 +14,7 @@ use crate::probe_link::ProbeLink;
 use crate::probes::layout;
 
 /// The shortest window: attaching and detaching takes milliseconds, so shorter ones would do little else.
-const SHORTEST_WINDOW: Duration = Duration::from_millis(50);
+const MIN_WINDOW: Duration = Duration::from_millis(50);
 /// The longest window: it shows two whole steps of a training loop with two steps per second or more.
 pub(in crate::observer) const LONGEST_WINDOW: Duration = Duration::from_millis(500);
 /// Windows may be opened this much before the budget has paid for them. The budget holds over a minute or more.
@@ -62,13 +62,13 @@ impl WindowSchedule {
     }
 
     /// Plans the next window after one of this length. `duty` is the share of the time that windows may be open.
-    fn plan(&mut self, length: Duration, duty: f64) {
+    fn plan_next(&mut self, length: Duration, duty: f64) {
         // Random, so that windows do not follow the rhythm of the program.
         let jitter = 0.5 + fastrand::f64();
         let pause = |duty: f64| length.div_f64(duty).mul_f64(jitter).max(length);
         let now = Instant::now();
         self.paid_at = self.paid_at.max(now) + pause(duty);
-        self.earliest = now + pause(MAX_DUTY);
+        self.earliest = now + pause(MAX_WINDOW_SHARE);
         self.next = Some(now + pause(duty).mul_f64(PRECISE_PAUSE_FACTOR));
     }
 }
@@ -133,7 +133,7 @@ impl Governor {
     /// Opens or closes a window if it is due. Returns the links of a closed window, to be dropped.
     pub(in crate::observer) fn open_or_close_window(
         &mut self,
-        governed: &mut Governed<'_>,
+        governed: &mut GovernedParts<'_>,
     ) -> Vec<ProbeLink> {
         let is_due = |turn: Instant| Instant::now() >= turn;
         if !self.next_window_change().is_some_and(is_due) {
@@ -157,9 +157,9 @@ impl Governor {
     }
 
     /// Opens a window: attaches probes to all sampled functions.
-    fn open_window(&mut self, governed: &mut Governed<'_>) {
+    fn open_window(&mut self, governed: &mut GovernedParts<'_>) {
         if governed.is_off {
-            self.windows.next = Some(Instant::now() + SHORTEST_WINDOW.div_f64(MAX_DUTY));
+            self.windows.next = Some(Instant::now() + MIN_WINDOW.div_f64(MAX_WINDOW_SHARE));
             return;
         }
         let kernel = governed.kernel;
@@ -167,7 +167,7 @@ impl Governor {
         self.read_step_marks(governed);
         let now_ns = monotonic_ns();
         for (handle, process) in &mut governed.processes.running {
-            let counters = kernel.counters(*handle);
+            let counters = kernel.call_counters(*handle);
             let steps = &mut process.steps;
             process.counts.open_window(&counters, now_ns, steps);
         }
@@ -183,7 +183,7 @@ impl Governor {
     /// Closes the window, if one is open. Returns its links: dropping them detaches, which takes a while.
     pub(in crate::observer) fn close_window(
         &mut self,
-        governed: &mut Governed<'_>,
+        governed: &mut GovernedParts<'_>,
     ) -> Vec<ProbeLink> {
         if !self.is_window_open() {
             return Vec::new();
@@ -197,11 +197,12 @@ impl Governor {
         self.windows.closes = None;
         self.cost.windows += 1;
         for (handle, process) in &mut governed.processes.running {
-            let counters = kernel.counters(*handle);
+            let counters = kernel.call_counters(*handle);
             self.close_window_of(process, &counters, to_ns);
         }
         let length = Duration::from_nanos(to_ns - self.windows.from_ns);
-        self.windows.plan(length, self.duty(governed.processes));
+        self.windows
+            .plan_next(length, self.allowed_window_share(governed.processes));
         self.bring_window_forward(governed.processes);
         let files = governed.attachment.files.iter_mut();
         files.flat_map(AttachedFile::close_window).collect()
@@ -222,7 +223,7 @@ impl Governor {
     }
 
     /// The share of the time that windows may be open, so that the busiest thread stays within the budget.
-    fn duty(&self, processes: &ProcessTable) -> f64 {
+    fn allowed_window_share(&self, processes: &ProcessTable) -> f64 {
         let budget = self.options.budget;
         let duties = processes.running.values().map(|process| {
             let sampled = self.sampled.keys();
@@ -230,10 +231,10 @@ impl Governor {
                 .map(|symbol| process.counts.sampled_rate(*symbol))
                 .sum();
             let left = budget - process.overhead.permanent;
-            let left = left.max(budget * (1.0 - PERMANENT_SHARE));
-            duty(calls * self.call_ns(process) / 1e9, left)
+            let left = left.max(budget * (1.0 - BUDGET_SHARE_OF_PERMANENT_PROBES));
+            window_share(calls * self.call_ns(process) / 1e9, left)
         });
-        duties.fold(MAX_DUTY, f64::min)
+        duties.fold(MAX_WINDOW_SHARE, f64::min)
     }
 
     /// Opens the next window soon if the estimates of some process are not precise yet.
@@ -258,7 +259,7 @@ fn window_length(processes: &ProcessTable) -> Duration {
     let processes = processes.running.values();
     let launching = processes.filter(|process| process.counts.has_sampled_launches());
     let lengths = launching.filter_map(|process| window_length_for_steps(&process.steps));
-    lengths.max().unwrap_or_default().max(SHORTEST_WINDOW)
+    lengths.max().unwrap_or_default().max(MIN_WINDOW)
 }
 
 #[cfg(test)]

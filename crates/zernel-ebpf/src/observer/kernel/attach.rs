@@ -4,13 +4,17 @@ use std::path::Path;
 
 use libbpf_rs::{Link, UprobeMultiOpts, UprobeOpts};
 
-use super::{Kernel, Rung, Target};
+use super::{Kernel, ProbeTarget, Rung};
 use crate::child_task::TakeLink;
 use crate::probes::SYMBOLS;
 
 impl Kernel {
     /// Attaches probes to functions of one file. Dropping the links detaches them.
-    pub(crate) fn attach(&self, file: &Path, targets: &[Target]) -> libbpf_rs::Result<Vec<Link>> {
+    pub(crate) fn attach(
+        &self,
+        file: &Path,
+        targets: &[ProbeTarget],
+    ) -> libbpf_rs::Result<Vec<Link>> {
         let mut links = Vec::new();
         self.attach_each(file, targets, &mut |link| {
             links.push(link);
@@ -23,10 +27,10 @@ impl Kernel {
     pub(crate) fn attach_each(
         &self,
         file: &Path,
-        targets: &[Target],
+        targets: &[ProbeTarget],
         take: TakeLink<'_>,
     ) -> libbpf_rs::Result<()> {
-        let (markers, calls): (Vec<Target>, Vec<Target>) = targets
+        let (markers, calls): (Vec<ProbeTarget>, Vec<ProbeTarget>) = targets
             .iter()
             .partition(|target| SYMBOLS[target.symbol].entry_only);
         if !calls.is_empty() {
@@ -41,7 +45,7 @@ impl Kernel {
     fn attach_calls(
         &self,
         file: &Path,
-        targets: &[Target],
+        targets: &[ProbeTarget],
         take: TakeLink<'_>,
     ) -> libbpf_rs::Result<()> {
         match self.rung {
@@ -66,7 +70,7 @@ impl Kernel {
     fn attach_entries(
         &self,
         file: &Path,
-        targets: &[Target],
+        targets: &[ProbeTarget],
         take: TakeLink<'_>,
     ) -> libbpf_rs::Result<()> {
         match self.rung {
@@ -86,7 +90,7 @@ impl Kernel {
         &self,
         program: &str,
         file: &Path,
-        targets: &[Target],
+        targets: &[ProbeTarget],
         retprobe: bool,
     ) -> libbpf_rs::Result<Link> {
         let options = UprobeMultiOpts {
@@ -107,7 +111,7 @@ impl Kernel {
         &self,
         program: &str,
         file: &Path,
-        target: &Target,
+        target: &ProbeTarget,
         retprobe: bool,
     ) -> libbpf_rs::Result<Link> {
         let options = UprobeOpts {

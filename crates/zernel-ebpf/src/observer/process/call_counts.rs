@@ -10,20 +10,20 @@ use zernel_phase::steps::{Step, StepDetector, WindowStep};
 use zerocopy::FromZeros;
 
 use super::sampled_calls::{ElapsedWork, SampledCalls, add};
-use crate::observer::estimate::{CallEstimator, Interval, LaunchesPerStep, WindowTotals};
+use crate::observer::estimate::{CallEstimator, ConfidenceInterval, LaunchesPerStep, WindowTotals};
 use crate::observer::governor::LONGEST_WINDOW;
 use crate::probes::{CallKind, ProbedFunction, SYMBOLS, layout};
 
 /// Window length in median steps. It holds at least three whole steps, wherever it opens.
-const MEDIAN_STEP_FACTOR: f64 = 4.2;
+const WINDOW_LENGTH_IN_MEDIAN_STEPS: f64 = 4.2;
 /// Window length in steps of the ninth decile. Such a step lies whole in the window for 0.4 / 1.4 = 0.29 of all
 /// openings. If no window is that long, calls are estimated by time.
-const LONG_STEP_FACTOR: f64 = 1.4;
+const WINDOW_LENGTH_IN_LONG_STEPS: f64 = 1.4;
 /// Largest relative error of launches per step that counts as precise: within 5 %.
-const PRECISE_ERROR: f64 = 0.05;
+const MAX_PRECISE_ERROR: f64 = 0.05;
 
 /// Counters of the functions that a process has called. They are few, and summed often.
-pub(super) type Counters = BTreeMap<usize, layout::Counter>;
+pub(super) type CountersBySymbol = BTreeMap<usize, layout::Counter>;
 
 /// Calls of one function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,15 +59,15 @@ impl Default for CallCount {
 
 /// The calls that one estimate is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Subject {
+enum EstimateSubject {
     Function(usize),
     /// All functions of a kind: their sum is more precise than each of them.
     Kind(CallKind),
 }
 
-impl Subject {
+impl EstimateSubject {
     /// A function, and its kind if the functions of that kind are also estimated together.
-    fn of(symbol: usize) -> impl Iterator<Item = Self> {
+    fn of_symbol(symbol: usize) -> impl Iterator<Item = Self> {
         let kind = SYMBOLS[symbol].kind;
         let is_summed = matches!(kind, CallKind::Launch | CallKind::Copy(_));
         [Self::Function(symbol)]
@@ -82,7 +82,7 @@ impl Subject {
         }
     }
 
-    fn counter(self, counters: &Counters) -> layout::Counter {
+    fn sum_of_counters(self, counters: &CountersBySymbol) -> layout::Counter {
         let mut sum = layout::Counter::new_zeroed();
         let included = counters
             .iter()
@@ -94,7 +94,7 @@ impl Subject {
 
 /// Time and steps of a process up to the last read.
 #[derive(Debug, Clone, Copy, Default)]
-struct Progress {
+struct ReadProgress {
     at_ns: u64,
     /// Series of steps: how often the detector has started to count anew.
     series: u32,
@@ -115,32 +115,32 @@ struct Progress {
 /// The calls of one process.
 #[derive(Debug)]
 pub(in crate::observer) struct CallCounts {
-    pub(super) counters: Counters,
+    pub(super) counters: CountersBySymbol,
     /// The functions and kinds that are or were sampled.
-    sampled: BTreeMap<Subject, SampledCalls>,
+    sampled: BTreeMap<EstimateSubject, SampledCalls>,
     launches_per_step: LaunchesPerStep,
     launches_at_opening: u64,
-    progress: Progress,
+    progress: ReadProgress,
 }
 
 impl CallCounts {
     /// The calls of a process that began at this time.
     pub(super) fn new(at_ns: u64) -> Self {
         Self {
-            counters: Counters::new(),
+            counters: CountersBySymbol::new(),
             sampled: BTreeMap::new(),
             launches_per_step: LaunchesPerStep::default(),
             launches_at_opening: 0,
-            progress: Progress {
+            progress: ReadProgress {
                 at_ns,
                 series_from_ns: at_ns,
-                ..Progress::default()
+                ..ReadProgress::default()
             },
         }
     }
 
     /// Takes over the kernel's counters.
-    pub(super) fn read(&mut self, counters: &layout::Counters) {
+    pub(super) fn read_counters(&mut self, counters: &layout::Counters) {
         let counters = counters.functions.iter().enumerate();
         let called = counters.filter(|(_, counter)| counter.calls > 0);
         self.counters
@@ -162,8 +162,9 @@ impl CallCounts {
         self.progress.attached_seconds += elapsed.seconds;
         let sampled_kinds: Vec<CallKind> = self.called_and_sampled().map(|row| row.kind).collect();
         for (subject, calls) in &mut self.sampled {
-            let is_exact = matches!(subject, Subject::Kind(kind) if !sampled_kinds.contains(kind));
-            calls.advance(subject.counter(&self.counters), elapsed, is_exact);
+            let is_exact =
+                matches!(subject, EstimateSubject::Kind(kind) if !sampled_kinds.contains(kind));
+            calls.advance(subject.sum_of_counters(&self.counters), elapsed, is_exact);
         }
     }
 
@@ -203,8 +204,8 @@ impl CallCounts {
     fn sampled_functions(&self) -> impl Iterator<Item = (usize, &SampledCalls)> {
         let subjects = self.sampled.iter();
         subjects.filter_map(|(subject, calls)| match subject {
-            Subject::Function(symbol) => Some((*symbol, calls)),
-            Subject::Kind(_) => None,
+            EstimateSubject::Function(symbol) => Some((*symbol, calls)),
+            EstimateSubject::Kind(_) => None,
         })
     }
 
@@ -230,13 +231,17 @@ impl CallCounts {
 
     /// The estimate of all functions of a kind, if the process calls some that are sampled.
     fn sampled_kind(&self, kind: CallKind) -> Option<&SampledCalls> {
-        let calls = self.sampled.get(&Subject::Kind(kind))?;
+        let calls = self.sampled.get(&EstimateSubject::Kind(kind))?;
         self.has_called_sampled(|row| row.kind == kind)
             .then_some(calls)
     }
 
     /// Calls and bytes of all functions whose kind meets the condition.
-    pub(super) fn count(&self, what: impl Fn(CallKind) -> bool, steps: &StepDetector) -> CallCount {
+    pub(super) fn count_calls(
+        &self,
+        what: impl Fn(CallKind) -> bool,
+        steps: &StepDetector,
+    ) -> CallCount {
         let mut sum = CallCount::default();
         let mut add = |count: CallCount| {
             sum.calls += count.calls;
@@ -247,10 +252,10 @@ impl CallCounts {
         };
         let per_step = self.usable_launches_per_step(steps);
         for (subject, calls) in &self.sampled {
-            if let Subject::Kind(kind) = subject
+            if let EstimateSubject::Kind(kind) = subject
                 && what(*kind)
             {
-                let count = calls.count(per_step);
+                let count = calls.count_with_estimate(per_step);
                 add(match self.sampled_kind(*kind) {
                     Some(_) => count,
                     // With too few windows it is unknown whether the process calls sampled functions.
@@ -262,7 +267,7 @@ impl CallCounts {
             }
         }
         let of_kind = self
-            .by_function(steps)
+            .calls_by_function(steps)
             .map(|(symbol, count)| (SYMBOLS[symbol].kind, count))
             .filter(|(kind, _)| what(*kind) && self.sampled_kind(*kind).is_none());
         of_kind.for_each(|(_, count)| add(count));
@@ -270,30 +275,30 @@ impl CallCounts {
     }
 
     /// Calls of every function that was called.
-    pub(super) fn by_function(
+    pub(super) fn calls_by_function(
         &self,
         steps: &StepDetector,
     ) -> impl Iterator<Item = (usize, CallCount)> {
         let per_step = self.usable_launches_per_step(steps);
         let counts = self.counters.iter().map(move |(symbol, counter)| {
-            let sampled = self.sampled.get(&Subject::Function(*symbol));
+            let sampled = self.sampled.get(&EstimateSubject::Function(*symbol));
             let exact = || CallCount::exactly(*counter);
             (
                 *symbol,
-                sampled.map_or_else(exact, |calls| calls.count(per_step)),
+                sampled.map_or_else(exact, |calls| calls.count_with_estimate(per_step)),
             )
         });
         counts.filter(|(_, count)| count.calls > 0)
     }
 
     /// Counted calls of a kind. Unlike an estimate, this never falls.
-    pub(super) fn counted_of(&self, kind: CallKind) -> CountedCalls {
-        let subject = Subject::Kind(kind);
+    pub(super) fn counted_calls_of(&self, kind: CallKind) -> CountedCalls {
+        let subject = EstimateSubject::Kind(kind);
         let known = self.sampled.get(&subject);
         let (counter, seconds) = match known {
             Some(calls) => (calls.counted, calls.counted_seconds),
             None => (
-                subject.counter(&self.counters),
+                subject.sum_of_counters(&self.counters),
                 self.progress.attached_seconds,
             ),
         };
@@ -305,9 +310,9 @@ impl CallCounts {
         }
     }
 
-    fn launches(&self) -> u64 {
-        Subject::Kind(CallKind::Launch)
-            .counter(&self.counters)
+    fn counted_launches(&self) -> u64 {
+        EstimateSubject::Kind(CallKind::Launch)
+            .sum_of_counters(&self.counters)
             .calls
     }
 
@@ -319,13 +324,13 @@ impl CallCounts {
         now_ns: u64,
         steps: &StepDetector,
     ) {
-        self.read(counters);
+        self.read_counters(counters);
         self.advance(now_ns, steps);
         self.progress.series_from_ns = now_ns;
         if SYMBOLS[symbol].kind == CallKind::Launch && !self.has_sampled_launches() {
             self.add_steps_before_sampling(steps);
         }
-        self.begin(
+        self.begin_sampling_of(
             symbol,
             self.progress.attached_seconds,
             begun_share(steps, now_ns),
@@ -336,17 +341,22 @@ impl CallCounts {
     pub(super) fn join_sampling(&mut self, symbols: &[usize], is_in_window: bool) {
         self.progress.is_in_window = is_in_window;
         for symbol in symbols {
-            self.begin(*symbol, 0.0, 0.0);
+            self.begin_sampling_of(*symbol, 0.0, 0.0);
         }
     }
 
-    fn begin(&mut self, symbol: usize, counted_seconds: f64, begun_share: f64) {
-        for subject in Subject::of(symbol) {
+    fn begin_sampling_of(&mut self, symbol: usize, counted_seconds: f64, begun_share: f64) {
+        for subject in EstimateSubject::of_symbol(symbol) {
             let calls = self.sampled.entry(subject).or_insert_with(|| {
-                let estimator = CallEstimator::new(subject == Subject::Kind(CallKind::Launch));
-                SampledCalls::new(estimator, subject.counter(&self.counters), counted_seconds)
+                let estimator =
+                    CallEstimator::new(subject == EstimateSubject::Kind(CallKind::Launch));
+                SampledCalls::new(
+                    estimator,
+                    subject.sum_of_counters(&self.counters),
+                    counted_seconds,
+                )
             });
-            calls.begin(begun_share);
+            calls.begin_sampling(begun_share);
         }
     }
 
@@ -373,7 +383,7 @@ impl CallCounts {
     ) {
         self.advance(now_ns, steps);
         self.progress.sampled_until_ns = now_ns;
-        for subject in Subject::of(symbol) {
+        for subject in EstimateSubject::of_symbol(symbol) {
             let goes_on = self
                 .sampled_now()
                 .any(|(other, _)| other != symbol && subject.includes(other));
@@ -384,7 +394,7 @@ impl CallCounts {
     }
 
     /// Ends all sampling.
-    pub(super) fn end(&mut self, now_ns: u64, steps: &StepDetector) {
+    pub(super) fn end_all_sampling(&mut self, now_ns: u64, steps: &StepDetector) {
         self.advance(now_ns, steps);
         for calls in self.sampled.values_mut() {
             calls.is_sampled = false;
@@ -404,10 +414,10 @@ impl CallCounts {
         now_ns: u64,
         steps: &mut StepDetector,
     ) {
-        self.read(counters);
+        self.read_counters(counters);
         self.advance(now_ns, steps);
         self.progress.is_in_window = true;
-        self.launches_at_opening = self.launches();
+        self.launches_at_opening = self.counted_launches();
         self.sampled
             .values_mut()
             .for_each(SampledCalls::open_window);
@@ -423,7 +433,7 @@ impl CallCounts {
         cost_ns: f64,
         steps: &mut StepDetector,
     ) {
-        self.read(counters);
+        self.read_counters(counters);
         self.advance(to_ns, steps);
         self.progress.is_in_window = false;
         self.progress.had_window = true;
@@ -434,7 +444,9 @@ impl CallCounts {
         let calls: u64 = self.sampled_now().map(|(_, it)| it.calls_in_window()).sum();
         let window = WindowTotals {
             seconds: length.as_secs_f64(),
-            launches: self.launches().saturating_sub(self.launches_at_opening),
+            launches: self
+                .counted_launches()
+                .saturating_sub(self.launches_at_opening),
             probe_seconds: calls as f64 * cost_ns / 1e9,
         };
         for calls in self.sampled.values_mut() {
@@ -444,13 +456,13 @@ impl CallCounts {
 
     /// Whether a function that launches is sampled now.
     pub(in crate::observer) fn has_sampled_launches(&self) -> bool {
-        let launches = self.sampled.get(&Subject::Kind(CallKind::Launch));
+        let launches = self.sampled.get(&EstimateSubject::Kind(CallKind::Launch));
         launches.is_some_and(|calls| calls.is_sampled)
     }
 
     /// Calls per second of a sampled function in the last windows.
     pub(in crate::observer) fn sampled_rate(&self, symbol: usize) -> f64 {
-        let sampled = self.sampled.get(&Subject::Function(symbol));
+        let sampled = self.sampled.get(&EstimateSubject::Function(symbol));
         let sampled = sampled.filter(|calls| calls.is_sampled);
         sampled.and_then(|calls| calls.recent_rate).unwrap_or(0.0)
     }
@@ -484,32 +496,32 @@ impl CallCounts {
     pub(in crate::observer) fn has_precise_estimates(&self, steps: &StepDetector) -> bool {
         let per_step = self.usable_launches_per_step(steps);
         let error = per_step.and_then(|per_step| per_step.relative_error());
-        error.is_some_and(|error| error <= PRECISE_ERROR) && !self.lacks_interval(steps)
+        error.is_some_and(|error| error <= MAX_PRECISE_ERROR) && !self.lacks_interval(steps)
     }
 
     /// Launches per step from windows; `None` if steps are too long for windows, or no step lay in one.
-    fn usable_launches_per_step(&self, steps: &StepDetector) -> Option<Interval> {
+    fn usable_launches_per_step(&self, steps: &StepDetector) -> Option<ConfidenceInterval> {
         window_length_for_steps(steps)?;
         self.launches_per_step.interval()
     }
 
     /// Launches per step: an estimate if launches were sampled, else the mean of the last steps.
-    pub(super) fn launches_per_step(&self, steps: &StepDetector) -> Option<Interval> {
+    pub(super) fn launches_per_step(&self, steps: &StepDetector) -> Option<ConfidenceInterval> {
         if self.sampled_kind(CallKind::Launch).is_some() {
             return self.usable_launches_per_step(steps);
         }
         let counted = counted_steps(steps, 0, u64::MAX);
         let launches: f64 = counted.iter().map(|step| f64::from(step.launches)).sum();
         let is_known = launches > 0.0 && counted.len() == steps.recent().len();
-        is_known.then(|| Interval::exactly(launches / counted.len() as f64))
+        is_known.then(|| ConfidenceInterval::exactly(launches / counted.len() as f64))
     }
 
     /// Whether windows have shown that the process launches only by functions that are not sampled.
     pub(super) fn launches_only_unsampled(&self) -> bool {
-        let launches = self.sampled.get(&Subject::Kind(CallKind::Launch));
+        let launches = self.sampled.get(&EstimateSubject::Kind(CallKind::Launch));
         launches.is_some_and(|calls| calls.recent_rate.is_some())
             && !self.has_called_sampled(|row| row.kind == CallKind::Launch)
-            && self.launches() > 0
+            && self.counted_launches() > 0
     }
 }
 
@@ -517,8 +529,11 @@ impl CallCounts {
 /// for any window.
 pub(in crate::observer) fn window_length_for_steps(steps: &StepDetector) -> Option<Duration> {
     let of_steps = |ns: u64, times: f64| Duration::from_nanos(ns).mul_f64(times);
-    let long = of_steps(step_quantile_ns(steps, 9, 10)?, LONG_STEP_FACTOR);
-    let usual = of_steps(step_quantile_ns(steps, 1, 2)?, MEDIAN_STEP_FACTOR);
+    let long = of_steps(step_quantile_ns(steps, 9, 10)?, WINDOW_LENGTH_IN_LONG_STEPS);
+    let usual = of_steps(
+        step_quantile_ns(steps, 1, 2)?,
+        WINDOW_LENGTH_IN_MEDIAN_STEPS,
+    );
     (long <= LONGEST_WINDOW).then_some(usual.min(LONGEST_WINDOW).max(long))
 }
 

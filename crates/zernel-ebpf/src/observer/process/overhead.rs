@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::call_counts::Counters;
+use super::call_counts::CountersBySymbol;
 
 /// The cost of the probes to one process.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -26,7 +26,7 @@ pub(in crate::observer) struct Overhead {
     /// Whether its calls are not counted for a while, because its overhead stayed above the ceiling.
     pub(in crate::observer) is_rested: bool,
     hits_before: u64,
-    counters_before: Counters,
+    counters_before: CountersBySymbol,
     /// Calls per second of each function in the last round.
     rates: BTreeMap<usize, f64>,
 }
@@ -34,9 +34,9 @@ pub(in crate::observer) struct Overhead {
 impl Overhead {
     /// Measures a round of `elapsed` seconds. `hits` and `counters` are totals; `busiest` is the probe hits per second of
     /// the busiest thread.
-    pub(super) fn measure(
+    pub(super) fn measure_round(
         &mut self,
-        counters: &Counters,
+        counters: &CountersBySymbol,
         hits: u64,
         busiest: f64,
         ns_per_call: f64,

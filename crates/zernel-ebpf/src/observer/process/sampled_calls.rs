@@ -3,7 +3,7 @@
 use zerocopy::FromZeros;
 
 use super::call_counts::CallCount;
-use crate::observer::estimate::{CallEstimator, Interval, WindowTotals};
+use crate::observer::estimate::{CallEstimator, ConfidenceInterval, WindowTotals};
 use crate::probes::layout;
 
 /// Weight of the last window in the recent rate of a function: about three windows count.
@@ -59,11 +59,11 @@ impl SampledCalls {
     }
 
     /// Begins sampling, after this share of a step.
-    pub(super) fn begin(&mut self, begun_share: f64) {
+    pub(super) fn begin_sampling(&mut self, begun_share: f64) {
         if !self.is_sampled {
             self.is_sampled = true;
             self.recent_rate = None;
-            self.estimator.begin(begun_share);
+            self.estimator.begin_sampling(begun_share);
         }
     }
 
@@ -74,7 +74,7 @@ impl SampledCalls {
         elapsed: ElapsedWork,
         is_exact: bool,
     ) {
-        let more = difference(counter, self.last);
+        let more = counter_difference(counter, self.last);
         self.last = counter;
         if self.is_sampled {
             self.estimator.advance(elapsed.seconds, elapsed.steps);
@@ -96,7 +96,7 @@ impl SampledCalls {
 
     /// Calls since the window opened.
     pub(super) fn calls_in_window(&self) -> u64 {
-        difference(self.last, self.at_opening).calls
+        counter_difference(self.last, self.at_opening).calls
     }
 
     pub(super) fn close_window(&mut self, window: &WindowTotals) {
@@ -111,7 +111,10 @@ impl SampledCalls {
     }
 
     /// All calls: the exact ones, and an estimate of the others.
-    pub(super) fn count(&self, launches_per_step: Option<Interval>) -> CallCount {
+    pub(super) fn count_with_estimate(
+        &self,
+        launches_per_step: Option<ConfidenceInterval>,
+    ) -> CallCount {
         let estimate = self.estimator.estimate(launches_per_step);
         let calls = estimate.calls.max(self.in_windows.calls as f64);
         let bytes_per_call = self.in_windows.bytes as f64 / self.in_windows.calls.max(1) as f64;
@@ -124,7 +127,7 @@ impl SampledCalls {
     }
 }
 
-fn difference(counter: layout::Counter, before: layout::Counter) -> layout::Counter {
+fn counter_difference(counter: layout::Counter, before: layout::Counter) -> layout::Counter {
     layout::Counter {
         calls: counter.calls.saturating_sub(before.calls),
         failed: counter.failed.saturating_sub(before.failed),

@@ -9,23 +9,23 @@ use layout::{CREATE, DESTROY, INIT, OPEN, POP, PUSH, RESET, SET};
 use super::{Probe, ProbedFunction};
 use zernel_elf::LibraryKind::Cuda;
 
-const fn context(role: u8, names: &'static [&'static str]) -> ProbedFunction {
+const fn context_function(role: u8, names: &'static [&'static str]) -> ProbedFunction {
     ProbedFunction::new(Cuda, Probe::CudaContext, role, names)
 }
 
 pub(super) const SYMBOLS: &[ProbedFunction] = &[
-    context(INIT, &["cuInit"]),
-    context(OPEN, &["cuDevicePrimaryCtxRetain"]).arguments([1, 2, 0, 0]),
-    context(CREATE, &["cuCtxCreate_v2"]).arguments([1, 3, 0, 0]),
-    context(CREATE, &["cuCtxCreate_v3"]).arguments([1, 5, 0, 0]),
-    context(CREATE, &["cuCtxCreate_v4"]).arguments([1, 4, 0, 0]),
-    context(SET, &["cuCtxSetCurrent"])
+    context_function(INIT, &["cuInit"]),
+    context_function(OPEN, &["cuDevicePrimaryCtxRetain"]).arguments([1, 2, 0, 0]),
+    context_function(CREATE, &["cuCtxCreate_v2"]).arguments([1, 3, 0, 0]),
+    context_function(CREATE, &["cuCtxCreate_v3"]).arguments([1, 5, 0, 0]),
+    context_function(CREATE, &["cuCtxCreate_v4"]).arguments([1, 4, 0, 0]),
+    context_function(SET, &["cuCtxSetCurrent"])
         .arguments([1, 0, 0, 0])
         .frequent(),
-    context(PUSH, &["cuCtxPushCurrent_v2"])
+    context_function(PUSH, &["cuCtxPushCurrent_v2"])
         .arguments([1, 0, 0, 0])
         .frequent(),
-    context(POP, &["cuCtxPopCurrent_v2"]).frequent(),
-    context(DESTROY, &["cuCtxDestroy_v2"]).arguments([1, 0, 0, 0]),
-    context(RESET, &["cuDevicePrimaryCtxReset_v2"]).arguments([1, 0, 0, 0]),
+    context_function(POP, &["cuCtxPopCurrent_v2"]).frequent(),
+    context_function(DESTROY, &["cuCtxDestroy_v2"]).arguments([1, 0, 0, 0]),
+    context_function(RESET, &["cuDevicePrimaryCtxReset_v2"]).arguments([1, 0, 0, 0]),
 ];

@@ -3,7 +3,7 @@
 use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::snapshot::{CountedCalls, CudaSnapshot};
 
-use crate::metrics::{MetricFamily, Scoped, families, series, write_head};
+use crate::metrics::{MetricFamily, ScopedSnapshot, families, write_family_of_processes, write_family_head};
 
 families! {
     LAUNCHES = Counter "zernel_cuda_launches_total" ["pid"]
@@ -29,10 +29,10 @@ families! {
 /// A figure of counted calls; `None` if there is none.
 type CountFigure = fn(&CountedCalls) -> Option<f64>;
 
-pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
+pub(crate) fn expose(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
     expose_launches(out, scoped);
     expose_copies(out, scoped);
-    write_head(out, &WAITS);
+    write_family_head(out, &WAITS);
     for process in &scoped.processes {
         for wait in &process.probes.cuda_trace.wait_times {
             let labels: [(_, &dyn std::fmt::Display); 2] =
@@ -40,7 +40,7 @@ pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
             out.histogram(WAITS.name, &labels, &wait.times);
         }
     }
-    series(out, &FAILED, scoped, |process, add| {
+    write_family_of_processes(out, &FAILED, scoped, |process, add| {
         if !process.calls.is_empty() {
             let failed: u64 = process.calls.values().map(|calls| calls.failed).sum();
             add(&[], failed as f64);
@@ -49,17 +49,17 @@ pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
 }
 
 /// A figure of a process; `None` if it has none.
-type Figure = fn(&CudaSnapshot) -> Option<f64>;
+type CudaFigure = fn(&CudaSnapshot) -> Option<f64>;
 
-fn expose_launches(out: &mut Exposition, scoped: &Scoped<'_>) {
-    let figures: [(MetricFamily, Figure); 4] = [
+fn expose_launches(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
+    let figures: [(MetricFamily, CudaFigure); 4] = [
         (LAUNCHES, |cuda| Some(cuda.counted_launches.calls as f64)),
         (LAUNCHES_SECONDS, |cuda| Some(cuda.counted_launches.seconds)),
         (LAUNCHES_PER_STEP, |cuda| cuda.launches_per_step),
         (LAUNCHES_PER_STEP_ERROR, |cuda| cuda.launches_per_step_error),
     ];
     for (family, figure) in figures {
-        series(out, &family, scoped, |process, add| {
+        write_family_of_processes(out, &family, scoped, |process, add| {
             let cuda = &process.probes.cuda_trace;
             if let Some(value) = figure(cuda).filter(|_| cuda.counted_launches.calls > 0) {
                 add(&[], value);
@@ -68,7 +68,7 @@ fn expose_launches(out: &mut Exposition, scoped: &Scoped<'_>) {
     }
 }
 
-fn expose_copies(out: &mut Exposition, scoped: &Scoped<'_>) {
+fn expose_copies(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
     let figures: [(MetricFamily, CountFigure); 3] = [
         (COPIES, |counted| Some(counted.calls as f64)),
         (COPY_BYTES, |counted| Some(counted.bytes as f64)),
@@ -77,7 +77,7 @@ fn expose_copies(out: &mut Exposition, scoped: &Scoped<'_>) {
         }),
     ];
     for (family, figure) in figures {
-        series(out, &family, scoped, |process, add| {
+        write_family_of_processes(out, &family, scoped, |process, add| {
             for (direction, counted) in &process.probes.cuda_trace.counted_copies {
                 if let Some(value) = figure(counted) {
                     add(&[("direction", direction)], value);

@@ -28,21 +28,21 @@ impl ProbeState for CudaCalls {
     type Snapshot = CudaSnapshot;
 
     fn snapshot(&self, process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> CudaSnapshot {
-        let launches = process.count(|what| what == CallKind::Launch);
-        let copies = process.count(|what| matches!(what, CallKind::Copy(_)));
+        let launches = process.count_calls(|what| what == CallKind::Launch);
+        let copies = process.count_calls(|what| matches!(what, CallKind::Copy(_)));
         let per_step = process.launches_per_step();
         let counted_copies = DIRECTIONS.iter().map(|direction| {
-            let counted = process.counted_of(CallKind::Copy(*direction));
+            let counted = process.counted_calls_of(CallKind::Copy(*direction));
             (direction.name(), counted)
         });
         let wait_times = WAIT_KINDS.iter().filter_map(|(family, kind)| {
-            let times = process.shared_duration(*family)?;
+            let times = process.shared_duration_histogram(*family)?;
             Some(WaitTimes { kind, times })
         });
         let wait_ns = |(family, _): &(DurationKind, _)| process.total_ns(*family);
         CudaSnapshot {
             gpu_wait_seconds: WAIT_KINDS.iter().map(wait_ns).sum::<f64>() / 1e9,
-            gpu_waits: process.count(|what| what == CallKind::Wait).calls,
+            gpu_waits: process.count_calls(|what| what == CallKind::Wait).calls,
             launch_seconds: process.total_ns(DurationKind::Launch) / 1e9,
             launches: launches.calls,
             launches_error: launches.error,
@@ -51,11 +51,11 @@ impl ProbeState for CudaCalls {
             copies: copies.calls,
             copies_error: copies.error,
             copied_bytes: copies.bytes,
-            counted_launches: process.counted_of(CallKind::Launch),
+            counted_launches: process.counted_calls_of(CallKind::Launch),
             counted_copies: counted_copies
                 .filter(|(_, counted)| counted.calls > 0)
                 .collect(),
-            launch_times: process.shared_duration(DurationKind::Launch),
+            launch_times: process.shared_duration_histogram(DurationKind::Launch),
             wait_times: wait_times.collect(),
         }
     }

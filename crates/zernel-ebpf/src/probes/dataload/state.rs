@@ -77,7 +77,7 @@ impl ProbeState for DataloadCauses {
                 sched: seconds(self.sched_ns()),
                 other: seconds(self.other_ns()),
             },
-            wait_times: process.shared_duration(DurationKind::Dataload),
+            wait_times: process.shared_duration_histogram(DurationKind::Dataload),
         }
     }
 }

@@ -39,7 +39,7 @@ impl ProbeState for PeerWaits {
     fn snapshot(&self, process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> PeerSnapshot {
         PeerSnapshot {
             peer_wait_seconds: process.total_ns(DurationKind::DistSync) / 1e9,
-            wait_times: process.shared_duration(DurationKind::DistSync),
+            wait_times: process.shared_duration_histogram(DurationKind::DistSync),
         }
     }
 }

@@ -6,22 +6,22 @@ use procfs::process::Process;
 use zernel_identity::visit_mapped_regions;
 
 /// Name of a library that is not known.
-pub(crate) const UNKNOWN: &str = "unknown";
+pub(crate) const UNKNOWN_LIBRARY: &str = "unknown";
 
 /// The libraries of a process by code address.
 #[derive(Debug, Default)]
-pub(crate) struct Callers {
+pub(crate) struct CallerLibraries {
     names: BTreeMap<u64, String>,
 }
 
-impl Callers {
+impl CallerLibraries {
     /// Name of the library that `address` is in, without its version: `libcudart`.
-    pub(crate) fn name(&self, address: u64) -> &str {
-        self.names.get(&address).map_or(UNKNOWN, String::as_str)
+    pub(crate) fn library_name(&self, address: u64) -> &str {
+        self.names.get(&address).map_or(UNKNOWN_LIBRARY, String::as_str)
     }
 
     /// Looks up the addresses that are not known yet, while the process runs.
-    pub(crate) fn resolve(&mut self, pid: u32, addresses: impl Iterator<Item = u64>) {
+    pub(crate) fn resolve_addresses(&mut self, pid: u32, addresses: impl Iterator<Item = u64>) {
         let unknown: Vec<u64> = addresses
             .filter(|address| !self.names.contains_key(address))
             .collect();
@@ -36,14 +36,14 @@ impl Callers {
             for address in &unknown {
                 if (region.start..region.end).contains(address) {
                     let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-                    found.insert(*address, stem(&String::from_utf8_lossy(file)));
+                    found.insert(*address, library_stem(&String::from_utf8_lossy(file)));
                 }
             }
         });
         if visited.is_ok() {
             let missing = unknown
                 .into_iter()
-                .map(|address| (address, UNKNOWN.to_owned()));
+                .map(|address| (address, UNKNOWN_LIBRARY.to_owned()));
             self.names.extend(missing);
             self.names.append(&mut found);
         }
@@ -51,7 +51,7 @@ impl Callers {
 }
 
 /// Name of a library without version and build hash.
-fn stem(file: &str) -> String {
+fn library_stem(file: &str) -> String {
     let name = file.split_once(".so").map_or(file, |(stem, _)| stem);
     match name.rsplit_once('-') {
         Some((stem, hash))
@@ -75,16 +75,16 @@ mod tests {
             ("libnccl-net.so", "libnccl-net"),
             ("python3.12", "python3.12"),
         ] {
-            assert_eq!(stem(file), name);
+            assert_eq!(library_stem(file), name);
         }
     }
 
     #[test]
     fn addresses_of_this_program_have_names() {
-        let mut callers = Callers::default();
+        let mut callers = CallerLibraries::default();
         let here = addresses_of_this_program_have_names as *const () as u64;
-        callers.resolve(std::process::id(), [here, 1].into_iter());
-        assert_ne!(callers.name(here), UNKNOWN);
-        assert_eq!(callers.name(1), UNKNOWN);
+        callers.resolve_addresses(std::process::id(), [here, 1].into_iter());
+        assert_ne!(callers.library_name(here), UNKNOWN_LIBRARY);
+        assert_eq!(callers.library_name(1), UNKNOWN_LIBRARY);
     }
 }

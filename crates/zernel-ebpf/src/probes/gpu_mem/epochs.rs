@@ -26,13 +26,13 @@ impl ContextKey {
 
 /// The current epoch of every context with memory.
 #[derive(Debug, Default)]
-pub(super) struct Epochs(BTreeMap<ContextKey, u16>);
+pub(super) struct ContextEpochs(BTreeMap<ContextKey, u16>);
 
-impl Epochs {
+impl ContextEpochs {
     /// From all accounts.
     pub(super) fn new(accounts: &[(AccountKey, Account)]) -> Self {
         let contexts = accounts.iter().filter(|(key, _)| key.caller == 0);
-        let epochs = contexts.map(|(key, account)| (ContextKey::new(key), epoch(account.held)));
+        let epochs = contexts.map(|(key, account)| (ContextKey::new(key), epoch_of_word(account.held)));
         Self(epochs.collect())
     }
 
@@ -40,12 +40,12 @@ impl Epochs {
     /// read, so an epoch that is newer than its context's is not over. Created memory belongs to no context.
     pub(super) fn is_over(&self, key: &AccountKey) -> bool {
         let current = self.0.get(&ContextKey::new(key));
-        let is_older = |current: u16| (epoch(key.home).wrapping_sub(current) as i16) < 0;
+        let is_older = |current: u16| (epoch_of_word(key.home).wrapping_sub(current) as i16) < 0;
         key.caller != 0 && current.is_some_and(|current| is_older(*current))
     }
 }
 
-fn epoch(word: u64) -> u16 {
+fn epoch_of_word(word: u64) -> u16 {
     (word >> EPOCH_SHIFT) as u16
 }
 
@@ -55,9 +55,9 @@ mod tests {
 
     use super::*;
 
-    const CALLER: u64 = 0x1000;
+    const CALLER_ADDRESS: u64 = 0x1000;
 
-    fn key(caller: u64, context: u64, epoch: u64, device: u32) -> AccountKey {
+    fn account_key(caller: u64, context: u64, epoch: u64, device: u32) -> AccountKey {
         AccountKey {
             caller,
             home: context | epoch << EPOCH_SHIFT,
@@ -66,20 +66,20 @@ mod tests {
         }
     }
 
-    fn context(context: u64, epoch: u64, device: u32) -> (AccountKey, Account) {
+    fn account_of_context(context: u64, epoch: u64, device: u32) -> (AccountKey, Account) {
         let mut account = Account::new_zeroed();
         account.held = 500 | epoch << EPOCH_SHIFT;
-        (key(0, context, 0, device), account)
+        (account_key(0, context, 0, device), account)
     }
 
     #[test]
     fn only_earlier_epochs_of_the_same_context_are_over() {
-        let epochs = Epochs::new(&[
-            context(0, 2, 0),
-            context(0, 0, 1),
-            context(7, 1, ANY_DEVICE),
+        let epochs = ContextEpochs::new(&[
+            account_of_context(0, 2, 0),
+            account_of_context(0, 0, 1),
+            account_of_context(7, 1, ANY_DEVICE),
         ]);
-        let is_over = |context, epoch, device| epochs.is_over(&key(CALLER, context, epoch, device));
+        let is_over = |context, epoch, device| epochs.is_over(&account_key(CALLER_ADDRESS, context, epoch, device));
         assert!(is_over(0, 1, 0));
         assert!(!is_over(0, 2, 0));
         assert!(!is_over(0, 3, 0), "it began while accounts were read");
@@ -88,12 +88,12 @@ mod tests {
         assert!(!is_over(7, 1, 0));
         assert!(!is_over(8, 0, 0), "a context without an account");
         assert!(!is_over((1 << EPOCH_SHIFT) - 1, 0, 0), "created memory");
-        assert!(!epochs.is_over(&key(0, 0, 0, 0)), "the account of a device");
+        assert!(!epochs.is_over(&account_key(0, 0, 0, 0)), "the account of a device");
     }
 
     #[test]
-    fn epochs_wrap() {
-        let epochs = Epochs::new(&[context(0, 0, 0)]);
-        assert!(epochs.is_over(&key(CALLER, 0, 0xffff, 0)));
+    fn an_epoch_that_wraps_is_newer() {
+        let epochs = ContextEpochs::new(&[account_of_context(0, 0, 0)]);
+        assert!(epochs.is_over(&account_key(CALLER_ADDRESS, 0, 0xffff, 0)));
     }
 }

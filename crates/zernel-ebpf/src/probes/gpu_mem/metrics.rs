@@ -6,7 +6,7 @@ use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::gpu::ProcessMemory;
 use zernel_model::snapshot::{DeviceMemory, ProcessSnapshot, Scope};
 
-use crate::metrics::{MetricFamily, Scoped, families, series, write_head};
+use crate::metrics::{MetricFamily, ScopedSnapshot, families, write_family_of_processes, write_family_head};
 
 families! {
     ALLOCATIONS = Counter "zernel_gpu_memory_allocations_total" ["pid", "gpu_id"]
@@ -20,21 +20,21 @@ families! {
 }
 
 /// A count of a device.
-type Count = fn(&DeviceMemory) -> u64;
+type DeviceCount = fn(&DeviceMemory) -> u64;
 
-pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
-    let counters: [(MetricFamily, Count); 2] = [
+pub(crate) fn expose(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
+    let counters: [(MetricFamily, DeviceCount); 2] = [
         (ALLOCATIONS, |device| device.allocations),
         (FREES, |device| device.frees),
     ];
     for (family, value) in counters {
-        series(out, &family, scoped, |process, add| {
+        write_family_of_processes(out, &family, scoped, |process, add| {
             for device in &process.probes.gpu_mem.memory {
                 add(&[("gpu_id", &device.gpu_label())], value(device) as f64);
             }
         });
     }
-    series(out, &CALLER_BYTES, scoped, |process, add| {
+    write_family_of_processes(out, &CALLER_BYTES, scoped, |process, add| {
         for memory in &process.probes.gpu_mem.memory_by_caller {
             let labels: [(_, &dyn Display); 2] =
                 [("gpu_id", &memory.gpu_label()), ("caller", &memory.caller)];
@@ -44,8 +44,8 @@ pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
     expose_unexplained(out, scoped);
 }
 
-fn expose_unexplained(out: &mut Exposition, scoped: &Scoped<'_>) {
-    write_head(out, &UNEXPLAINED);
+fn expose_unexplained(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
+    write_family_head(out, &UNEXPLAINED);
     for used in &scoped.snapshot.gpu_processes {
         let mut processes = scoped.processes.iter();
         let known = processes.find(|process| process.pid == used.pid);

@@ -18,18 +18,18 @@ use layout::{
 use super::{Probe, ProbedFunction, SamplingGroup};
 use zernel_elf::LibraryKind::Cuda;
 
-const fn memory(role: u8, names: &'static [&'static str]) -> ProbedFunction {
+const fn memory_function(role: u8, names: &'static [&'static str]) -> ProbedFunction {
     ProbedFunction::new(Cuda, Probe::GpuMem, role, names)
 }
 
 /// A function that stores the address of new memory; its second argument is the size.
 const fn allocates(names: &'static [&'static str]) -> ProbedFunction {
-    memory(ALLOCATE, names).arguments([1, 2, 0, 0]).bytes(2)
+    memory_function(ALLOCATE, names).arguments([1, 2, 0, 0]).bytes(2)
 }
 
 /// An allocation from a memory pool. A program may make one per tensor, so these are sampled.
 const fn allocates_pooled(names: &'static [&'static str]) -> ProbedFunction {
-    memory(ALLOCATE_POOLED, names)
+    memory_function(ALLOCATE_POOLED, names)
         .arguments([1, 2, 0, 0])
         .bytes(2)
         .sampled_with(SamplingGroup::Pools)
@@ -37,7 +37,7 @@ const fn allocates_pooled(names: &'static [&'static str]) -> ProbedFunction {
 
 /// A function that frees an address. The kernel stores the freed bytes as the fourth argument.
 const fn frees(names: &'static [&'static str]) -> ProbedFunction {
-    memory(FREE, names).arguments([1, 0, 0, 0]).bytes(4)
+    memory_function(FREE, names).arguments([1, 0, 0, 0]).bytes(4)
 }
 
 pub(super) const SYMBOLS: &[ProbedFunction] = &[
@@ -45,18 +45,18 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     allocates_pooled(&["cuMemAllocAsync", "cuMemAllocAsync_ptsz"]),
     allocates_pooled(&["cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"]),
     allocates(&["cuMemAllocManaged"]),
-    memory(ALLOCATE_PITCHED, &["cuMemAllocPitch_v2"])
+    memory_function(ALLOCATE_PITCHED, &["cuMemAllocPitch_v2"])
         .arguments([1, 2, 4, 0])
         .bytes(4),
     frees(&["cuMemFree_v2"]),
     frees(&["cuMemFreeAsync", "cuMemFreeAsync_ptsz"]).sampled_with(SamplingGroup::Pools),
-    memory(CREATE, &["cuMemCreate"])
+    memory_function(CREATE, &["cuMemCreate"])
         .arguments([1, 2, 3, 0])
         .bytes(2),
-    memory(RETAIN, &["cuMemRetainAllocationHandle"]).arguments([1, 0, 0, 0]),
-    memory(RELEASE, &["cuMemRelease"]).arguments([1, 0, 0, 0]),
-    memory(MAP, &["cuMemMap"]).arguments([1, 2, 4, 0]).bytes(2),
-    memory(UNMAP, &["cuMemUnmap"])
+    memory_function(RETAIN, &["cuMemRetainAllocationHandle"]).arguments([1, 0, 0, 0]),
+    memory_function(RELEASE, &["cuMemRelease"]).arguments([1, 0, 0, 0]),
+    memory_function(MAP, &["cuMemMap"]).arguments([1, 2, 4, 0]).bytes(2),
+    memory_function(UNMAP, &["cuMemUnmap"])
         .arguments([1, 2, 0, 0])
         .bytes(2),
 ];

@@ -8,10 +8,10 @@ use zernel_model::gpu::{GpuFacts, ProcessMemory};
 use zernel_model::snapshot::{CallerMemory, DeviceMemory, MemorySnapshot};
 use zernel_phase::shared::NO_GPU;
 
-use super::callers::{Callers, UNKNOWN};
-use super::epochs::Epochs;
+use super::callers::{CallerLibraries, UNKNOWN_LIBRARY};
+use super::epochs::ContextEpochs;
 use super::layout::{ADDRESS, ANY_DEVICE, Account, AccountKey, Allocation, AllocationKey};
-use crate::observer::{Kernel, ObservedProcess, Table};
+use crate::observer::{Kernel, ObservedProcess, TenantTable};
 use crate::probes::{ProbeState, SamplingGroup};
 
 /// GPU memory of a process.
@@ -21,7 +21,7 @@ pub struct GpuMemory {
     pub by_device: BTreeMap<u32, MemoryUse>,
     /// The part of `by_device` that came from memory pools.
     pooled: BTreeMap<u32, MemoryUse>,
-    callers: Callers,
+    callers: CallerLibraries,
 }
 
 /// GPU memory of a process on one device.
@@ -39,7 +39,7 @@ pub(crate) fn read_maps(
     processes: &mut BTreeMap<u32, ObservedProcess>,
 ) -> libbpf_rs::Result<()> {
     let accounts: Vec<(AccountKey, Account)> = kernel.entries("memory_accounts")?;
-    let epochs = Epochs::new(&accounts);
+    let epochs = ContextEpochs::new(&accounts);
     for process in processes.values_mut() {
         process.probes.gpu_mem.clear_callers();
     }
@@ -63,7 +63,7 @@ pub(crate) fn read_maps(
 }
 
 /// Deletes the allocations of contexts that were destroyed or reset, and the accounts of their callers.
-fn delete_emptied(kernel: &Kernel, epochs: &Epochs) -> libbpf_rs::Result<()> {
+fn delete_emptied(kernel: &Kernel, epochs: &ContextEpochs) -> libbpf_rs::Result<()> {
     let is_over = |key: &AllocationKey, allocation: &Allocation| {
         key.kind == ADDRESS && epochs.is_over(&allocation.account_key(key.process))
     };
@@ -85,7 +85,7 @@ fn delete_allocations(
 ) -> libbpf_rs::Result<()> {
     let deleted = kernel.delete_where("allocations", condition)?;
     let processes = deleted.iter().map(|key| key.process);
-    kernel.count_deleted(Table::Allocations, processes);
+    kernel.count_deleted(TenantTable::Allocations, processes);
     Ok(())
 }
 
@@ -97,7 +97,7 @@ fn delete_accounts(
     let meets = |key: &AccountKey, _: &Account| condition(key);
     let deleted = kernel.delete_where("memory_accounts", meets)?;
     let processes = deleted.iter().map(|key| key.process);
-    kernel.count_deleted(Table::MemoryAccounts, processes);
+    kernel.count_deleted(TenantTable::MemoryAccounts, processes);
     Ok(())
 }
 
@@ -156,7 +156,7 @@ impl GpuMemory {
     fn resolve_callers(&mut self, pid: u32) {
         let memory = self.by_device.values();
         let addresses = memory.flat_map(|memory| memory.by_caller.keys().copied());
-        self.callers.resolve(pid, addresses);
+        self.callers.resolve_addresses(pid, addresses);
     }
 }
 
@@ -175,7 +175,7 @@ impl ProbeState for GpuMemory {
             .by_device
             .iter()
             .map(|(ordinal, memory)| {
-                let gpu_id = gpus.index(*ordinal, self);
+                let gpu_id = gpus.gpu_index(*ordinal, self);
                 let gpu = gpus.gpus.iter().find(|gpu| Some(gpu.index) == gpu_id);
                 DeviceMemory {
                     gpu_id,
@@ -188,27 +188,27 @@ impl ProbeState for GpuMemory {
             })
             .collect();
         MemorySnapshot {
-            gpu_utilization: gpus.utilization(&memory),
+            gpu_utilization: gpus.mean_utilization(&memory),
             memory,
-            memory_by_caller: self.by_caller(gpus),
-            uuid: gpus.uuid(self).to_owned(),
+            memory_by_caller: self.memory_by_caller(gpus),
+            uuid: gpus.gpu_uuid(self).to_owned(),
         }
     }
 }
 
 impl GpuMemory {
-    fn by_caller(&self, gpus: &ProcessGpus<'_>) -> Vec<CallerMemory> {
+    fn memory_by_caller(&self, gpus: &ProcessGpus<'_>) -> Vec<CallerMemory> {
         let mut bytes: BTreeMap<(Option<u32>, String), u64> = BTreeMap::new();
         for (ordinal, memory) in &self.by_device {
             for (address, held) in &memory.by_caller {
                 let key = (
-                    gpus.index(*ordinal, self),
-                    self.callers.name(*address).to_owned(),
+                    gpus.gpu_index(*ordinal, self),
+                    self.callers.library_name(*address).to_owned(),
                 );
                 *bytes.entry(key).or_default() += held;
             }
         }
-        bytes.retain(|(_, caller), bytes| *bytes > 0 || caller != UNKNOWN);
+        bytes.retain(|(_, caller), bytes| *bytes > 0 || caller != UNKNOWN_LIBRARY);
         let entries = bytes.into_iter();
         entries
             .map(|((gpu_id, caller), bytes)| CallerMemory {
@@ -246,7 +246,7 @@ impl<'a> ProcessGpus<'a> {
 
     /// NVML index of the device that the process numbers `ordinal`; without NVML, that number. If the process uses one
     /// device, NVML's list wins: `CUDA_VISIBLE_DEVICES` is read as it was at the start, and a program may change it.
-    fn index(&self, ordinal: u32, memory: &GpuMemory) -> Option<u32> {
+    fn gpu_index(&self, ordinal: u32, memory: &GpuMemory) -> Option<u32> {
         let is_known = ordinal != NO_GPU;
         let only = self.only_gpu.filter(|_| memory.by_device.len() == 1);
         let visible = match &self.devices.devices[..] {
@@ -258,7 +258,7 @@ impl<'a> ProcessGpus<'a> {
     }
 
     /// UUID of the first GPU that the process has memory on; empty if unknown.
-    fn uuid(&self, memory: &GpuMemory) -> &str {
+    fn gpu_uuid(&self, memory: &GpuMemory) -> &str {
         let first = memory.by_device.keys().next();
         let device = first.and_then(|ordinal| self.devices.devices.get(*ordinal as usize));
         match (device, self.only_gpu) {
@@ -269,7 +269,7 @@ impl<'a> ProcessGpus<'a> {
     }
 
     /// Mean utilization of the GPUs that the process has memory on.
-    fn utilization(&self, memory: &[DeviceMemory]) -> Option<f64> {
+    fn mean_utilization(&self, memory: &[DeviceMemory]) -> Option<f64> {
         let is_used = |gpu: &&GpuFacts| memory.iter().any(|it| it.gpu_id == Some(gpu.index));
         let used = self.gpus.iter().filter(is_used);
         let shares: Vec<f64> = used
@@ -283,7 +283,7 @@ impl<'a> ProcessGpus<'a> {
 mod tests {
     use super::*;
 
-    fn gpu(index: u32) -> GpuFacts {
+    fn gpu_with_index(index: u32) -> GpuFacts {
         GpuFacts {
             index,
             uuid: format!("GPU-{index}"),
@@ -302,7 +302,7 @@ mod tests {
     /// `CUDA_VISIBLE_DEVICES` may change after the start, so NVML's answer has priority.
     #[test]
     fn nvml_decides_which_gpu_a_process_with_one_gpu_uses() {
-        let gpus: Vec<GpuFacts> = (0..4).map(gpu).collect();
+        let gpus: Vec<GpuFacts> = (0..4).map(gpu_with_index).collect();
         let devices = VisibleDevices::parse(None, &gpus);
         let seen = |only_gpu, memory: &GpuMemory| {
             let process = ProcessGpus {
@@ -310,7 +310,7 @@ mod tests {
                 gpus: &gpus,
                 only_gpu,
             };
-            (process.index(0, memory), process.uuid(memory).to_owned())
+            (process.gpu_index(0, memory), process.gpu_uuid(memory).to_owned())
         };
         let one = memory_on(&[0]);
         assert_eq!(seen(None, &one), (Some(0), "GPU-0".to_owned()));
@@ -320,14 +320,14 @@ mod tests {
 
     #[test]
     fn a_device_without_evidence_is_unknown() {
-        let gpus: Vec<GpuFacts> = (0..4).map(gpu).collect();
+        let gpus: Vec<GpuFacts> = (0..4).map(gpu_with_index).collect();
         let index = |devices: &VisibleDevices, ordinal| {
             let process = ProcessGpus {
                 devices,
                 gpus: &gpus,
                 only_gpu: None,
             };
-            process.index(ordinal, &memory_on(&[ordinal]))
+            process.gpu_index(ordinal, &memory_on(&[ordinal]))
         };
         let one = VisibleDevices::parse(Some("2"), &gpus);
         assert_eq!(index(&one, NO_GPU), Some(2));

@@ -6,7 +6,7 @@ use zernel_model::aggregation::LatencyHistogram;
 use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::snapshot::CollectiveTotals;
 
-use crate::metrics::{MetricFamily, Scoped, families, series, write_head};
+use crate::metrics::{MetricFamily, ScopedSnapshot, families, write_family_of_processes, write_family_head};
 
 families! {
     CALLS = Counter "zernel_nccl_calls_total" ["pid", "op"]
@@ -22,15 +22,15 @@ families! {
 }
 
 /// A total of an operation.
-type Total = fn(&CollectiveTotals) -> u64;
+type CollectiveTotal = fn(&CollectiveTotals) -> u64;
 
-pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
-    let counters: [(MetricFamily, Total); 2] = [
+pub(crate) fn expose(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
+    let counters: [(MetricFamily, CollectiveTotal); 2] = [
         (CALLS, |totals| totals.calls),
         (BYTES, |totals| totals.bytes),
     ];
     for (family, value) in counters {
-        series(out, &family, scoped, |process, add| {
+        write_family_of_processes(out, &family, scoped, |process, add| {
             let called = process.probes.nccl.collectives.iter();
             for totals in called.filter(|totals| totals.calls > 0) {
                 add(&[("op", &totals.op)], value(totals) as f64);
@@ -40,7 +40,7 @@ pub(crate) fn expose(out: &mut Exposition, scoped: &Scoped<'_>) {
     let snapshot = scoped.snapshot;
     expose_times(out, &ENQUEUE, &snapshot.enqueue_times(scoped.scope));
     expose_times(out, &UNTIL_SYNC, &snapshot.until_sync_times(scoped.scope));
-    series(out, &SEQUENCE, scoped, |process, add| {
+    write_family_of_processes(out, &SEQUENCE, scoped, |process, add| {
         let communicators = process.probes.nccl.communicators.iter();
         for communicator in communicators.filter(|it| !it.is_being_made) {
             let rank = communicator.rank.map_or(String::new(), |it| it.to_string());
@@ -60,7 +60,7 @@ fn expose_times(
     family: &MetricFamily,
     times: &BTreeMap<String, LatencyHistogram>,
 ) {
-    write_head(out, family);
+    write_family_head(out, family);
     for (op, times) in times {
         out.histogram(family.name, &[("op", op)], times);
     }

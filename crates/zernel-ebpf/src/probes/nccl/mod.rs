@@ -22,18 +22,18 @@ use zernel_phase::tracker::ThreadEvent::{CollectiveEnter, CollectiveLeave};
 use super::{CallKind, DurationKind, Operation, Probe, ProbedFunction};
 use zernel_elf::LibraryKind::Nccl;
 
-const fn nccl(role: u8, names: &'static [&'static str]) -> ProbedFunction {
+const fn nccl_function(role: u8, names: &'static [&'static str]) -> ProbedFunction {
     ProbedFunction::new(Nccl, Probe::Nccl, role, names)
 }
 
 /// `arguments` are the numbers of these arguments: elements, type of an element, communicator, stream.
-const fn communicates(
+const fn communicating_function(
     role: u8,
     operation: Operation,
     names: &'static [&'static str],
     arguments: [u8; 4],
 ) -> ProbedFunction {
-    nccl(role, names)
+    nccl_function(role, names)
         .arguments(arguments)
         .bytes(1)
         .kind(CallKind::Communication(operation))
@@ -41,82 +41,82 @@ const fn communicates(
         .events(CollectiveEnter, CollectiveLeave)
 }
 
-const fn collective(
+const fn collective_function(
     operation: Operation,
     names: &'static [&'static str],
     arguments: [u8; 4],
 ) -> ProbedFunction {
-    communicates(COLLECTIVE, operation, names, arguments)
+    communicating_function(COLLECTIVE, operation, names, arguments)
 }
 
-const fn message(
+const fn message_function(
     operation: Operation,
     names: &'static [&'static str],
     arguments: [u8; 4],
 ) -> ProbedFunction {
-    communicates(POINT_TO_POINT, operation, names, arguments)
+    communicating_function(POINT_TO_POINT, operation, names, arguments)
 }
 
 pub(super) const SYMBOLS: &[ProbedFunction] = &[
     // Since 2.32 each collective has a second form with more arguments after the same first ones.
-    collective(
+    collective_function(
         Operation::AllReduce,
         &["ncclAllReduce", "ncclAllReduceConfig"],
         [3, 4, 6, 7],
     )
     .step_mark(Mark::Reduce),
     // ncclBcast calls ncclBroadcast, so it needs no probe.
-    collective(
+    collective_function(
         Operation::Broadcast,
         &["ncclBroadcast", "ncclBroadcastConfig"],
         [3, 4, 6, 7],
     ),
-    collective(
+    collective_function(
         Operation::Reduce,
         &["ncclReduce", "ncclReduceConfig"],
         [3, 4, 7, 8],
     ),
-    collective(
+    collective_function(
         Operation::AllGather,
         &["ncclAllGather", "ncclAllGatherConfig"],
         [3, 4, 5, 6],
     ),
-    collective(
+    collective_function(
         Operation::ReduceScatter,
         &["ncclReduceScatter", "ncclReduceScatterConfig"],
         [3, 4, 6, 7],
     )
     .step_mark(Mark::Reduce),
-    collective(
+    collective_function(
         Operation::AllToAll,
         &["ncclAlltoAll", "ncclAlltoAllConfig"],
         [3, 4, 5, 6],
     ),
-    collective(
+    collective_function(
         Operation::Gather,
         &["ncclGather", "ncclGatherConfig"],
         [3, 4, 6, 7],
     ),
-    collective(
+    collective_function(
         Operation::Scatter,
         &["ncclScatter", "ncclScatterConfig"],
         [3, 4, 6, 7],
     ),
-    message(Operation::Send, &["ncclSend"], [2, 3, 5, 6]),
-    message(Operation::Recv, &["ncclRecv"], [2, 3, 5, 6]),
-    nccl(GROUP, &["ncclGroupStart"]),
-    nccl(GROUP, &["ncclGroupEnd"])
+    message_function(Operation::Send, &["ncclSend"], [2, 3, 5, 6]),
+    message_function(Operation::Recv, &["ncclRecv"], [2, 3, 5, 6]),
+    nccl_function(GROUP, &["ncclGroupStart"]),
+    nccl_function(GROUP, &["ncclGroupEnd"])
         .duration(DurationKind::Enqueue(Operation::Group))
         .events(CollectiveEnter, CollectiveLeave),
-    nccl(INIT_RANK, &["ncclCommInitRank", "ncclCommInitRankConfig"]).arguments([1, 2, 3, 0]),
-    nccl(INIT_SCALABLE, &["ncclCommInitRankScalable"]).arguments([1, 2, 3, 5]),
-    nccl(INIT_ALL, &["ncclCommInitAll"]).arguments([1, 2, 0, 0]),
-    nccl(SPLIT, &["ncclCommSplit"]).arguments([1, 2, 3, 4]),
+    nccl_function(INIT_RANK, &["ncclCommInitRank", "ncclCommInitRankConfig"]).arguments([1, 2, 3, 0]),
+    nccl_function(INIT_SCALABLE, &["ncclCommInitRankScalable"]).arguments([1, 2, 3, 5]),
+    nccl_function(INIT_ALL, &["ncclCommInitAll"]).arguments([1, 2, 0, 0]),
+    nccl_function(SPLIT, &["ncclCommSplit"]).arguments([1, 2, 3, 4]),
     // The remaining ranks have one color.
-    nccl(SPLIT, &["ncclCommShrink"]).arguments([1, 0, 0, 4]),
-    nccl(RANK, &["ncclCommUserRank"]).arguments([1, 2, 0, 0]),
-    nccl(RANKS, &["ncclCommCount"]).arguments([1, 2, 0, 0]),
-    nccl(
+    nccl_function(SPLIT, &["ncclCommShrink"]).arguments([1, 0, 0, 4]),
+    nccl_function(RANK, &["ncclCommUserRank"]).arguments([1, 2, 0, 0]),
+    nccl_function(RANKS, &["ncclCommCount"]).arguments([1, 2, 0, 0]),
+    nccl_function(
         DESTROY,
         &["ncclCommDestroy", "ncclCommAbort", "ncclCommFinalize"],
     )

@@ -6,7 +6,7 @@ use libbpf_rs::MapCore;
 use zernel_model::snapshot::{CollectiveTotals, CommunicatorSnapshot, NcclSnapshot};
 
 use super::layout;
-use crate::observer::{Kernel, ObservedProcess, Table, seconds_ago};
+use crate::observer::{Kernel, ObservedProcess, TenantTable, seconds_ago};
 use crate::probes::gpu_mem::ProcessGpus;
 use crate::probes::{CallKind, DurationKind, Operation, ProbeState};
 
@@ -75,7 +75,7 @@ pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::R
     let is_theirs =
         |key: &layout::CommunicatorKey, _: &layout::Communicator| processes.contains(&key.process);
     let deleted = kernel.delete_where("communicators", is_theirs)?;
-    kernel.count_deleted(Table::Communicators, deleted.iter().map(|key| key.process));
+    kernel.count_deleted(TenantTable::Communicators, deleted.iter().map(|key| key.process));
     for name in ["pending_collectives", "expected_communicators"] {
         let map = kernel.map(name)?;
         for process in processes {
@@ -93,7 +93,7 @@ impl Communicator {
             rank: (record.rank != layout::NO_RANK).then_some(record.rank),
             ranks: (record.ranks != 0).then_some(record.ranks),
             sequence: record.sequence,
-            operation: operation(record.operation.into()),
+            operation: operation_from_number(record.operation.into()),
             bytes: record.bytes,
             entered_ns: record.entered_ns,
             left_ns: record.left_ns,
@@ -106,7 +106,7 @@ impl Communicator {
     /// Latest operations, newest first; at most 16.
     pub fn last_operations(&self) -> impl Iterator<Item = Operation> {
         let known = self.sequence.min(REMEMBERED_OPERATIONS);
-        (0..known).map(|place| operation(self.operations >> (OPERATION_BITS * place) & 0xf))
+        (0..known).map(|place| operation_from_number(self.operations >> (OPERATION_BITS * place) & 0xf))
     }
 
     /// The communicator in a snapshot.
@@ -128,7 +128,7 @@ impl Communicator {
     }
 }
 
-fn operation(number: u64) -> Operation {
+fn operation_from_number(number: u64) -> Operation {
     let known = Operation::ALL.get(number as usize);
     known.copied().unwrap_or(Operation::Other)
 }
@@ -153,9 +153,9 @@ impl ProbeState for Communicators {
 
 /// All collectives of one operation; `None` if the process made none.
 fn collective_totals(process: &ObservedProcess, operation: Operation) -> Option<CollectiveTotals> {
-    let count = process.count(|what| what == CallKind::Communication(operation));
-    let enqueue_times = process.shared_duration(DurationKind::Enqueue(operation));
-    let until_sync_times = process.shared_duration(DurationKind::UntilSync(operation));
+    let count = process.count_calls(|what| what == CallKind::Communication(operation));
+    let enqueue_times = process.shared_duration_histogram(DurationKind::Enqueue(operation));
+    let until_sync_times = process.shared_duration_histogram(DurationKind::UntilSync(operation));
     if count.calls == 0 && enqueue_times.is_none() && until_sync_times.is_none() {
         return None;
     }

@@ -14,7 +14,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[];
 
 /// What a blocked thread waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum BlockedBy {
+pub enum SchedBlockReason {
     /// A disk, or a file system.
     Io,
     /// A network socket.
@@ -31,7 +31,7 @@ pub enum BlockedBy {
     Other,
 }
 
-impl BlockedBy {
+impl SchedBlockReason {
     /// All reasons.
     pub const ALL: [Self; 7] = [
         Self::Io,

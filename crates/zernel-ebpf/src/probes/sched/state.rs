@@ -3,7 +3,7 @@
 use zernel_model::snapshot::SchedSnapshot;
 use zernel_phase::mirrors;
 
-use super::BlockedBy;
+use super::SchedBlockReason;
 use crate::observer::ObservedProcess;
 use crate::probes::ProbeState;
 use crate::probes::counter::{ProcessCounter, seconds};
@@ -31,11 +31,11 @@ mirrors! {
             /// When a thread that makes probed calls last left its CPU.
             caller_left_ns: u64,
             /// Blocked, by the number of the reason.
-            blocked_ns: [u64; BlockedBy::ALL.len()],
+            blocked_ns: [u64; SchedBlockReason::ALL.len()],
         }
     }
     variants {
-        enum BlockedBy = "sched_block_reason" {
+        enum SchedBlockReason = "sched_block_reason" {
             Io = "SCHED_BLOCKED_IO",
             Network = "SCHED_BLOCKED_NETWORK",
             Ipc = "SCHED_BLOCKED_IPC",
@@ -44,7 +44,7 @@ mirrors! {
             PageFault = "SCHED_BLOCKED_FAULT",
             Other = "SCHED_BLOCKED_OTHER",
         } and {
-            "SCHED_BLOCK_REASONS" = BlockedBy::ALL.len(),
+            "SCHED_BLOCK_REASONS" = SchedBlockReason::ALL.len(),
         }
     }
 }
@@ -52,11 +52,11 @@ mirrors! {
 impl Scheduling {
     /// Time blocked for one reason.
     #[must_use]
-    pub fn blocked_ns(&self, by: BlockedBy) -> u64 {
+    pub fn blocked_ns(&self, by: SchedBlockReason) -> u64 {
         self.blocked_ns[by as usize]
     }
 
-    fn blocked_seconds(&self, by: BlockedBy) -> f64 {
+    fn blocked_seconds(&self, by: SchedBlockReason) -> f64 {
         seconds(self.blocked_ns(by))
     }
 }
@@ -78,8 +78,8 @@ impl ProbeState for Scheduling {
     type Snapshot = SchedSnapshot;
 
     fn snapshot(&self, _process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> SchedSnapshot {
-        let fetching = BlockedBy::FETCHING.iter();
-        let reasons = BlockedBy::ALL.iter();
+        let fetching = SchedBlockReason::FETCHING.iter();
+        let reasons = SchedBlockReason::ALL.iter();
         SchedSnapshot {
             cpu_seconds: seconds(self.on_cpu_ns),
             run_delay_seconds: seconds(self.run_delay_ns),

@@ -14,13 +14,13 @@ use zernel_phase::tracker::ThreadEvent::{BackwardBegin, OptimizerMarker, OtherWo
 use super::{Probe, ProbedFunction};
 use zernel_elf::LibraryKind::{self, C10, TorchCpu, TorchPython};
 
-const fn torch(role: u8, label: &'static str, names: &'static [&'static str]) -> ProbedFunction {
+const fn torch_function(role: u8, label: &'static str, names: &'static [&'static str]) -> ProbedFunction {
     ProbedFunction::new(TorchCpu, Probe::Torch, role, names).cpp_function(label)
 }
 
 /// The exit of `record_function` unpacks its record with this template. The copy in the library that is loaded first is
 /// called.
-const fn ends_record(library: LibraryKind, label: &'static str) -> ProbedFunction {
+const fn record_ending_function(library: LibraryKind, label: &'static str) -> ProbedFunction {
     ProbedFunction::new(
         library,
         Probe::Torch,
@@ -39,7 +39,7 @@ const fn wait_counter(role: u8, label: &'static str, names: &'static [&'static s
 }
 
 pub(super) const SYMBOLS: &[ProbedFunction] = &[
-    torch(
+    torch_function(
         BACKWARD,
         "torch::autograd::Engine::execute",
         &["_ZN5torch8autograd6Engine7executeE"],
@@ -47,7 +47,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     .event(BackwardBegin)
     .step_mark(Mark::Backward),
     // The thread that asks for gradients runs this until it has them. Some versions call it and not `execute`.
-    torch(
+    torch_function(
         BACKWARD_THREAD,
         "torch::autograd::Engine::thread_main",
         &["_ZN5torch8autograd6Engine11thread_mainE"],
@@ -55,16 +55,16 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     .event(BackwardBegin),
     // Batches, optimizer steps and forward passes of models on several GPUs announce themselves here, with or without a
     // profiler. Their names determine what they are; see torch.bpf.h.
-    torch(
+    torch_function(
         RECORD_FUNCTION,
         "torch::autograd::profiler::record_function_enter_new",
         &["_ZN5torch8autograd8profiler25record_function_enter_newE"],
     ),
-    ends_record(
+    record_ending_function(
         TorchPython,
         "c10::IValue::toCustomClass<PythonRecordFunction> of libtorch_python",
     ),
-    ends_record(
+    record_ending_function(
         TorchCpu,
         "c10::IValue::toCustomClass<PythonRecordFunction> of libtorch_cpu",
     ),
@@ -84,7 +84,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         &["_ZN3c107monitor17WaitCounterHandle4stopE"],
     ),
     // `torch.save` opens a file with `setup` and writes a tensor with each `writeRecord`.
-    torch(
+    torch_function(
         CHECKPOINT,
         "caffe2::serialize::PyTorchStreamWriter::setup",
         &[
@@ -93,7 +93,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         ],
     )
     .event(OtherWorkBegin),
-    torch(
+    torch_function(
         OPTIMIZER,
         "at::_ops::_fused_adam_::call",
         &[
@@ -106,7 +106,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     .step_mark(Mark::Optimizer),
     // Optimizers that update tensor by tensor, or all tensors operation by operation. Little else calls these
     // functions. Averages of models call `lerp`, after some steps only, so it is no step mark.
-    torch(
+    torch_function(
         OPTIMIZER,
         "at::_ops::_foreach_addcdiv_::call",
         &[
@@ -118,7 +118,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     .event(OptimizerMarker)
     .step_mark(Mark::Optimizer)
     .frequent(),
-    torch(
+    torch_function(
         OPTIMIZER,
         "at::_ops::_foreach_lerp_::call",
         &[
@@ -128,7 +128,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     )
     .event(OptimizerMarker)
     .frequent(),
-    torch(
+    torch_function(
         OPTIMIZER,
         "at::_ops::addcdiv_::call",
         &["_ZN2at4_ops8addcdiv_4callE"],

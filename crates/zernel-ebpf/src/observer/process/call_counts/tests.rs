@@ -7,7 +7,7 @@ use crate::observer::tenants::TenantId;
 
 const MS: u64 = 1_000_000;
 
-fn symbol(name: &str) -> usize {
+fn symbol_index(name: &str) -> usize {
     let place = SYMBOLS.iter().position(|symbol| symbol.name() == name);
     place.expect("in the table")
 }
@@ -21,14 +21,14 @@ fn none_of(launches: Launches) -> Launches {
 }
 
 /// A process with steps of 10 ms that launch 100 times.
-struct Trainer {
+struct SimulatedTrainer {
     process: ObservedProcess,
     counters: layout::Counters,
     now_ns: u64,
     launch: usize,
 }
 
-impl Trainer {
+impl SimulatedTrainer {
     fn new(launch: &str) -> Self {
         let now_ns = monotonic_ns();
         let mut raw = layout::Process::new_zeroed();
@@ -37,11 +37,11 @@ impl Trainer {
             process: ObservedProcess::new(&raw, TenantId::default()),
             counters: layout::Counters::new_zeroed(),
             now_ns,
-            launch: symbol(launch),
+            launch: symbol_index(launch),
         }
     }
 
-    fn steps(&mut self, steps: u64, mark: Mark, launches: Launches) {
+    fn make_steps(&mut self, steps: u64, mark: Mark, launches: Launches) {
         for _ in 0..steps {
             self.now_ns += 10 * MS;
             if mark == Mark::Optimizer {
@@ -53,20 +53,20 @@ impl Trainer {
                 self.counters.functions[self.launch].calls += 100;
             }
         }
-        self.process.counts.read(&self.counters);
+        self.process.counts.read_counters(&self.counters);
         let steps = &self.process.steps;
         self.process.counts.advance(self.now_ns, steps);
     }
 
     /// Three windows with five steps each, and ten steps before each of them.
-    fn windows(&mut self, mark: Mark) {
+    fn sample_three_windows(&mut self, mark: Mark) {
         for _ in 0..3 {
-            self.steps(10, mark, Launches::Unknown);
+            self.make_steps(10, mark, Launches::Unknown);
             let from_ns = self.now_ns;
             let steps = &mut self.process.steps;
             let counts = &mut self.process.counts;
             counts.open_window(&self.counters, from_ns, steps);
-            self.steps(5, mark, Launches::InWindow(100));
+            self.make_steps(5, mark, Launches::InWindow(100));
             let window = (from_ns, self.now_ns);
             self.process.close_window(&self.counters, window, 0.0);
         }
@@ -82,91 +82,91 @@ impl Trainer {
         );
     }
 
-    fn launches(&self) -> CallCount {
-        self.process.count(|kind| kind == CallKind::Launch)
+    fn launch_count(&self) -> CallCount {
+        self.process.count_calls(|kind| kind == CallKind::Launch)
     }
 
-    fn counted(&self) -> CountedCalls {
-        self.process.counted_of(CallKind::Launch)
+    fn counted_launches(&self) -> CountedCalls {
+        self.process.counted_calls_of(CallKind::Launch)
     }
 }
 
 #[test]
 fn all_launches_are_estimated_and_only_counted_ones_are_exported() {
-    let mut trainer = Trainer::new("cuLaunchKernel");
-    trainer.steps(20, Mark::Backward, Launches::Counted(100));
+    let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
+    trainer.make_steps(20, Mark::Backward, Launches::Counted(100));
     assert_eq!(
-        (trainer.launches().calls, trainer.launches().error),
+        (trainer.launch_count().calls, trainer.launch_count().error),
         (2000, Some(0))
     );
-    let before = trainer.counted();
+    let before = trainer.counted_launches();
     assert!(!before.was_sampled && (before.seconds - 0.2).abs() < 1e-9);
     trainer.begin_sampling();
-    trainer.windows(Mark::Backward);
+    trainer.sample_three_windows(Mark::Backward);
     // 45 steps were made while launches were sampled, 15 of them in windows.
-    let all = trainer.launches();
+    let all = trainer.launch_count();
     assert_eq!((all.calls, all.error), (2000 + 4500, Some(100)));
-    let counted = trainer.counted();
+    let counted = trainer.counted_launches();
     assert_eq!(counted.calls, 2000 + 1500);
     assert!((counted.seconds - 0.35).abs() < 1e-3, "{counted:?}");
     let per_step = trainer.process.launches_per_step().expect("steps");
     assert!((per_step.mean - 100.0).abs() < 1e-9);
     let counts = &mut trainer.process.counts;
     counts.end_sampling(trainer.launch, trainer.now_ns, &trainer.process.steps);
-    trainer.steps(10, Mark::Backward, Launches::Counted(100));
-    assert_eq!(trainer.launches().calls, 2000 + 4500 + 1000);
-    assert_eq!(trainer.counted().calls, 2000 + 1500 + 1000);
+    trainer.make_steps(10, Mark::Backward, Launches::Counted(100));
+    assert_eq!(trainer.launch_count().calls, 2000 + 4500 + 1000);
+    assert_eq!(trainer.counted_launches().calls, 2000 + 1500 + 1000);
 }
 
 /// Sampling begins at any moment of a step. The calls of that step up to then were counted, so only the rest is estimated.
 #[test]
 fn the_step_in_which_sampling_begins_is_not_counted_twice() {
-    let mut trainer = Trainer::new("cuLaunchKernel");
-    trainer.steps(20, Mark::Backward, Launches::Counted(100));
+    let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
+    trainer.make_steps(20, Mark::Backward, Launches::Counted(100));
     let step_began_ns = trainer.now_ns;
     trainer.counters.functions[trainer.launch].calls += 70;
     trainer.now_ns += 7 * MS;
     trainer.begin_sampling();
     trainer.now_ns = step_began_ns;
-    trainer.windows(Mark::Backward);
-    assert_eq!(trainer.launches().calls, 2000 + 4500);
+    trainer.sample_three_windows(Mark::Backward);
+    assert_eq!(trainer.launch_count().calls, 2000 + 4500);
 }
 
 #[test]
 fn a_process_that_begins_while_launches_are_sampled_is_estimated_from_its_first_step_on() {
-    let mut trainer = Trainer::new("cuLaunchKernel");
+    let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
     trainer.process.join_sampling(&[trainer.launch], false);
-    trainer.steps(1, Mark::Backward, Launches::Unknown);
-    trainer.windows(Mark::Backward);
-    assert_eq!(trainer.launches().calls, 4600);
-    assert_eq!(trainer.counted().calls, 1500);
+    trainer.make_steps(1, Mark::Backward, Launches::Unknown);
+    trainer.sample_three_windows(Mark::Backward);
+    assert_eq!(trainer.launch_count().calls, 4600);
+    assert_eq!(trainer.counted_launches().calls, 1500);
 }
 
 #[test]
 fn a_process_that_only_launches_graphs_is_counted_exactly() {
-    let mut trainer = Trainer::new("cuGraphLaunch");
-    let kernel = symbol("cuLaunchKernel");
+    let mut trainer = SimulatedTrainer::new("cuGraphLaunch");
+    let kernel = symbol_index("cuLaunchKernel");
     trainer.process.join_sampling(&[kernel], false);
-    trainer.windows(Mark::Backward);
+    trainer.sample_three_windows(Mark::Backward);
     assert!(trainer.process.counts.launches_only_unsampled());
-    trainer.steps(10, Mark::Backward, Launches::Counted(100));
-    assert_eq!(trainer.launches().error, Some(0));
-    assert_eq!(trainer.launches().calls, 2500);
-    assert_eq!(trainer.counted().calls, 2500);
+    trainer.make_steps(10, Mark::Backward, Launches::Counted(100));
+    assert_eq!(trainer.launch_count().error, Some(0));
+    assert_eq!(trainer.launch_count().calls, 2500);
+    assert_eq!(trainer.counted_launches().calls, 2500);
 }
 
 /// The launches of its steps were counted until then, and no window may open before it exits.
 #[test]
 fn a_process_that_evaluates_when_sampling_begins_has_an_interval() {
-    let mut trainer = Trainer::new("cuLaunchKernel");
-    trainer.steps(8, Mark::Backward, Launches::Counted(100));
+    let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
+    trainer.make_steps(8, Mark::Backward, Launches::Counted(100));
     // The step that contains an evaluation is longer, and launches more.
     trainer.now_ns += 300 * MS;
-    trainer.steps(6, Mark::Backward, Launches::Counted(100));
+    trainer.make_steps(6, Mark::Backward, Launches::Counted(100));
     trainer.now_ns += 300 * MS;
     trainer.begin_sampling();
-    trainer.steps(6, Mark::Backward, Launches::Unknown);
-    let launches = trainer.launches();
+    trainer.make_steps(6, Mark::Backward, Launches::Unknown);
+    let launches = trainer.launch_count();
     assert_eq!(launches.calls, 1400 + 500, "{launches:?}");
     assert_eq!(launches.error, Some(100));
 }
@@ -174,14 +174,14 @@ fn a_process_that_evaluates_when_sampling_begins_has_an_interval() {
 /// Its launches are unknown, not 0.
 #[test]
 fn a_process_without_a_window_has_no_interval() {
-    let mut trainer = Trainer::new("cuLaunchKernel");
+    let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
     trainer.process.join_sampling(&[trainer.launch], false);
-    trainer.steps(20, Mark::Backward, Launches::Unknown);
-    let launches = trainer.launches();
+    trainer.make_steps(20, Mark::Backward, Launches::Unknown);
+    let launches = trainer.launch_count();
     assert_eq!((launches.calls, launches.error), (0, None));
     let copies = trainer
         .process
-        .count(|kind| matches!(kind, CallKind::Copy(_)));
+        .count_calls(|kind| matches!(kind, CallKind::Copy(_)));
     assert_eq!(
         (copies.calls, copies.error),
         (0, Some(0)),
@@ -192,14 +192,14 @@ fn a_process_without_a_window_has_no_interval() {
 /// Steps of another boundary have other launches: each series is estimated by its own.
 #[test]
 fn launches_of_an_earlier_boundary_are_kept() {
-    let mut trainer = Trainer::new("cuLaunchKernel");
+    let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
     trainer.process.join_sampling(&[trainer.launch], false);
-    trainer.windows(Mark::Backward);
-    let before = trainer.launches().calls;
+    trainer.sample_three_windows(Mark::Backward);
+    let before = trainer.launch_count().calls;
     assert_eq!(before, 4500);
-    trainer.windows(Mark::Optimizer);
+    trainer.sample_three_windows(Mark::Optimizer);
     assert_eq!(trainer.process.steps.restarts(), 1);
-    let after = trainer.launches();
+    let after = trainer.launch_count();
     let error = after.error.expect("several windows");
     assert!(after.calls.abs_diff(9000) <= error, "{after:?}");
     assert!(error <= 500, "{after:?}");
@@ -207,20 +207,20 @@ fn launches_of_an_earlier_boundary_are_kept() {
 
 #[test]
 fn a_pause_is_no_time_in_which_anything_was_counted() {
-    let mut trainer = Trainer::new("cuLaunchKernel");
-    trainer.steps(10, Mark::Backward, Launches::Counted(100));
+    let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
+    trainer.make_steps(10, Mark::Backward, Launches::Counted(100));
     trainer.process.suspend(&[], trainer.now_ns);
     trainer.now_ns += 1000 * MS;
     trainer.process.resume(trainer.now_ns);
-    trainer.steps(10, Mark::Backward, Launches::Counted(100));
-    let counted = trainer.counted();
+    trainer.make_steps(10, Mark::Backward, Launches::Counted(100));
+    let counted = trainer.counted_launches();
     assert!((counted.seconds - 0.2).abs() < 1e-9, "{counted:?}");
 }
 
 #[test]
 fn windows_hold_a_few_whole_steps_of_at_most_half_a_second() {
     let window = |step_ms: u64, long_ms: u64| {
-        let mut trainer = Trainer::new("cuLaunchKernel");
+        let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
         for number in 0..40 {
             let is_long = number % 5 == 0;
             trainer.now_ns += MS * if is_long { long_ms } else { step_ms };
