@@ -16,14 +16,16 @@ fn main() {
     let mut comparison = Comparison::from_args();
     comparison.measure("exec", 1, run_true);
     comparison.measure("dlopen and dlclose", 1, load_and_unload);
-    while_polled(|| {
+    do_while_discovering(|| {
         comparison.measure("exec, discovered", 1, run_true);
         comparison.measure("dlopen and dlclose, discovered", 1, load_and_unload);
     });
     let mut iterator = Discovery::start().expect("it did before");
-    comparison.measure("scan by the iterator", 1, || scan(&mut iterator));
+    comparison.measure("scan by the iterator", 1, || {
+        scan_all_processes(&mut iterator);
+    });
     let mut procfs = Discovery::start_without_iterator().expect("it did before");
-    comparison.measure("scan by procfs", 1, || scan(&mut procfs));
+    comparison.measure("scan by procfs", 1, || scan_all_processes(&mut procfs));
     println!();
     comparison.ratio("exec, discovered", "exec");
     comparison.ratio("dlopen and dlclose, discovered", "dlopen and dlclose");
@@ -31,7 +33,7 @@ fn main() {
 }
 
 /// Does something while another thread discovers processes.
-fn while_polled(action: impl FnOnce()) {
+fn do_while_discovering(action: impl FnOnce()) {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let mut discovery = Discovery::start().expect("it did before");
@@ -59,6 +61,6 @@ fn load_and_unload() {
     drop(library.expect("glibc has it"));
 }
 
-fn scan(discovery: &mut Discovery) {
+fn scan_all_processes(discovery: &mut Discovery) {
     discovery.scan().expect("processes can be scanned");
 }

@@ -17,26 +17,26 @@ use zernel_ebpf::observer::{Observer, ObserverOptions};
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::bench::{Turns, median};
 
-static EMPTY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/empty.bpf.o"));
+static EMPTY_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/empty.bpf.o"));
 
-const ROUNDS: usize = 40;
+const ROUND_COUNT: usize = 40;
 /// Batches of one turn. The result of the turn is their median.
-const BATCHES: usize = 60;
-const ROUND_TRIPS: u32 = 300;
+const BATCHES_PER_TURN: usize = 60;
+const ROUND_TRIPS_PER_BATCH: u32 = 300;
 /// Pause before each turn, in which the kernel finishes its work after loading and freeing programs.
-const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE_BEFORE_TURN: Duration = Duration::from_millis(200);
 /// How often a turn is tried.
-const TRIES: usize = 600;
+const MAX_TRIES_PER_TURN: usize = 600;
 
 #[derive(Clone, Copy, PartialEq)]
-enum Arm {
+enum MeasuredArm {
     NoObserver,
     Empty,
     Others,
     Both,
 }
 
-impl Display for Arm {
+impl Display for MeasuredArm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NoObserver => "no observer",
@@ -52,36 +52,43 @@ fn main() {
         println!("skipped: {error}");
         return;
     }
-    if !schedule(libc::SCHED_FIFO, 1) {
+    if !set_scheduling_policy(libc::SCHED_FIFO, 1) {
         println!("SCHED_FIFO is not permitted: other processes may run in between");
     }
-    schedule(libc::SCHED_OTHER, 0);
+    set_scheduling_policy(libc::SCHED_OTHER, 0);
     let folder = tempfile::tempdir().expect("a temporary directory");
     install(folder.path(), Prologue::Push).expect("the software GPU is built");
     let driver = folder.path().join("libcuda.so.1");
-    let mut players = Players::fork(|| {});
-    let arms = [Arm::NoObserver, Arm::Others, Arm::Empty, Arm::Both];
-    let turns = Turns::take(&arms, ROUNDS, |arm| match arm {
-        Arm::NoObserver => players.play_with_programs(0),
-        Arm::Empty => {
+    let mut players = PingPongPlayers::fork(|| {});
+    let arms = [
+        MeasuredArm::NoObserver,
+        MeasuredArm::Others,
+        MeasuredArm::Empty,
+        MeasuredArm::Both,
+    ];
+    let turns = Turns::take(&arms, ROUND_COUNT, |arm| match arm {
+        MeasuredArm::NoObserver => players.play_with_programs(0),
+        MeasuredArm::Empty => {
             let _link = attach_empty().expect("the observer's programs load too");
             players.play_with_programs(1)
         }
-        Arm::Others => observing(&driver, |_| players.play_with_programs(1)),
-        Arm::Both => observing(&driver, |observed| observed.play_with_programs(1)),
+        MeasuredArm::Others => measure_while_observing(&driver, |_| players.play_with_programs(1)),
+        MeasuredArm::Both => {
+            measure_while_observing(&driver, |observed| observed.play_with_programs(1))
+        }
     });
     println!("What a context switch takes:");
     for arm in arms {
         turns.plain(arm);
     }
-    turns.added(Arm::Others, Arm::NoObserver);
-    turns.added(Arm::Empty, Arm::NoObserver);
-    turns.added(Arm::Others, Arm::Empty);
-    turns.added(Arm::Both, Arm::NoObserver);
+    turns.added(MeasuredArm::Others, MeasuredArm::NoObserver);
+    turns.added(MeasuredArm::Empty, MeasuredArm::NoObserver);
+    turns.added(MeasuredArm::Others, MeasuredArm::Empty);
+    turns.added(MeasuredArm::Both, MeasuredArm::NoObserver);
 }
 
 fn attach_empty() -> libbpf_rs::Result<Link> {
-    let object = ObjectBuilder::default().open_memory(EMPTY)?.load()?;
+    let object = ObjectBuilder::default().open_memory(EMPTY_OBJECT)?.load()?;
     let program = object.progs_mut().next();
     program.expect("there is one").attach()
 }
@@ -95,14 +102,17 @@ fn programs_on_switches() -> usize {
 }
 
 /// Measures with an observer like the daemon's, while the two players are an ML process and its loader.
-fn observing(driver: &Path, measure: impl FnOnce(&mut Players) -> f64) -> f64 {
+fn measure_while_observing(
+    driver: &Path,
+    measure: impl FnOnce(&mut PingPongPlayers) -> f64,
+) -> f64 {
     let options = ObserverOptions {
         libraries: vec![driver.to_owned()],
         ..ObserverOptions::default()
     };
     let mut observer = Observer::start(&options).expect("it just worked");
-    let mut observed = Players::fork(|| call_driver(driver));
-    observed.play();
+    let mut observed = PingPongPlayers::fork(|| call_driver(driver));
+    observed.measure_switches();
     observer.read_counts().expect("what was just kept");
     let pid = observed.0.pid.as_raw_nonzero().get().cast_unsigned();
     assert!(observer.processes().any(|process| process.pid == pid));
@@ -123,30 +133,30 @@ fn call_driver(path: &Path) {
 
 /// Pins this process to one CPU with real-time priority. Every pass of the byte is then one switch, and no
 /// other process runs in between.
-fn own_one_cpu() {
+fn pin_to_one_cpu() {
     let allowed = sched_getaffinity(None).expect("our own");
     let mut one = CpuSet::new();
     let first = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu));
     one.set(first.expect("we run somewhere"));
     sched_setaffinity(None, &one).expect("a part of what is allowed");
-    schedule(libc::SCHED_FIFO, 1);
+    set_scheduling_policy(libc::SCHED_FIFO, 1);
 }
 
 /// Sets the scheduling policy of the calling thread. False if that is not permitted.
-fn schedule(policy: i32, sched_priority: i32) -> bool {
+fn set_scheduling_policy(policy: i32, sched_priority: i32) -> bool {
     let priority = libc::sched_param { sched_priority };
     // SAFETY: a valid parameter for the calling thread.
     unsafe { libc::sched_setscheduler(0, policy, &raw const priority) == 0 }
 }
 
 /// A child with two pipes to it.
-struct Child {
+struct PipedChild {
     pid: Pid,
     there: PipeWriter,
     back: PipeReader,
 }
 
-impl Child {
+impl PipedChild {
     fn fork(life: impl FnOnce(PipeReader, PipeWriter)) -> Self {
         let (there_end, there) = std::io::pipe().expect("a pipe");
         let (back, back_end) = std::io::pipe().expect("a pipe");
@@ -168,7 +178,7 @@ impl Child {
     }
 }
 
-impl Drop for Child {
+impl Drop for PipedChild {
     fn drop(&mut self) {
         let _ = kill_process(self.pid, Signal::KILL);
         let _ = waitpid(Some(self.pid), WaitOptions::empty());
@@ -176,20 +186,20 @@ impl Drop for Child {
 }
 
 /// Two processes that pass a byte back and forth when asked to.
-struct Players(Child);
+struct PingPongPlayers(PipedChild);
 
-impl Players {
+impl PingPongPlayers {
     /// Forks the first player, which calls `prepare` and forks the second.
     fn fork(prepare: impl FnOnce()) -> Self {
-        Self(Child::fork(|mut asked, mut answers| {
+        Self(PipedChild::fork(|mut asked, mut answers| {
             prepare();
-            own_one_cpu();
-            let mut partner = Child::fork(|mut from, mut to| {
+            pin_to_one_cpu();
+            let mut partner = PipedChild::fork(|mut from, mut to| {
                 let mut byte = [0];
                 while from.read_exact(&mut byte).is_ok() && to.write_all(&byte).is_ok() {}
             });
             while asked.read_exact(&mut [0]).is_ok() {
-                let batches = (0..BATCHES).map(|_| ns_per_switch(&mut partner));
+                let batches = (0..BATCHES_PER_TURN).map(|_| ns_per_switch(&mut partner));
                 let ns = median(batches.collect());
                 answers.write_all(&ns.to_ne_bytes()).expect("we are heard");
             }
@@ -200,10 +210,10 @@ impl Players {
     /// programs there, because their cost would be counted as ours.
     fn play_with_programs(&mut self, programs: usize) -> f64 {
         let alone = || programs_on_switches() == programs;
-        for _ in 0..TRIES {
-            sleep(PAUSE);
+        for _ in 0..MAX_TRIES_PER_TURN {
+            sleep(PAUSE_BEFORE_TURN);
             if alone() {
-                let ns = self.play();
+                let ns = self.measure_switches();
                 if alone() {
                     return ns;
                 }
@@ -212,18 +222,18 @@ impl Players {
         panic!("another program observes switches on this machine: end it first");
     }
 
-    fn play(&mut self) -> f64 {
+    fn measure_switches(&mut self) -> f64 {
         let mut ns = [0; 8];
         self.0.ask(&mut ns);
         f64::from_ne_bytes(ns)
     }
 }
 
-fn ns_per_switch(partner: &mut Child) -> f64 {
+fn ns_per_switch(partner: &mut PipedChild) -> f64 {
     let start = Instant::now();
-    for _ in 0..ROUND_TRIPS {
+    for _ in 0..ROUND_TRIPS_PER_BATCH {
         partner.ask(&mut [0]);
     }
     // There and back.
-    start.elapsed().as_nanos() as f64 / f64::from(2 * ROUND_TRIPS)
+    start.elapsed().as_nanos() as f64 / f64::from(2 * ROUND_TRIPS_PER_BATCH)
 }

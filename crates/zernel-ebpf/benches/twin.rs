@@ -18,7 +18,7 @@ fn main() {
         }
     };
     let config = PhaseDetectorConfig::default();
-    let states = states();
+    let states = random_states();
     let mut batch = ClassifyBatch::new_box_zeroed().expect("memory for one batch");
     batch.config = RawPhaseConfig::from(&config);
     for (sample, state) in batch.samples.iter_mut().zip(&states) {
@@ -39,7 +39,7 @@ fn main() {
     comparison.ratio("rule in the kernel", "rule in userspace");
 }
 
-fn states() -> Vec<ZernelTaskState> {
+fn random_states() -> Vec<ZernelTaskState> {
     let mut rng = Rng::with_seed(7);
     let state = |pid| ZernelTaskState {
         is_ml_process: true,

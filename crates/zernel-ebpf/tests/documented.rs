@@ -8,9 +8,9 @@ use std::{env, fs};
 use zernel_ebpf::aggregation::AggregatedMetrics;
 use zernel_ebpf::metrics::FAMILIES;
 
-const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+const METRICS_DOCUMENT_PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
 
-const INTRODUCTION: &str = "\
+const DOCUMENT_INTRODUCTION: &str = "\
 # Metrics
 
 `zernel observe` exports these metrics on `/metrics`. This file is generated:
@@ -36,7 +36,7 @@ has no `_total`.
 ";
 
 /// A metric family, as a row of a table.
-struct Row {
+struct FamilyRow {
     name: String,
     kind: String,
     labels: String,
@@ -44,7 +44,7 @@ struct Row {
 }
 
 /// The families of the aggregation, parsed from its output.
-fn aggregated() -> Vec<Row> {
+fn aggregated() -> Vec<FamilyRow> {
     let mut metrics = AggregatedMetrics::default();
     metrics.record_gpu_mem(1, 0, 1, 1);
     metrics.record_cuda_latency(1, 1);
@@ -58,7 +58,7 @@ fn aggregated() -> Vec<Row> {
             let (name, help) = head.split_once(' ').expect("a help text");
             let kind = format!("# TYPE {name} ");
             let kind = text.lines().find_map(|line| line.strip_prefix(&*kind));
-            Row {
+            FamilyRow {
                 name: name.to_owned(),
                 kind: kind.expect("a type").to_owned(),
                 labels: labels_of(&text, name),
@@ -79,20 +79,20 @@ fn labels_of(text: &str, name: &str) -> String {
     let names = labels
         .split(',')
         .filter_map(|label| Some(label.split_once('=')?.0));
-    let names: Vec<_> = names.filter(|name| *name != "le").map(code).collect();
+    let names: Vec<_> = names.filter(|name| *name != "le").map(as_code).collect();
     names.join(", ")
 }
 
-fn observed() -> Vec<Row> {
+fn observer_family_rows() -> Vec<FamilyRow> {
     let families = FAMILIES.iter();
     families
-        .map(|family| Row {
+        .map(|family| FamilyRow {
             name: family.name.to_owned(),
             kind: family.kind.name().to_owned(),
             labels: family
                 .labels
                 .iter()
-                .map(|label| code(label))
+                .map(|label| as_code(label))
                 .collect::<Vec<_>>()
                 .join(", "),
             help: family.help.to_owned(),
@@ -100,13 +100,13 @@ fn observed() -> Vec<Row> {
         .collect()
 }
 
-fn code(text: &str) -> String {
+fn as_code(text: &str) -> String {
     format!("`{text}`")
 }
 
-fn table(title: &str, rows: &[Row]) -> String {
+fn family_table(title: &str, rows: &[FamilyRow]) -> String {
     let mut text = format!("## {title}\n\n| name | kind | labels | meaning |\n|---|---|---|---|\n");
-    for Row {
+    for FamilyRow {
         name,
         kind,
         labels,
@@ -122,14 +122,14 @@ fn table(title: &str, rows: &[Row]) -> String {
 #[test]
 fn every_metric_is_documented() {
     let tables = [
-        table("Metrics of every source", &aggregated()),
-        table("Metrics of the observer", &observed()),
+        family_table("Metrics of every source", &aggregated()),
+        family_table("Metrics of the observer", &observer_family_rows()),
     ];
-    let wanted = INTRODUCTION.to_owned() + &tables.join("\n");
+    let wanted = DOCUMENT_INTRODUCTION.to_owned() + &tables.join("\n");
     if env::var_os("ZERNEL_REWRITE").is_some() {
-        fs::write(FILE, &wanted).expect("the file can be written");
+        fs::write(METRICS_DOCUMENT_PATH, &wanted).expect("the file can be written");
     }
-    let file = fs::read_to_string(Path::new(FILE)).unwrap_or_default();
+    let file = fs::read_to_string(Path::new(METRICS_DOCUMENT_PATH)).unwrap_or_default();
     assert!(
         file == wanted,
         "docs/metrics.md is out of date: run this test with ZERNEL_REWRITE=1"
@@ -139,7 +139,7 @@ fn every_metric_is_documented() {
 #[test]
 fn no_family_is_there_twice() {
     let mut names = BTreeSet::new();
-    for row in aggregated().iter().chain(&observed()) {
+    for row in aggregated().iter().chain(&observer_family_rows()) {
         assert!(names.insert(row.name.clone()), "{} twice", row.name);
     }
 }

@@ -14,14 +14,14 @@ use zernel_softgpu::install::Prologue;
 use zernel_testkit::eventually;
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, directory, out, pause};
 
-use crate::counts::launches;
-use crate::harness::{find, observe};
-use crate::processes::{expect_success, fork, fork_one_that_waits};
+use crate::counts::launch_only;
+use crate::harness::{find_process, observe_stage};
+use crate::processes::{expect_child_success, fork_child, fork_waiting_child};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+pub(crate) const CHURN_ROLES: &[(&str, TargetRole)] = &[
     ("exits_slowly", exits_slowly),
     ("fills_the_indices", fills_the_indices),
-    ("short_children", short_children),
+    ("short_children", forks_short_children),
     ("holds_memory", holds_memory),
     ("destroys_contexts", destroys_contexts),
     ("empties_early_contexts", empties_early_contexts),
@@ -29,21 +29,21 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
 ];
 
 /// The file with what a target reports to its test.
-const REPORT: &str = "report";
+const REPORT_FILE: &str = "report";
 
-fn report(text: &str) {
-    fs::write(directory().join(REPORT), text).expect("our directory");
+fn write_report(text: &str) {
+    fs::write(directory().join(REPORT_FILE), text).expect("our directory");
 }
 
-fn numbers_in(stage: &Path) -> Vec<u64> {
-    let text = fs::read_to_string(stage.join(REPORT)).expect("it is written");
+fn numbers_in_report(stage: &Path) -> Vec<u64> {
+    let text = fs::read_to_string(stage.join(REPORT_FILE)).expect("it is written");
     let numbers = text.lines().map(|line| line.parse().expect("a number"));
     numbers.collect()
 }
 
 /// Exits with `sockets` open packet sockets. The kernel closes them one by one, and waits for each.
 fn exits_slowly(driver: &Driver, sockets: u64) {
-    launches(driver, 1);
+    launch_only(driver, 1);
     for _ in 0..sockets {
         // SAFETY: a system call that takes plain numbers. The socket stays open.
         let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) };
@@ -52,37 +52,37 @@ fn exits_slowly(driver: &Driver, sockets: u64) {
 }
 
 /// Number of process indices in the kernel's table.
-const INDICES: usize = 2047;
+const PROCESS_INDICES: usize = 2047;
 /// Children that exit at once.
-const SHORT: usize = 1900;
+const SHORT_CHILDREN: usize = 1900;
 /// Children that exit between two reads.
-const PART: usize = 380;
+const CHILDREN_PER_PART: usize = 380;
 /// Children that stay until the test ends. Together with the short ones they need every index.
-const PATIENT: usize = 300;
+const PATIENT_CHILDREN: usize = 300;
 
-/// Has [`SHORT`] children that exit at once, then [`PATIENT`] that stay.
+/// Has [`SHORT_CHILDREN`] children that exit at once, then [`PATIENT_CHILDREN`] that stay.
 fn fills_the_indices(driver: &Driver, _rounds: u64) {
-    launches(driver, 1);
-    for _ in 0..SHORT / PART {
-        exit_at_once(PART);
+    launch_only(driver, 1);
+    for _ in 0..SHORT_CHILDREN / CHILDREN_PER_PART {
+        fork_children_that_exit(CHILDREN_PER_PART);
         pause();
     }
-    let children: Vec<_> = (0..PATIENT)
-        .map(|_| fork_one_that_waits().to_string())
+    let children: Vec<_> = (0..PATIENT_CHILDREN)
+        .map(|_| fork_waiting_child().to_string())
         .collect();
-    report(&children.join("\n"));
+    write_report(&children.join("\n"));
 }
 
 /// Forks `children` children that exit at once.
-fn short_children(driver: &Driver, children: u64) {
-    launches(driver, 1);
-    exit_at_once(children as usize);
+fn forks_short_children(driver: &Driver, children: u64) {
+    launch_only(driver, 1);
+    fork_children_that_exit(children as usize);
 }
 
-fn exit_at_once(children: usize) {
-    let exit = || fork(|| std::process::exit(0));
+fn fork_children_that_exit(children: usize) {
+    let exit = || fork_child(|| std::process::exit(0));
     let children: Vec<i32> = (0..children).map(|_| exit()).collect();
-    children.into_iter().for_each(expect_success);
+    children.into_iter().for_each(expect_child_success);
 }
 
 fn blocked_ns(process: &ObservedProcess) -> u64 {
@@ -91,33 +91,33 @@ fn blocked_ns(process: &ObservedProcess) -> u64 {
 }
 
 /// The index of a process whose exit takes seconds is used by another process meanwhile.
-pub(crate) fn late_writer() {
+pub(crate) fn a_slow_exit_is_not_booked_to_another_process() {
     let stage = Stage::alone(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut slow = stage.target("exits_slowly", 600);
     slow.step();
     slow.go();
     let pid = slow.pid();
     eventually("its exit is observed", || {
         observer.read_counts().expect("maps can be read");
-        find(&observer, pid).ended_ns.is_some()
+        find_process(&observer, pid).ended_ns.is_some()
     });
     let mut others = stage.target("fills_the_indices", 0);
-    for _ in 0..SHORT / PART {
+    for _ in 0..SHORT_CHILDREN / CHILDREN_PER_PART {
         others.step();
         observer.read_counts().expect("maps can be read");
     }
     others.step();
-    const { assert!(SHORT + PATIENT > INDICES) };
+    const { assert!(SHORT_CHILDREN + PATIENT_CHILDREN > PROCESS_INDICES) };
     assert!(is_exiting(pid), "its exit was too short for this test");
     eventually("its exit is over", || !is_exiting(pid));
     observer.read_counts().expect("maps can be read");
-    let patient: BTreeSet<u64> = numbers_in(stage.path()).into_iter().collect();
+    let patient: BTreeSet<u64> = numbers_in_report(stage.path()).into_iter().collect();
     let patient: Vec<_> = observer
         .processes()
         .filter(|process| patient.contains(&process.pid.into()))
         .collect();
-    assert_eq!(patient.len(), PATIENT);
+    assert_eq!(patient.len(), PATIENT_CHILDREN);
     // They block until they are killed, so none of their blocks has ended.
     let most = patient.iter().map(|process| blocked_ns(process)).max();
     assert!(most < Some(1_000_000), "{most:?} ns of another process");
@@ -139,11 +139,11 @@ fn holds_memory(driver: &Driver, allocations: u64) {
 }
 
 /// Cleaning up after many processes visits every entry of a map once.
-pub(crate) fn cleanup() {
+pub(crate) fn many_exits_are_cleaned_up_in_one_pass() {
     const ALLOCATIONS: u64 = 3000;
     const CHILDREN: u64 = 60;
     let stage = Stage::alone(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut holder = stage.target("holds_memory", ALLOCATIONS);
     holder.step();
     let mut parent = stage.target("short_children", CHILDREN);
@@ -174,18 +174,18 @@ fn destroys_contexts(driver: &Driver, rounds: u64) {
     };
     let mut times: Vec<u128> = (0..rounds).map(destroy).collect();
     times.sort_unstable();
-    report(&times[times.len() / 2].to_string());
+    write_report(&times[times.len() / 2].to_string());
 }
 
 /// Destroying a context takes microseconds, for any number of allocations in the tables. A walk over the
 /// table of allocations would take milliseconds.
-pub(crate) fn destroyed_among_many() {
+pub(crate) fn destroying_a_context_is_quick_among_many_allocations() {
     let stage = Stage::alone(Prologue::Push);
-    let _observer = observe(&stage);
+    let _observer = observe_stage(&stage);
     let mut holder = stage.target("holds_memory", 60_000);
     holder.step();
     stage.target("destroys_contexts", 200).step();
-    let median = Duration::from_nanos(numbers_in(stage.path())[0]);
+    let median = Duration::from_nanos(numbers_in_report(stage.path())[0]);
     assert!(median < Duration::from_micros(200), "{median:?}");
 }
 
@@ -209,22 +209,22 @@ fn empties_early_contexts(driver: &Driver, _rounds: u64) {
 }
 
 /// A context that was created before its process was observed frees its memory with it.
-pub(crate) fn early_contexts() {
+pub(crate) fn memory_is_freed_with_a_context_from_before_observing() {
     let stage = Stage::new(Prologue::Push);
     let mut target = stage.target("empties_early_contexts", 0);
     target.step();
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     for (bytes, frees) in [(1300, 0), (1000, 1), (1020, 1)] {
         target.step();
-        assert_eq!(in_use(&mut observer, &target), (bytes, frees));
+        assert_eq!(bytes_and_frees(&mut observer, &target), (bytes, frees));
         assert_eq!(bytes_of_callers(&observer, target.pid()), bytes);
     }
 }
 
 /// Bytes and frees on all devices.
-fn in_use(observer: &mut Observer, target: &Target) -> (u64, u64) {
+fn bytes_and_frees(observer: &mut Observer, target: &Target) -> (u64, u64) {
     observer.read_counts().expect("maps can be read");
-    let memory = find(observer, target.pid())
+    let memory = find_process(observer, target.pid())
         .probes
         .gpu_mem
         .by_device
@@ -234,29 +234,33 @@ fn in_use(observer: &mut Observer, target: &Target) -> (u64, u64) {
 }
 
 fn bytes_of_callers(observer: &Observer, pid: u32) -> u64 {
-    let memory = find(observer, pid).probes.gpu_mem.by_device.values();
+    let memory = find_process(observer, pid)
+        .probes
+        .gpu_mem
+        .by_device
+        .values();
     memory.flat_map(|memory| memory.by_caller.values()).sum()
 }
 
 /// A uid without a user on this machine.
-const USER: u32 = 54_321;
+const UNKNOWN_UID: u32 = 54_321;
 
 /// Has a child that changes its user and has a child of its own, which exits at once.
 fn changes_its_user(driver: &Driver, _rounds: u64) {
-    launches(driver, 1);
-    let child = fork(|| {
+    launch_only(driver, 1);
+    let child = fork_child(|| {
         // SAFETY: a system call that takes a plain number.
-        assert_eq!(unsafe { libc::setuid(USER) }, 0);
-        exit_at_once(1);
+        assert_eq!(unsafe { libc::setuid(UNKNOWN_UID) }, 0);
+        fork_children_that_exit(1);
         std::process::exit(0);
     });
-    expect_success(child);
+    expect_child_success(child);
 }
 
 /// A process that exits before userspace can identify it has a name and an owner.
-pub(crate) fn short_lived() {
+pub(crate) fn a_short_process_has_a_name_and_an_owner() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("changes_its_user", 0);
     target.step();
     observer.read_counts().expect("maps can be read");
@@ -274,7 +278,7 @@ pub(crate) fn short_lived() {
     let child = child.expect("the child of the target");
     assert_eq!(child.uid, 0);
     let grandchild = identities.iter().find(|it| it.parent == child.pid);
-    assert_eq!(grandchild.map(|it| it.uid), Some(USER));
+    assert_eq!(grandchild.map(|it| it.uid), Some(UNKNOWN_UID));
     let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     let has_no_name =
         |line: &&str| line.starts_with("zernel_process_info") && line.contains("comm=\"\"");

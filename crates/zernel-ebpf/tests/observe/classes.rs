@@ -12,27 +12,28 @@ use zernel_softgpu::install::Prologue;
 use zernel_testkit::eventually;
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, directory, out, pause};
 
-use crate::bpffs::{Bpffs, open_pin, set_value_of_task, value_of_task};
-use crate::harness::{exact, start};
+use crate::bpffs::{MountedBpffs, open_pinned_map, set_value_of_task, value_of_task};
+use crate::harness::{options_that_count_everything, start_observer};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[("trains_with_a_loader", train)];
+pub(crate) const CLASS_ROLES: &[(&str, TargetRole)] =
+    &[("trains_with_a_loader", train_with_a_loader)];
 
 /// How long each part of the target's work takes.
-const PART: Duration = Duration::from_millis(1_500);
-const LOADER: &str = "loader";
+const PART_TIME: Duration = Duration::from_millis(1_500);
+const LOADER_PID_FILE: &str = "loader";
 
 /// Forks a loader, then waits for the GPU, then launches. The test checks the classes during each part.
-fn train(driver: &Driver, _rounds: u64) {
+fn train_with_a_loader(driver: &Driver, _rounds: u64) {
     driver.open();
     let device = driver.allocate(4096);
     driver.copy_to(device, &mut [0; 4096]);
     fork_loader();
     pause();
-    driver.launch(slow_kernel(driver));
+    driver.launch(load_slow_kernel(driver));
     driver.synchronize();
     pause();
     let kernel = driver.kernel();
-    let end = Instant::now() + PART;
+    let end = Instant::now() + PART_TIME;
     while Instant::now() < end {
         driver.launch(kernel);
         let next = Instant::now() + Duration::from_millis(1);
@@ -43,8 +44,8 @@ fn train(driver: &Driver, _rounds: u64) {
 }
 
 /// A kernel that takes as long as a part of the work.
-fn slow_kernel(driver: &Driver) -> u64 {
-    let image = format!("softgpu kernel slow {}\n", PART.as_nanos());
+fn load_slow_kernel(driver: &Driver) -> u64 {
+    let image = format!("softgpu kernel slow {}\n", PART_TIME.as_nanos());
     let image = CString::new(image).expect("no zero inside");
     let name = CString::new("slow").expect("no zero inside");
     let (mut module, mut function) = (0_u64, 0_u64);
@@ -75,11 +76,11 @@ fn fork_loader() {
             thread::sleep(Duration::from_millis(100));
         }
     }
-    fs::write(directory().join(LOADER), pid.to_string()).expect("our directory");
+    fs::write(directory().join(LOADER_PID_FILE), pid.to_string()).expect("our directory");
 }
 
-fn loader_of(stage: &Stage) -> u32 {
-    let pid = fs::read_to_string(stage.path().join(LOADER)).expect("it has forked");
+fn loader_pid(stage: &Stage) -> u32 {
+    let pid = fs::read_to_string(stage.path().join(LOADER_PID_FILE)).expect("it has forked");
     pid.parse().expect("a pid")
 }
 
@@ -96,32 +97,32 @@ fn now_ns() -> u64 {
 }
 
 /// Runs one part of the target's work, and waits until a condition holds meanwhile.
-fn look_on(target: &mut Target, what: &str, condition: impl FnMut() -> bool) {
+fn run_part_until(target: &mut Target, what: &str, condition: impl FnMut() -> bool) {
     target.go();
     eventually(what, condition);
     target.wait_until_done();
 }
 
-pub(crate) fn published() {
+pub(crate) fn classes_are_published() {
     let stage = Stage::alone(Prologue::Push);
-    let observer = start(&exact(&stage));
+    let observer = start_observer(&options_that_count_everything(&stage));
     let mut target = stage.target("trains_with_a_loader", 1);
     let pid = target.pid();
     target.step();
 
-    let loader = class_of(&observer, loader_of(&stage));
+    let loader = class_of(&observer, loader_pid(&stage));
     assert_eq!((loader.0, loader.1), (TaskClass::Feed, ClassReason::Loads));
     assert_eq!(loader.2.role(), TaskRole::Loader);
     assert_eq!(loader.2.trainer, pid);
 
-    look_on(&mut target, "it spins until the GPU is done", || {
+    run_part_until(&mut target, "it spins until the GPU is done", || {
         let (class, reason, state) = class_of(&observer, pid);
         let word = state.class_word_at(now_ns());
         class == TaskClass::GpuWait
             && reason == ClassReason::GpuSync
             && word.has(ClassWord::IN_SYNC | ClassWord::DRIVES_STEPS)
     });
-    look_on(&mut target, "it launches", || {
+    run_part_until(&mut target, "it launches", || {
         let (class, reason, state) = class_of(&observer, pid);
         assert_eq!(state.trainer, pid);
         (class, reason) == (TaskClass::Critical, ClassReason::Computes)
@@ -130,7 +131,7 @@ pub(crate) fn published() {
     });
 }
 
-fn hint(map: &MapHandle, pid: u32) -> Option<u64> {
+fn hint_of(map: &MapHandle, pid: u32) -> Option<u64> {
     let value = value_of_task(map, pid)?;
     assert_eq!(value.len(), 32, "the size that scx_layered expects");
     Some(u64::from_ne_bytes(
@@ -139,63 +140,71 @@ fn hint(map: &MapHandle, pid: u32) -> Option<u64> {
 }
 
 /// The values are documented, and in the configurations of users.
-const NONE: u64 = 0;
-const CRITICAL: u64 = 1001;
-const FEED: u64 = 1002;
-const GPU_WAIT: u64 = 1003;
+const NO_HINT: u64 = 0;
+const CRITICAL_HINT: u64 = 1001;
+const FEED_HINT: u64 = 1002;
+const GPU_WAIT_HINT: u64 = 1003;
 
-pub(crate) fn hints() {
+pub(crate) fn classes_are_written_as_hints() {
     let stage = Stage::alone(Prologue::Push);
-    let bpffs = Bpffs::mount(stage.path().join("bpffs"));
+    let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let options = ObserverOptions {
         hints: Some(bpffs.0.join("hints")),
         pins: bpffs.0.join("zernel"),
-        ..exact(&stage)
+        ..options_that_count_everything(&stage)
     };
-    let observer = start(&options);
-    let map = open_pin(&bpffs.0.join("hints"));
+    let observer = start_observer(&options);
+    let map = open_pinned_map(&bpffs.0.join("hints"));
     // The kernel's name of scx_layered's own map. With another one scx_layered would not start.
     assert_eq!(map.name(), "scx_layered_tas");
     let mut target = stage.target("trains_with_a_loader", 1);
     let pid = target.pid();
     target.step();
-    let loader = loader_of(&stage);
-    assert_eq!(hint(&map, loader), Some(FEED));
-    assert_eq!(hint(&map, std::process::id()), None);
-    look_on(&mut target, "a hint for a GPU wait", || {
-        hint(&map, pid) == Some(GPU_WAIT)
+    let loader = loader_pid(&stage);
+    assert_eq!(hint_of(&map, loader), Some(FEED_HINT));
+    assert_eq!(hint_of(&map, std::process::id()), None);
+    run_part_until(&mut target, "a hint for a GPU wait", || {
+        hint_of(&map, pid) == Some(GPU_WAIT_HINT)
     });
-    look_on(&mut target, "a hint for a launching thread", || {
-        hint(&map, pid) == Some(CRITICAL)
+    run_part_until(&mut target, "a hint for a launching thread", || {
+        hint_of(&map, pid) == Some(CRITICAL_HINT)
     });
     drop(observer);
     for pid in [pid, loader] {
-        assert_eq!(hint(&map, pid), Some(NONE), "an exit clears all hints");
+        assert_eq!(
+            hint_of(&map, pid),
+            Some(NO_HINT),
+            "an exit clears all hints"
+        );
     }
 
     // A killed observer leaves its hints behind. Hints of other programs must stay.
     let foreign = 7;
-    for (pid, value) in [(pid, CRITICAL), (loader, foreign)] {
+    for (pid, value) in [(pid, CRITICAL_HINT), (loader, foreign)] {
         let mut hint = vec![0; 32];
         hint[..8].copy_from_slice(&value.to_ne_bytes());
         set_value_of_task(&map, pid, &hint);
     }
-    let _next = start(&options);
-    assert_eq!(hint(&map, pid), Some(NONE), "the next start clears them");
-    assert_eq!(hint(&map, loader), Some(foreign));
+    let _next = start_observer(&options);
+    assert_eq!(
+        hint_of(&map, pid),
+        Some(NO_HINT),
+        "the next start clears them"
+    );
+    assert_eq!(hint_of(&map, loader), Some(foreign));
 }
 
 /// An unusable path is an error that names the path.
-pub(crate) fn unusable_hints() {
+pub(crate) fn unusable_hints_are_refused() {
     let stage = Stage::alone(Prologue::Push);
-    let bpffs = Bpffs::mount(stage.path().join("bpffs"));
+    let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let path = bpffs.0.join("other");
-    let _other = crate::shared::pin(&path, &[0; 8]);
+    let _other = crate::shared::pin_array(&path, &[0; 8]);
     for path in [path, stage.path().join("no-bpffs")] {
         let refused = Observer::start(&ObserverOptions {
             hints: Some(path.clone()),
             pins: bpffs.0.join("zernel"),
-            ..exact(&stage)
+            ..options_that_count_everything(&stage)
         });
         let error = refused.err().expect("no hints there").to_string();
         assert!(error.contains(path.to_str().expect("text")), "{error}");
@@ -204,11 +213,11 @@ pub(crate) fn unusable_hints() {
 
 /// The target spins in one part of its work and launches in another. It is always runnable, so the times of
 /// both classes add up to the length of a part.
-pub(crate) fn decisions() {
+pub(crate) fn decisions_are_counted() {
     let stage = Stage::alone(Prologue::Push);
-    let mut observer = start(&ObserverOptions {
+    let mut observer = start_observer(&ObserverOptions {
         counts_decisions: true,
-        ..exact(&stage)
+        ..options_that_count_everything(&stage)
     });
     let mut target = stage.target("trains_with_a_loader", 1);
     for _ in 0..3 {
@@ -224,12 +233,12 @@ pub(crate) fn decisions() {
     for class in [TaskClass::GpuWait, TaskClass::Critical] {
         let decisions = trainer.classes[&class];
         let seconds = Duration::from_nanos(decisions.run_ns + decisions.delay_ns).as_secs_f64();
-        let ratio = seconds / PART.as_secs_f64();
+        let ratio = seconds / PART_TIME.as_secs_f64();
         assert!((0.9..1.1).contains(&ratio), "{class}: {decisions:?}");
         assert_eq!(decisions.would_lend > 0, class == TaskClass::GpuWait);
         assert!(decisions.saved_ns <= decisions.delay_ns, "{decisions:?}");
     }
-    let loader = decisions_of(loader_of(&stage));
+    let loader = decisions_of(loader_pid(&stage));
     assert_eq!(loader.trainer, target.pid());
     // It wakes up ten times a second.
     assert!(loader.classes[&TaskClass::Feed].wakeups >= 10, "{loader:?}");

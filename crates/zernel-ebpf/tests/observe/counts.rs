@@ -7,11 +7,14 @@ use zernel_ebpf::observer::{ProcessCoverage, Rung};
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::{Driver, Stage, TargetRole, call, out, try_call};
 
-use crate::harness::{assert_exact, find, observe, observe_on, run, seen_of};
+use crate::harness::{
+    assert_exact, find_process, observe_stage, observe_stage_on_rung, observed_calls,
+    run_next_parts,
+};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+pub(crate) const COUNT_ROLES: &[(&str, TargetRole)] = &[
     ("everything", everything),
-    ("launches", launches),
+    ("launches", launch_only),
     ("launches_of_two_threads", launches_of_two_threads),
 ];
 
@@ -51,7 +54,7 @@ pub(crate) fn everything(driver: &Driver, rounds: u64) {
         );
         call!(cuda, "cuMemcpyDtoDAsync_v2", device, second, bytes / 3, 0);
         call!(cuda, "cuMemcpyAsync", second, device, bytes / 4, 0);
-        let (mut plane, mut block) = (plane(device, second), block(device, second));
+        let (mut plane, mut block) = (memcpy_2d(device, second), memcpy_3d(device, second));
         call!(cuda, "cuMemcpy2D_v2", plane.as_mut_ptr());
         call!(cuda, "cuMemcpy2DAsync_v2", plane.as_mut_ptr(), 0);
         call!(cuda, "cuMemcpy3D_v2", block.as_mut_ptr());
@@ -69,7 +72,7 @@ pub(crate) fn everything(driver: &Driver, rounds: u64) {
 }
 
 /// A `CUDA_MEMCPY2D` of two rows of 7 bytes each, from device memory to device memory.
-fn plane(from: u64, to: u64) -> [u64; 16] {
+fn memcpy_2d(from: u64, to: u64) -> [u64; 16] {
     const DEVICE: u64 = 2;
     let mut words = [0; 16];
     [words[2], words[4], words[6]] = [DEVICE, from, 8];
@@ -79,7 +82,7 @@ fn plane(from: u64, to: u64) -> [u64; 16] {
 }
 
 /// A `CUDA_MEMCPY3D` of three layers like that.
-fn block(from: u64, to: u64) -> [u64; 25] {
+fn memcpy_3d(from: u64, to: u64) -> [u64; 25] {
     const DEVICE: u64 = 2;
     let mut words = [0; 25];
     [words[4], words[6], words[9], words[10]] = [DEVICE, from, 8, 2];
@@ -89,7 +92,7 @@ fn block(from: u64, to: u64) -> [u64; 25] {
 }
 
 /// Only launches.
-pub(crate) fn launches(driver: &Driver, rounds: u64) {
+pub(crate) fn launch_only(driver: &Driver, rounds: u64) {
     driver.open();
     let function = driver.kernel();
     for _ in 0..rounds {
@@ -101,20 +104,20 @@ pub(crate) fn launches(driver: &Driver, rounds: u64) {
 fn launches_of_two_threads(driver: &Driver, rounds: u64) {
     thread::scope(|scope| {
         for _ in 0..2 {
-            scope.spawn(|| launches(driver, rounds / 2));
+            scope.spawn(|| launch_only(driver, rounds / 2));
         }
     });
 }
 
-pub(crate) fn every_rung() {
+pub(crate) fn every_call_is_counted_on_every_rung() {
     for rung in Rung::LADDER {
         let stage = Stage::new(Prologue::Push);
-        let mut observer = observe_on(&stage, rung);
+        let mut observer = observe_stage_on_rung(&stage, rung);
         let mut targets: Vec<_> = (0..4).map(|_| stage.target("everything", 200)).collect();
-        run(&mut targets);
+        run_next_parts(&mut targets);
         assert_exact(&mut observer, &stage, &targets);
         for target in &targets {
-            let process = find(&observer, target.pid());
+            let process = find_process(&observer, target.pid());
             assert_eq!(
                 process.coverage,
                 ProcessCoverage::Complete,
@@ -129,14 +132,14 @@ pub(crate) fn every_rung() {
     }
 }
 
-pub(crate) fn a_million_calls() {
+pub(crate) fn a_million_calls_of_four_processes_are_counted() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut targets: Vec<_> = (0..4).map(|_| stage.target("everything", 14_000)).collect();
-    run(&mut targets);
+    run_next_parts(&mut targets);
     assert_exact(&mut observer, &stage, &targets);
     let calls = targets.iter().flat_map(|target| {
-        let seen = seen_of(find(&observer, target.pid()));
+        let seen = observed_calls(find_process(&observer, target.pid()));
         seen.into_values().map(|count| count.calls)
     });
     let calls: u64 = calls.sum();
@@ -144,20 +147,20 @@ pub(crate) fn a_million_calls() {
 }
 
 /// Calls as fast as this machine can. The rate is printed, not asserted.
-pub(crate) fn full_speed() {
+pub(crate) fn nothing_is_lost_at_full_speed() {
     const PROCESSES: u64 = 4;
     const LAUNCHES: u64 = 400_000;
     let stage = Stage::alone(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut targets: Vec<_> = (0..PROCESSES)
         .map(|_| stage.target("launches_of_two_threads", LAUNCHES))
         .collect();
     let begin = Instant::now();
-    run(&mut targets);
+    run_next_parts(&mut targets);
     let elapsed = begin.elapsed().as_secs_f64();
     assert_exact(&mut observer, &stage, &targets);
     for target in &targets {
-        let seen = seen_of(find(&observer, target.pid()));
+        let seen = observed_calls(find_process(&observer, target.pid()));
         assert_eq!(seen["cuLaunchKernel"].calls, LAUNCHES);
     }
     let rate = (PROCESSES * LAUNCHES) as f64 / elapsed;

@@ -14,10 +14,13 @@ use zernel_testkit::target::{Driver, Stage, Target, TargetRole, directory};
 use zernel_testkit::{Need, StallingFs};
 
 use crate::files::map_code;
-use crate::harness::{Watcher, assert_exact, exact, find, functions_of};
+use crate::harness::{
+    ObserverOnThread, assert_exact, find_process, functions_in_ledger,
+    options_that_count_everything,
+};
 
 /// Whether a FUSE file system can be mounted.
-pub(crate) const FUSE: Need = Need {
+pub(crate) const FUSE_NEED: Need = Need {
     name: "fuse",
     check: || match fs::metadata("/dev/fuse") {
         Ok(device) if device.rdev() != 0 => Ok(()),
@@ -26,30 +29,30 @@ pub(crate) const FUSE: Need = Need {
 };
 
 /// Why a file is refused, in the ledger.
-pub(crate) fn refusal(observer: &Observer, path: &str) -> Option<String> {
+pub(crate) fn refusal_in_ledger(observer: &Observer, path: &str) -> Option<String> {
     let ledger = observer.snapshot().ledger_json(Scope::All);
     let refused = ledger["refused"].as_array().expect("a list").iter();
     let mut of_file = refused.filter(|entry| entry["path"].as_str() == Some(path));
     Some(of_file.next()?["reason"].as_str()?.to_owned())
 }
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+pub(crate) const DEAD_FILE_ROLES: &[(&str, TargetRole)] = &[
     ("maps_dead_files", maps_dead_files),
     ("maps_dead_environment", maps_dead_environment),
     ("maps_overlay_file", maps_overlay_file),
 ];
 
 /// The names of a library and of a dynamic loader.
-const NAMES: [&str; 2] = ["libcuda.so.1", "ld-linux-x86-64.so.2"];
+const DEAD_FILE_NAMES: [&str; 2] = ["libcuda.so.1", "ld-linux-x86-64.so.2"];
 
 fn maps_dead_files(_driver: &Driver, _rounds: u64) {
-    for name in NAMES {
+    for name in DEAD_FILE_NAMES {
         map_code(&directory().join("dead").join(name).join(name));
     }
 }
 
 fn maps_overlay_file(_driver: &Driver, _rounds: u64) {
-    map_code(&directory().join("overlay").join(NAMES[0]));
+    map_code(&directory().join("overlay").join(DEAD_FILE_NAMES[0]));
 }
 
 /// Maps a file over the middle of its environment, so that a read of the environment reads the file.
@@ -59,7 +62,7 @@ fn maps_dead_environment(_driver: &Driver, _rounds: u64) {
     let page = rustix::param::page_size() as u64;
     let start = stat.env_start.expect("it has one").next_multiple_of(page);
     let end = stat.env_end.expect("it has one") / page * page;
-    let name = NAMES[0];
+    let name = DEAD_FILE_NAMES[0];
     let file = fs::File::open(directory().join("dead").join(name).join(name)).expect("there");
     // SAFETY: replaces whole pages of the environment. They hold a long variable that this process never
     // reads.
@@ -91,11 +94,11 @@ impl DeadFiles {
             fs::create_dir_all(directory.join(name)).expect("ours");
             StallingFs::mount(&directory.join(name), name, content.clone()).expect("FUSE is there")
         };
-        let files = NAMES.map(mount).into();
+        let files = DEAD_FILE_NAMES.map(mount).into();
         let mut command = stage.command(role, 0);
         let mut holder = Target::start(command.env("BALLAST", "x".repeat(100_000)));
         holder.step();
-        let library = directory.join(NAMES[0]).join(NAMES[0]);
+        let library = directory.join(DEAD_FILE_NAMES[0]).join(DEAD_FILE_NAMES[0]);
         let dead = Self {
             holder,
             files,
@@ -108,62 +111,64 @@ impl DeadFiles {
 
 /// While the file system does not answer, other processes are counted exactly, the file is refused, and the
 /// observer can end.
-pub(crate) fn observing_goes_on() {
+pub(crate) fn a_dead_file_system_holds_up_nobody() {
     let stage = Stage::alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_files");
-    let watcher = Watcher::start(&exact(&stage));
+    let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
     let mut targets = [stage.target("everything", 10)];
     targets[0].step();
     let pid = targets[0].pid();
-    watcher.with(|observer| assert_exact(observer, &stage, &targets));
+    watcher.with_observer(|observer| assert_exact(observer, &stage, &targets));
     watcher.wait_until("the file is refused", |observer| {
-        refusal(observer, &dead.library).is_some_and(|reason| reason.contains("did not answer"))
+        refusal_in_ledger(observer, &dead.library)
+            .is_some_and(|reason| reason.contains("did not answer"))
     });
     let observer = watcher.stop();
-    assert_eq!(find(&observer, pid).pid, pid);
+    assert_eq!(find_process(&observer, pid).pid, pid);
     drop(observer);
     drop(dead.holder);
 }
 
 /// A library is read when its file system answers again. No probe is attached to it: the server could stop all forks.
-pub(crate) fn on_fuse() {
+pub(crate) fn a_library_on_fuse_gets_no_probes() {
     let stage = Stage::alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_files");
-    let watcher = Watcher::start(&exact(&stage));
+    let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
     assert_eq!(
-        watcher.with(|observer| refusal(observer, &dead.library)),
+        watcher.with_observer(|observer| refusal_in_ledger(observer, &dead.library)),
         None
     );
     dead.files.iter().for_each(StallingFs::answer);
     watcher.wait_until("the file is refused", |observer| {
-        refusal(observer, &dead.library).is_some_and(|reason| reason.contains("on FUSE"))
+        refusal_in_ledger(observer, &dead.library).is_some_and(|reason| reason.contains("on FUSE"))
     });
-    watcher.with(|observer| assert!(functions_of(observer, &dead.library).is_empty()));
+    watcher
+        .with_observer(|observer| assert!(functions_in_ledger(observer, &dead.library).is_empty()));
     drop(watcher.stop());
     drop(dead.holder);
 }
 
 /// Other processes are observed although reads of one process's environment do not return.
-pub(crate) fn dead_environment() {
+pub(crate) fn a_dead_environment_holds_up_nobody() {
     let stage = Stage::alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_environment");
-    let watcher = Watcher::start(&exact(&stage));
+    let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
     let mut targets = [stage.target("everything", 10)];
     targets[0].step();
-    watcher.with(|observer| assert_exact(observer, &stage, &targets));
+    watcher.with_observer(|observer| assert_exact(observer, &stage, &targets));
     let observer = watcher.stop();
-    let healthy = find(&observer, targets[0].pid()).identity.clone();
+    let healthy = find_process(&observer, targets[0].pid()).identity.clone();
     assert!(healthy.is_some_and(|identity| identity.environment_read));
     drop(observer);
     drop(dead.holder);
 }
 
 /// A read-only overlay of two directories, unmounted when dropped.
-struct Overlay {
+struct MountedOverlay {
     directory: PathBuf,
 }
 
-impl Overlay {
+impl MountedOverlay {
     fn mount(directory: PathBuf, layers: [&Path; 2]) -> Self {
         fs::create_dir_all(&directory).expect("ours");
         let [first, second] = layers.map(|layer| layer.to_str().expect("text"));
@@ -173,7 +178,7 @@ impl Overlay {
     }
 }
 
-impl Drop for Overlay {
+impl Drop for MountedOverlay {
     fn drop(&mut self) {
         // A process may still map the file.
         let _ = unmount(&self.directory, UnmountFlags::DETACH);
@@ -182,7 +187,7 @@ impl Drop for Overlay {
 
 /// A library on an overlay gets probes, unless a layer is on FUSE: its server could stop all forks. An overlay of an overlay may
 /// hide such a layer.
-pub(crate) fn on_overlay() {
+pub(crate) fn a_library_on_an_overlay_of_fuse_gets_no_probes() {
     for (below, expected) in [
         ("plain", None),
         ("fuse", Some("on an overlay with a layer on FUSE")),
@@ -194,11 +199,12 @@ pub(crate) fn on_overlay() {
             fs::create_dir_all(path(name)).expect("ours");
         }
         let installed = stage.library("libcuda.so.1");
-        fs::copy(&installed, path("plain").join(NAMES[0])).expect("ours");
+        fs::copy(&installed, path("plain").join(DEAD_FILE_NAMES[0])).expect("ours");
         let content = fs::read(&installed).expect("it is installed");
-        let fuse = StallingFs::mount(&path("fuse"), NAMES[0], content).expect("FUSE is there");
+        let fuse =
+            StallingFs::mount(&path("fuse"), DEAD_FILE_NAMES[0], content).expect("FUSE is there");
         let lower = match below {
-            "overlay" => Some(Overlay::mount(
+            "overlay" => Some(MountedOverlay::mount(
                 path("lower"),
                 [&path("fuse"), &path("empty")],
             )),
@@ -208,20 +214,22 @@ pub(crate) fn on_overlay() {
             Some(lower) => lower.directory.clone(),
             None => path(below),
         };
-        let overlay = Overlay::mount(path("overlay"), [&layer, &path("empty")]);
+        let overlay = MountedOverlay::mount(path("overlay"), [&layer, &path("empty")]);
         // Of a file on an overlay of an overlay the kernel shows the path below the inner one.
         let paths = [overlay.directory.clone(), PathBuf::from("/")].map(|directory| {
-            let library = directory.join(NAMES[0]);
+            let library = directory.join(DEAD_FILE_NAMES[0]);
             library.to_str().expect("text").to_owned()
         });
         let mut holder = stage.target("maps_overlay_file", 0);
         holder.step();
-        let watcher = Watcher::start(&exact(&stage));
+        let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
         let awaited = format!("the file on an overlay of {below} has probes or is refused");
         watcher.wait_until(&awaited, |observer| {
-            let mut probed = paths.iter().map(|path| functions_of(observer, path));
+            let mut probed = paths.iter().map(|path| functions_in_ledger(observer, path));
             let is_probed = probed.any(|functions| !functions.is_empty());
-            let refusal = paths.iter().find_map(|path| refusal(observer, path));
+            let refusal = paths
+                .iter()
+                .find_map(|path| refusal_in_ledger(observer, path));
             match (refusal, expected) {
                 (Some(reason), Some(expected)) => reason.contains(expected) && !is_probed,
                 (reason, _) => reason.is_none() && is_probed && expected.is_none(),

@@ -14,19 +14,21 @@ use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::target::{Driver, LIBRARIES, Stage, Target, TargetRole, directory, pause};
 use zernel_testkit::{Need, eventually};
 
-use crate::counts::launches;
-use crate::harness::{assert_exact, find, functions_of, observe, seen_of, start};
+use crate::counts::launch_only;
+use crate::harness::{
+    assert_exact, find_process, functions_in_ledger, observe_stage, observed_calls, start_observer,
+};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+pub(crate) const FILE_ROLES: &[(&str, TargetRole)] = &[
     ("loads_and_launches", loads_and_launches),
     ("maps_garbage", maps_garbage),
-    ("remaps", remaps),
+    ("remaps", remaps_files),
 ];
 
 /// Waits between loading its libraries and using them.
 fn loads_and_launches(driver: &Driver, rounds: u64) {
     pause();
-    launches(driver, rounds);
+    launch_only(driver, rounds);
 }
 
 /// Maps a file that is not a library as if it were one.
@@ -36,7 +38,7 @@ fn maps_garbage(_driver: &Driver, _rounds: u64) {
 
 /// Maps the CUDA driver and a file with the name of another library at the same address, one after the other, until it is
 /// killed.
-fn remaps(_driver: &Driver, _rounds: u64) {
+fn remaps_files(_driver: &Driver, _rounds: u64) {
     let names = ["lib/libcuda.so.1", "remapped/libnccl.so.2"];
     let files = names.map(|name| fs::File::open(directory().join(name)).expect("it is there"));
     let protection = ProtFlags::READ | ProtFlags::EXEC;
@@ -52,7 +54,7 @@ fn remaps(_driver: &Driver, _rounds: u64) {
 }
 
 /// A process remaps files while it is scanned. Each file is taken for what it is.
-pub(crate) fn remapped() {
+pub(crate) fn a_remapped_library_is_taken_for_what_it_is() {
     let stage = Stage::new(Prologue::Push);
     let other = stage.path().join("remapped/libnccl.so.2");
     fs::create_dir(stage.path().join("remapped")).expect("ours");
@@ -64,9 +66,9 @@ pub(crate) fn remapped() {
     for _ in 0..100 {
         observer.scan().expect("processes can be scanned");
     }
-    let cuda = functions_of(&observer, &stage.library("libcuda.so.1").to_string_lossy());
+    let cuda = functions_in_ledger(&observer, &stage.library("libcuda.so.1").to_string_lossy());
     assert_eq!(cuda["cuLaunchKernel"]["state"], "attached");
-    let nccl = functions_of(&observer, &other.to_string_lossy());
+    let nccl = functions_in_ledger(&observer, &other.to_string_lossy());
     assert!(nccl.keys().all(|name| name.starts_with("nccl")), "{nccl:?}");
     assert!(!nccl.is_empty(), "it was found");
     let mut targets = [stage.target("everything", 10)];
@@ -94,7 +96,7 @@ pub(crate) fn map_code(path: &Path) {
 
 /// An observer that knows no library before a process maps it.
 fn observe_nothing_yet() -> Observer {
-    start(&ObserverOptions {
+    start_observer(&ObserverOptions {
         governor: GovernorOptions::COUNT_EVERYTHING,
         ..ObserverOptions::default()
     })
@@ -112,13 +114,13 @@ fn assert_discovered_exactly(stage: &Stage, command: &mut Command) {
     let mut targets = [Target::start(command)];
     load_and_run(&mut observer, &mut targets[0]);
     assert_exact(&mut observer, stage, &targets);
-    let seen = seen_of(find(&observer, targets[0].pid()));
+    let seen = observed_calls(find_process(&observer, targets[0].pid()));
     assert_eq!(seen["cuLaunchKernel"].calls, 100);
 }
 
-pub(crate) fn replaced() {
+pub(crate) fn a_replaced_library_is_attached_to_anew() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut before = stage.target("loads_and_launches", 10);
     before.step();
     install(&stage.path().join("lib"), Prologue::Endbr64).expect("the libraries are built");
@@ -130,19 +132,19 @@ pub(crate) fn replaced() {
 
 /// A library that is written to while mapped loses its probes, because the addresses of its functions are
 /// then unknown.
-pub(crate) fn written_to() {
+pub(crate) fn a_written_library_is_detached() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("loads_and_launches", 10);
     target.step();
     observer.discover().expect("processes can be discovered");
     let library = stage.library("libcuda.so.1");
-    overwrite(&library);
+    overwrite_library(&library);
     observer.scan().expect("processes can be scanned");
     wait_until_detached(&mut observer, &stage);
     target.step();
     observer.read_counts().expect("maps can be read");
-    let launch = &functions_of(&observer, &library.to_string_lossy())["cuLaunchKernel"];
+    let launch = &functions_in_ledger(&observer, &library.to_string_lossy())["cuLaunchKernel"];
     assert_eq!(launch["state"], "not attached");
     let reason = launch["reason"].as_str().expect("a reason");
     assert!(reason.contains("written to"), "{reason}");
@@ -164,53 +166,54 @@ fn wait_until_detached(observer: &mut Observer, stage: &Stage) {
 }
 
 /// Reason in the ledger why the launches of a library are not probed; `None` if they are probed.
-fn why_not(observer: &Observer, library: &Path) -> Option<String> {
-    let launch = functions_of(observer, &library.to_string_lossy())["cuLaunchKernel"].clone();
+fn why_not_probed(observer: &Observer, library: &Path) -> Option<String> {
+    let launch =
+        functions_in_ledger(observer, &library.to_string_lossy())["cuLaunchKernel"].clone();
     (launch["state"] == "not attached").then(|| launch["reason"].to_string())
 }
 
-fn overwrite(library: &Path) {
+fn overwrite_library(library: &Path) {
     let content = fs::read(library).expect("it is there");
     let mut file = OpenOptions::new().write(true).open(library).expect("ours");
     file.write_all(&content).expect("ours");
 }
 
 /// A process that still uses a detached library is no longer complete. This is noticed without a scan.
-pub(crate) fn written_to_in_use() {
+pub(crate) fn a_process_with_a_detached_library_is_not_complete() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("initialises_again", 10);
     target.step();
     observer.discover().expect("processes can be discovered");
     observer.read_counts().expect("maps can be read");
     assert_eq!(
-        find(&observer, target.pid()).coverage,
+        find_process(&observer, target.pid()).coverage,
         ProcessCoverage::Complete
     );
-    overwrite(&stage.library("libcuda.so.1"));
+    overwrite_library(&stage.library("libcuda.so.1"));
     observer.discover().expect("processes can be discovered");
     target.step();
     observer.read_counts().expect("maps can be read");
-    let coverage = find(&observer, target.pid()).coverage;
+    let coverage = find_process(&observer, target.pid()).coverage;
     assert!(
         matches!(coverage, ProcessCoverage::Since(_)),
         "{coverage:?}"
     );
 }
 
-pub(crate) fn written_to_at_once() {
+pub(crate) fn a_library_is_detached_as_soon_as_it_is_written() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("loads_and_launches", 10);
     target.step();
     observer.discover().expect("processes can be discovered");
     let library = stage.library("libcuda.so.1");
-    assert_eq!(why_not(&observer, &library), None);
+    assert_eq!(why_not_probed(&observer, &library), None);
     let events = observer.discovery_descriptor().expect("a descriptor");
-    overwrite(&library);
+    overwrite_library(&library);
     assert!(is_readable(&events), "a waiting thread wakes up");
     observer.discover().expect("processes can be discovered");
-    let reason = why_not(&observer, &library).expect("it is detached");
+    let reason = why_not_probed(&observer, &library).expect("it is detached");
     assert!(reason.contains("written to"), "{reason}");
     target.step();
     target.end();
@@ -236,11 +239,11 @@ pub(crate) fn written_to_in_a_layer() {
     target.step();
     observer.discover().expect("processes can be discovered");
     let library = place.join("merged/libcuda.so.1");
-    assert_eq!(why_not(&observer, &library), None);
+    assert_eq!(why_not_probed(&observer, &library), None);
     let inside = format!("/proc/{}/root{}", target.pid(), library.display());
-    overwrite(inside.as_ref());
+    overwrite_library(inside.as_ref());
     observer.discover().expect("processes can be discovered");
-    let reason = why_not(&observer, &library).expect("it is detached");
+    let reason = why_not_probed(&observer, &library).expect("it is detached");
     assert!(reason.contains("written to"), "{reason}");
     target.step();
     target.end();
@@ -252,7 +255,7 @@ fn is_readable(descriptor: &OwnedFd) -> bool {
     ready.expect("it can be polled") > 0
 }
 
-pub(crate) fn overlayfs() -> Need {
+pub(crate) fn overlayfs_need() -> Need {
     Need {
         name: "overlayfs",
         check: || match fs::read_to_string("/proc/filesystems") {
@@ -262,7 +265,7 @@ pub(crate) fn overlayfs() -> Need {
     }
 }
 
-pub(crate) fn strip() -> Need {
+pub(crate) fn strip_need() -> Need {
     Need {
         name: "strip",
         check: || match Command::new("strip").arg("--version").output() {
@@ -283,13 +286,13 @@ pub(crate) fn stripped() {
     assert_discovered_exactly(&stage, &mut stage.command("loads_and_launches", 100));
 }
 
-fn cut(path: &Path, to: &Path) {
+fn copy_first_third(path: &Path, to: &Path) {
     let whole = fs::read(path).expect("it is there");
     fs::write(to, &whole[..whole.len() / 3]).expect("ours");
 }
 
 /// Copies a library, with headers that claim 300 MB of symbol names.
-fn inflate(path: &Path, to: &Path) {
+fn copy_with_huge_symbol_names(path: &Path, to: &Path) {
     const SECTIONS_FIELD: usize = 40;
     const LENGTH_FIELD: usize = 32;
     let mut content = fs::read(path).expect("it is there");
@@ -309,19 +312,22 @@ fn inflate(path: &Path, to: &Path) {
     file.set_len(length + content.len() as u64).expect("ours");
 }
 
-pub(crate) fn garbage() {
+pub(crate) fn garbage_is_refused_and_disturbs_nothing() {
     let stage = Stage::new(Prologue::Push);
     let library = stage.path().join("garbage/libcuda.so.1");
     fs::create_dir(stage.path().join("garbage")).expect("ours");
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let noise: Vec<u8> = (0..20_000_u32)
         .map(|number| ((number * 31) >> 3) as u8)
         .collect();
     let real = stage.library("libcuda.so.1");
     let make: [(&dyn Fn(), &str); 3] = [
         (&|| fs::write(&library, &noise).expect("ours"), "ELF magic"),
-        (&|| cut(&real, &library), "ends before"),
-        (&|| inflate(&real, &library), "268435456 bytes of names"),
+        (&|| copy_first_third(&real, &library), "ends before"),
+        (
+            &|| copy_with_huge_symbol_names(&real, &library),
+            "268435456 bytes of names",
+        ),
     ];
     for (make, expected) in make {
         make();
@@ -342,7 +348,7 @@ pub(crate) fn garbage() {
 }
 
 /// In a container a path names another file than outside.
-pub(crate) fn hidden() {
+pub(crate) fn a_mount_namespace_hides_nothing() {
     let stage = Stage::new(Prologue::Push);
     let inside = stage.path().join("inside");
     fs::create_dir(&inside).expect("ours");

@@ -10,14 +10,14 @@ use zernel_ebpf::observer::{Losses, Observer};
 use zernel_model::snapshot::Scope;
 use zernel_testkit::target::{Driver, Stage, TargetRole, call, out, try_call};
 
-use crate::harness::{find, observe};
-use crate::processes::fork;
+use crate::harness::{find_process, observe_stage};
+use crate::processes::fork_child;
 use crate::shares::{
-    CHILDREN, NOBODY, OTHERS, PROCESS_SHARE, assert_others_are_observed, observed_children,
-    open_stage, target_of,
+    MAX_ENTRIES_OF_OTHERS, NOBODY_UID, PROCESS_SHARE, TOO_MANY_CHILDREN,
+    assert_others_are_observed, observed_children, stage_open_to_all, start_target_of,
 };
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+pub(crate) const TABLE_FILLING_ROLES: &[(&str, TargetRole)] = &[
     ("fills_histograms", fills_histograms),
     ("fills_memory_accounts", fills_memory_accounts),
     ("floods_step_marks", floods_step_marks),
@@ -26,10 +26,10 @@ pub(crate) const ROLES: &[(&str, TargetRole)] = &[
 /// Children whose histograms fill the table: each has one per kind of call below.
 const CHILDREN_WITH_HISTOGRAMS: u64 = 900;
 /// More than there is room for.
-const COMMUNICATORS: u64 = 13_000;
-const CONTEXTS: u64 = 13_000;
+const TOO_MANY_COMMUNICATORS: u64 = 13_000;
+const TOO_MANY_CONTEXTS: u64 = 13_000;
 /// The second uid, without a user on this machine.
-const SECOND: u32 = 54_322;
+const SECOND_UID: u32 = 54_322;
 
 /// Forks children that call one function of each timed kind, and wait. The calls fail, and are timed.
 fn fills_histograms(driver: &Driver, children: u64) {
@@ -37,7 +37,7 @@ fn fills_histograms(driver: &Driver, children: u64) {
     let (mut done, report) = std::io::pipe().expect("a pipe");
     for _ in 0..children {
         let mut report = report.try_clone().expect("a pipe");
-        fork(|| {
+        fork_child(|| {
             let cuda = driver.cuda();
             try_call!(cuda, "cuLaunchKernel", 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
             try_call!(cuda, "cuStreamSynchronize", 0);
@@ -69,7 +69,7 @@ fn fills_memory_accounts(driver: &Driver, contexts: u64) {
 fn floods_step_marks(driver: &Driver, children: u64) {
     driver.open();
     for _ in 0..children {
-        fork(|| {
+        fork_child(|| {
             loop {
                 try_call!(driver.cuda(), "cuStreamSynchronize", 0);
             }
@@ -79,10 +79,10 @@ fn floods_step_marks(driver: &Driver, children: u64) {
 
 /// Fills a table as a user, and checks that the refusals are reported and that root's processes are counted
 /// exactly.
-fn fill(role: &str, rounds: u64, cause: &str, refused: fn(&Losses) -> u64) {
-    let stage = open_stage();
-    let mut observer = observe(&stage);
-    let mut greedy = target_of(&stage, NOBODY, role, rounds);
+fn fill_table(role: &str, rounds: u64, cause: &str, refused: fn(&Losses) -> u64) {
+    let stage = stage_open_to_all();
+    let mut observer = observe_stage(&stage);
+    let mut greedy = start_target_of(&stage, NOBODY_UID, role, rounds);
     greedy.step();
     observer.read_counts().expect("maps can be read");
     let losses = observer.losses();
@@ -107,59 +107,59 @@ fn assert_communicator_is_observed(observer: &mut Observer, stage: &Stage) {
     let mut modest = stage.target("communicators", 1);
     modest.step();
     observer.read_counts().expect("maps can be read");
-    let communicators = &find(observer, modest.pid()).probes.nccl.all;
+    let communicators = &find_process(observer, modest.pid()).probes.nccl.all;
     let [only] = &communicators[..] else {
         panic!("{communicators:?}");
     };
     assert_eq!((only.rank, only.ranks), (Some(0), Some(1)));
 }
 
-pub(crate) fn histograms() {
+pub(crate) fn one_tenant_has_a_share_of_the_histograms() {
     let refused = |losses: &Losses| losses.refused_histograms;
     let children = CHILDREN_WITH_HISTOGRAMS;
-    fill("fills_histograms", children, "refused_histograms", refused);
+    fill_table("fills_histograms", children, "refused_histograms", refused);
 }
 
-pub(crate) fn communicators() {
+pub(crate) fn one_tenant_has_a_share_of_the_communicators() {
     let refused = |losses: &Losses| losses.refused_communicators;
-    fill(
+    fill_table(
         "communicators",
-        COMMUNICATORS,
+        TOO_MANY_COMMUNICATORS,
         "refused_communicators",
         refused,
     );
 }
 
-pub(crate) fn memory_accounts() {
+pub(crate) fn one_tenant_has_a_share_of_the_memory_accounts() {
     let refused = |losses: &Losses| losses.refused_memory_accounts;
-    fill(
+    fill_table(
         "fills_memory_accounts",
-        CONTEXTS,
+        TOO_MANY_CONTEXTS,
         "refused_memory_accounts",
         refused,
     );
 }
 
 /// The largest tenant fills the table of processes. A smaller one grows beyond its minimum, and a third one has its minimum.
-pub(crate) fn three_tenants() {
+pub(crate) fn a_full_table_refuses_the_largest_tenant_first() {
     const HALF_OF_RESERVE: u64 = 256;
-    let stage = open_stage();
-    let mut observer = observe(&stage);
-    let mut largest = target_of(&stage, NOBODY, "keeps_children", CHILDREN);
+    let stage = stage_open_to_all();
+    let mut observer = observe_stage(&stage);
+    let mut largest = start_target_of(&stage, NOBODY_UID, "keeps_children", TOO_MANY_CHILDREN);
     largest.step();
     let had = observed_children(&mut observer, largest.pid());
     assert!(
-        (PROCESS_SHARE - OTHERS..PROCESS_SHARE).contains(&had),
+        (PROCESS_SHARE - MAX_ENTRIES_OF_OTHERS..PROCESS_SHARE).contains(&had),
         "{had}"
     );
 
-    let mut second = target_of(&stage, SECOND, "keeps_children", 2 * HALF_OF_RESERVE);
+    let mut second = start_target_of(&stage, SECOND_UID, "keeps_children", 2 * HALF_OF_RESERVE);
     second.step();
     let got = observed_children(&mut observer, second.pid());
-    let share = HALF_OF_RESERVE - OTHERS..=HALF_OF_RESERVE;
+    let share = HALF_OF_RESERVE - MAX_ENTRIES_OF_OTHERS..=HALF_OF_RESERVE;
     assert!(share.contains(&got), "{got}");
 
-    let mut again = target_of(&stage, NOBODY, "keeps_children", 10);
+    let mut again = start_target_of(&stage, NOBODY_UID, "keeps_children", 10);
     again.step();
     assert_eq!(observed_children(&mut observer, again.pid()), 0);
 
@@ -171,10 +171,10 @@ pub(crate) fn three_tenants() {
 
 /// Many processes of one tenant make more step marks than the buffer of marks holds between two reads. No step of another
 /// tenant is missing.
-pub(crate) fn step_marks() {
-    let stage = open_stage();
-    let mut observer = observe(&stage);
-    let mut flood = target_of(&stage, NOBODY, "floods_step_marks", 24);
+pub(crate) fn one_tenant_has_a_share_of_the_step_marks() {
+    let stage = stage_open_to_all();
+    let mut observer = observe_stage(&stage);
+    let mut flood = start_target_of(&stage, NOBODY_UID, "floods_step_marks", 24);
     flood.step();
     let mut modest = stage.target("steps_in_parts", 20);
     for _ in 0..3 {
@@ -183,6 +183,6 @@ pub(crate) fn step_marks() {
         modest.step();
         observer.read_counts().expect("maps can be read");
     }
-    let steps = &find(&observer, modest.pid()).steps;
+    let steps = &find_process(&observer, modest.pid()).steps;
     assert_eq!((steps.count(), steps.gaps()), (60, 0));
 }

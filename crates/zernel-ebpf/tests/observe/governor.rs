@@ -16,16 +16,19 @@ use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out};
 
-use crate::harness::{Watcher, exact, find, functions_of, seen_of, truth_of};
+use crate::harness::{
+    ObserverOnThread, find_process, functions_in_ledger, logged_calls, observed_calls,
+    options_that_count_everything,
+};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+pub(crate) const GOVERNOR_ROLES: &[(&str, TargetRole)] = &[
     ("launches_for", launches_for),
-    ("paced", paced),
-    ("slow", slow_launches),
-    ("eager", eager),
-    ("eager_pooled", eager_pooled),
-    ("checkpoints", checkpoints),
-    ("waits", waits),
+    ("paced", launches_at_a_fixed_rate),
+    ("slow", launches_slowly),
+    ("eager", trains_eagerly),
+    ("eager_pooled", trains_eagerly_with_pools),
+    ("checkpoints", reads_tensors_to_checkpoint),
+    ("waits", waits_for_idle_gpu),
 ];
 
 /// Launches as fast as it can for `milliseconds`.
@@ -41,7 +44,7 @@ fn launches_for(driver: &Driver, milliseconds: u64) {
 }
 
 /// Launches about 20,000 times per second for `milliseconds`.
-fn paced(driver: &Driver, milliseconds: u64) {
+fn launches_at_a_fixed_rate(driver: &Driver, milliseconds: u64) {
     driver.open();
     let function = driver.kernel();
     let begin = Instant::now();
@@ -57,17 +60,17 @@ fn paced(driver: &Driver, milliseconds: u64) {
 }
 
 /// Trains as eager PyTorch does, for `milliseconds`.
-fn eager(driver: &Driver, milliseconds: u64) {
+fn trains_eagerly(driver: &Driver, milliseconds: u64) {
     driver.open();
     let function = driver.kernel();
-    train(driver, milliseconds, |_| driver.launch(function));
+    train_for(driver, milliseconds, |_| driver.launch(function));
 }
 
 /// The same, with pool memory for each tensor and an occasional launch by another function.
-fn eager_pooled(driver: &Driver, milliseconds: u64) {
+fn trains_eagerly_with_pools(driver: &Driver, milliseconds: u64) {
     driver.open();
     let function = driver.kernel();
-    train(driver, milliseconds, |number| {
+    train_for(driver, milliseconds, |number| {
         for _ in 0..3 {
             let mut address = 0_u64;
             let cuda = driver.cuda();
@@ -83,7 +86,7 @@ fn eager_pooled(driver: &Driver, milliseconds: u64) {
 
 /// Copies a batch and waits for it, does a forward pass of 150 operations, leaves the backward pass to another
 /// thread, and reads the loss.
-fn train(driver: &Driver, milliseconds: u64, operate: impl Fn(u32) + Sync) {
+fn train_for(driver: &Driver, milliseconds: u64, operate: impl Fn(u32) + Sync) {
     let device = driver.allocate(4096);
     let mut batch = vec![0; 4096];
     let pass = || {
@@ -118,11 +121,11 @@ fn train(driver: &Driver, milliseconds: u64, operate: impl Fn(u32) + Sync) {
 }
 
 /// Reads many small tensors and a large one, which takes a while, again and again.
-fn checkpoints(driver: &Driver, rounds: u64) {
-    const LARGE: usize = 128 << 20;
+fn reads_tensors_to_checkpoint(driver: &Driver, rounds: u64) {
+    const LARGE_TENSOR_BYTES: usize = 128 << 20;
     driver.open();
-    let device = driver.allocate(LARGE as u64);
-    let mut host = vec![0_u8; LARGE];
+    let device = driver.allocate(LARGE_TENSOR_BYTES as u64);
+    let mut host = vec![0_u8; LARGE_TENSOR_BYTES];
     let mut read = |bytes: usize| {
         call!(
             driver.cuda(),
@@ -135,12 +138,12 @@ fn checkpoints(driver: &Driver, rounds: u64) {
     };
     for _ in 0..rounds {
         (0..2000).for_each(|_| read(64));
-        read(LARGE);
+        read(LARGE_TENSOR_BYTES);
     }
 }
 
 /// Synchronizes an idle GPU as often as it can for `milliseconds`.
-fn waits(driver: &Driver, milliseconds: u64) {
+fn waits_for_idle_gpu(driver: &Driver, milliseconds: u64) {
     driver.open();
     let end = Instant::now() + Duration::from_millis(milliseconds);
     while Instant::now() < end {
@@ -149,7 +152,7 @@ fn waits(driver: &Driver, milliseconds: u64) {
 }
 
 /// Launches 100 times a second.
-fn slow_launches(driver: &Driver, rounds: u64) {
+fn launches_slowly(driver: &Driver, rounds: u64) {
     driver.open();
     let function = driver.kernel();
     for _ in 0..rounds {
@@ -159,46 +162,46 @@ fn slow_launches(driver: &Driver, rounds: u64) {
 }
 
 /// Options with the default budget.
-fn governed(stage: &Stage) -> ObserverOptions {
+fn options_with_default_budget(stage: &Stage) -> ObserverOptions {
     ObserverOptions {
         governor: GovernorOptions::default(),
-        ..exact(stage)
+        ..options_that_count_everything(stage)
     }
 }
 
 /// Options with a larger budget, for more windows in less time.
-fn generous(stage: &Stage) -> ObserverOptions {
+fn options_with_large_budget(stage: &Stage) -> ObserverOptions {
     ObserverOptions {
         governor: GovernorOptions::with_budget(0.03),
-        ..exact(stage)
+        ..options_that_count_everything(stage)
     }
 }
 
-fn is_sampled(observer: &Observer) -> bool {
+fn is_launch_sampled(observer: &Observer) -> bool {
     observer
         .sampled_function_names()
         .any(|name| name == "cuLaunchKernel")
 }
 
-pub(crate) fn busy() {
+pub(crate) fn a_busy_function_is_sampled_until_it_calms() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&governed(&stage));
+    let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut target = stage.target("launches_for", 600_000);
     let pid = target.pid();
     target.go();
-    watcher.wait_until("launches are sampled", is_sampled);
+    watcher.wait_until("launches are sampled", is_launch_sampled);
     watcher.wait_until("there are windows", |observer| {
         observer.probe_cost().windows > 0
     });
     let ceiling = GovernorOptions::default().ceiling;
     watcher.wait_until("the cost is below the ceiling", |observer| {
-        find(observer, pid).overhead_cost().busiest_thread < ceiling
+        find_process(observer, pid).overhead_cost().busiest_thread < ceiling
     });
     target.kill();
     let mut observer = watcher.stop();
     observer.read_counts().expect("maps can be read");
     let mut rounds = 0;
-    while is_sampled(&observer) {
+    while is_launch_sampled(&observer) {
         rounds += 1;
         assert!(rounds < 100, "launches are still sampled");
         observer.govern();
@@ -207,14 +210,14 @@ pub(crate) fn busy() {
     let mut target = stage.target("launches", 1000);
     target.step();
     observer.read_counts().expect("maps can be read");
-    let launches = seen_of(find(&observer, target.pid()))["cuLaunchKernel"];
+    let launches = observed_calls(find_process(&observer, target.pid()))["cuLaunchKernel"];
     assert_eq!((launches.calls, launches.error), (1000, Some(0)));
 }
 
 /// A call that is open when its probe is detached is not counted, and is not a loss.
-pub(crate) fn detached_under_way() {
+pub(crate) fn an_open_call_is_not_lost_when_its_probe_is_detached() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&generous(&stage));
+    let watcher = ObserverOnThread::start(&options_with_large_budget(&stage));
     let mut target = stage.target("checkpoints", 100_000);
     target.go();
     watcher.wait_until("there are windows", |observer| {
@@ -226,29 +229,29 @@ pub(crate) fn detached_under_way() {
     assert_eq!(observer.losses(), Default::default());
 }
 
-const NOBODY: u32 = 65534;
+const NOBODY_UID: u32 = 65534;
 
-fn rests(watcher: &Watcher, what: &str, pid: u32, is_rested: bool) {
+fn wait_until_rested(watcher: &ObserverOnThread, what: &str, pid: u32, is_rested: bool) {
     watcher.wait_until(what, |observer| {
         observer.rested_pids().any(|rested| rested == pid) == is_rested
     });
 }
 
-fn resting_soon(stage: &Stage) -> ObserverOptions {
+fn options_with_low_ceiling(stage: &Stage) -> ObserverOptions {
     ObserverOptions {
         governor: GovernorOptions {
             first_rest: Duration::from_secs(2),
             ..GovernorOptions::default()
         },
-        ..exact(stage)
+        ..options_that_count_everything(stage)
     }
 }
 
 /// Functions that determine phases are never sampled. A process that calls them far too often is not observed for a while,
 /// and no probe is left on a library that only its user maps.
-pub(crate) fn above_the_ceiling() {
+pub(crate) fn a_process_over_the_ceiling_is_rested() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&resting_soon(&stage));
+    let watcher = ObserverOnThread::start(&options_with_low_ceiling(&stage));
     let mut target = stage.target("waits", 600_000);
     let pid = target.pid();
     let culprit = format!("process {pid} ");
@@ -256,17 +259,20 @@ pub(crate) fn above_the_ceiling() {
     let blames = |observer: &Observer| observer.problems().concat().contains(&culprit);
     let library = stage.library("libcuda.so.1");
     let state = |observer: &Observer| {
-        let functions = functions_of(observer, &library.to_string_lossy());
+        let functions = functions_in_ledger(observer, &library.to_string_lossy());
         functions["cuStreamSynchronize"]["state"].clone()
     };
-    rests(&watcher, "it is rested", pid, true);
-    watcher.with(|observer| {
+    wait_until_rested(&watcher, "it is rested", pid, true);
+    watcher.with_observer(|observer| {
         assert!(blames(observer) && !observer.is_paused());
         assert_eq!(state(observer), "not attached");
-        assert_ne!(find(observer, pid).coverage, ProcessCoverage::Complete);
+        assert_ne!(
+            find_process(observer, pid).coverage,
+            ProcessCoverage::Complete
+        );
     });
-    rests(&watcher, "it is tried again", pid, false);
-    rests(&watcher, "to no avail", pid, true);
+    wait_until_rested(&watcher, "it is tried again", pid, false);
+    wait_until_rested(&watcher, "to no avail", pid, true);
     target.kill();
     watcher.wait_until("probes are attached again", |observer| {
         state(observer) == "attached"
@@ -276,15 +282,15 @@ pub(crate) fn above_the_ceiling() {
     let mut target = stage.target("launches", 1);
     target.step();
     observer.read_counts().expect("maps can be read");
-    let process = find(&observer, target.pid());
-    assert_eq!(seen_of(process)["cuCtxSynchronize"].calls, 1);
+    let process = find_process(&observer, target.pid());
+    assert_eq!(observed_calls(process)["cuCtxSynchronize"].calls, 1);
 }
 
 /// A process that costs too much does not take the probes from another user of the same library.
-pub(crate) fn above_the_ceiling_beside_others() {
+pub(crate) fn a_process_above_the_ceiling_takes_no_probes_from_others() {
     let stage = Stage::alone(Prologue::Push);
     fs::set_permissions(stage.path(), fs::Permissions::from_mode(0o755)).expect("ours");
-    let watcher = Watcher::start(&resting_soon(&stage));
+    let watcher = ObserverOnThread::start(&options_with_low_ceiling(&stage));
     let mut victim = stage.target("slow", 400);
     victim.go();
     let pid = victim.pid();
@@ -298,27 +304,28 @@ pub(crate) fn above_the_ceiling_beside_others() {
     ] {
         let folder = stage.path().join(name);
         fs::create_dir(&folder).expect("ours");
-        chown(&folder, Some(NOBODY), None).expect("root may");
+        chown(&folder, Some(NOBODY_UID), None).expect("root may");
         command.env(variable, folder);
     }
-    let mut greedy = Target::start(command.uid(NOBODY));
+    let mut greedy = Target::start(command.uid(NOBODY_UID));
     greedy.go();
-    rests(&watcher, "the greedy one is rested", greedy.pid(), true);
+    wait_until_rested(&watcher, "the greedy one is rested", greedy.pid(), true);
     victim.wait_until_done();
-    watcher.with(|observer| {
+    watcher.with_observer(|observer| {
         observer.read_counts().expect("maps can be read");
-        let observed = find(observer, pid);
+        let observed = find_process(observer, pid);
         assert_eq!(observed.coverage, ProcessCoverage::Complete);
-        assert_eq!(seen_of(observed), truth_of(&stage, pid));
+        assert_eq!(observed_calls(observed), logged_calls(&stage, pid));
     });
     greedy.kill();
     drop(watcher.stop());
 }
 
 /// A process far over the budget raises an alarm before the next check of the overhead.
-pub(crate) fn alarm() {
+pub(crate) fn a_hot_function_raises_an_alarm() {
     let stage = Stage::alone(Prologue::Push);
-    let mut observer = Observer::start(&governed(&stage)).expect("this machine can observe");
+    let mut observer =
+        Observer::start(&options_with_default_budget(&stage)).expect("this machine can observe");
     let mut slow = stage.target("slow", 20);
     slow.step();
     observer.discover().expect("events can be read");
@@ -331,14 +338,14 @@ pub(crate) fn alarm() {
     assert!(!observer.take_alarm(), "it is over");
     observer.read_counts().expect("maps can be read");
     observer.govern();
-    assert!(is_sampled(&observer));
+    assert!(is_launch_sampled(&observer));
 }
 
 /// Without steps, the rate in windows is extrapolated to the whole run time. The 95 % interval contains the
 /// truth in 19 of 20 runs. An interval twice as wide contains it in 999 of 1000 runs.
-pub(crate) fn estimate() {
+pub(crate) fn an_estimate_is_within_its_interval() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&generous(&stage));
+    let watcher = ObserverOnThread::start(&options_with_large_budget(&stage));
     let mut target = stage.target("paced", 600_000);
     let pid = target.pid();
     target.go();
@@ -366,15 +373,15 @@ fn assert_near(launches: CallCount, truth: u64) {
 }
 
 /// Waits until a process exits. Returns its estimated and its true number of launches.
-fn estimated_and_true(watcher: Watcher, stage: &Stage, pid: u32) -> (CallCount, u64) {
+fn estimated_and_true(watcher: ObserverOnThread, stage: &Stage, pid: u32) -> (CallCount, u64) {
     watcher.wait_until("its end is known", |observer| {
-        find(observer, pid).ended_ns.is_some()
+        find_process(observer, pid).ended_ns.is_some()
     });
     let observer = watcher.stop();
-    let process = find(&observer, pid);
+    let process = find_process(&observer, pid);
     assert!(process.is_sampled());
-    let launches = seen_of(process)["cuLaunchKernel"];
-    let truth = truth_of(stage, pid)["cuLaunchKernel"].calls;
+    let launches = observed_calls(process)["cuLaunchKernel"];
+    let truth = logged_calls(stage, pid)["cuLaunchKernel"].calls;
     eprintln!(
         "{} launches taken for {} ± {} in {} windows",
         truth,
@@ -390,17 +397,17 @@ fn half_width(count: CallCount) -> u64 {
 }
 
 /// All steps of a training loop are known. So its launches can be estimated from few windows.
-pub(crate) fn estimate_by_steps() {
+pub(crate) fn launches_are_estimated_from_steps() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&governed(&stage));
+    let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut target = stage.target("eager", 600_000);
     let pid = target.pid();
     target.go();
-    watcher.wait_until("launches are sampled", is_sampled);
+    watcher.wait_until("launches are sampled", is_launch_sampled);
     watcher.wait_until("they are reported before the next window", |observer| {
-        let process = find(observer, pid);
+        let process = find_process(observer, pid);
         let steps = process.steps.count();
-        steps > 50 && seen_of(process)["cuLaunchKernel"].calls > 290 * steps
+        steps > 50 && observed_calls(process)["cuLaunchKernel"].calls > 290 * steps
     });
     wait_for_interval(&watcher, pid);
     target.kill();
@@ -418,7 +425,7 @@ pub(crate) fn estimate_by_steps() {
 
 /// Waits until two windows have shown whole steps of a process, and it has made 100 steps: one step more or less is
 /// then 1 % of its launches.
-fn wait_for_interval(watcher: &Watcher, pid: u32) {
+fn wait_for_interval(watcher: &ObserverOnThread, pid: u32) {
     watcher.wait_until("launches per step have an interval", |observer| {
         let mut processes = observer.processes();
         let process = processes.find(|process| process.pid == pid);
@@ -432,21 +439,21 @@ fn wait_for_interval(watcher: &Watcher, pid: u32) {
 
 /// Two windows are enough for an estimate. They open within a minute even if one window uses the budget of
 /// many seconds. Launches by all functions are estimated together.
-pub(crate) fn estimate_by_few_windows() {
+pub(crate) fn launches_are_estimated_from_few_windows() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&governed(&stage));
+    let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut target = stage.target("eager_pooled", 600_000);
     let pid = target.pid();
     target.go();
-    watcher.wait_until("launches are sampled", is_sampled);
+    watcher.wait_until("launches are sampled", is_launch_sampled);
     wait_for_interval(&watcher, pid);
     target.kill();
     watcher.wait_until("its end is known", |observer| {
-        find(observer, pid).ended_ns.is_some()
+        find_process(observer, pid).ended_ns.is_some()
     });
     let observer = watcher.stop();
-    let launches = find(&observer, pid).count_calls(|what| what == CallKind::Launch);
-    let truth = truth_of(&stage, pid);
+    let launches = find_process(&observer, pid).count_calls(|what| what == CallKind::Launch);
+    let truth = logged_calls(&stage, pid);
     let truth = truth["cuLaunchKernel"].calls + truth["cuLaunchCooperativeKernel"].calls;
     eprintln!(
         "{truth} launches taken for {} ± {}",
@@ -459,12 +466,12 @@ pub(crate) fn estimate_by_few_windows() {
 }
 
 /// A process that starts while launches are sampled does not count as one without launches.
-pub(crate) fn estimate_of_newcomer() {
+pub(crate) fn a_process_that_starts_during_sampling_is_estimated() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&governed(&stage));
+    let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut first = stage.target("eager", 600_000);
     first.go();
-    watcher.wait_until("launches are sampled", is_sampled);
+    watcher.wait_until("launches are sampled", is_launch_sampled);
     let mut target = stage.target("eager", 600_000);
     let pid = target.pid();
     target.go();
@@ -481,18 +488,18 @@ pub(crate) fn estimate_of_newcomer() {
 
 /// The phases of a training loop must be the same with sampled launches as with all launches: it computes
 /// nearly all the time, and hardly ever loads.
-pub(crate) fn phases_while_sampled() {
+pub(crate) fn phases_are_right_while_launches_are_sampled() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&governed(&stage));
+    let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut target = stage.target("eager", 6_000);
     let pid = target.pid();
     target.go();
-    watcher.wait_until("launches are sampled", is_sampled);
+    watcher.wait_until("launches are sampled", is_launch_sampled);
     let times = |observer: &Observer| {
-        let phases = find(observer, pid).phases.as_ref();
+        let phases = find_process(observer, pid).phases.as_ref();
         phases.expect("it drives steps").times.clone()
     };
-    let before = watcher.with(|observer| times(observer));
+    let before = watcher.with_observer(|observer| times(observer));
     target.wait_until_done();
     let mut observer = watcher.stop();
     observer.read_counts().expect("maps can be read");
@@ -503,15 +510,15 @@ pub(crate) fn phases_while_sampled() {
     assert!(computing > 8 * loading, "{before:?} to {after:?}");
 }
 
-pub(crate) fn slow() {
+pub(crate) fn a_slow_program_is_counted_exactly() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&governed(&stage));
+    let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut target = stage.target("slow", 150);
     target.step();
     let mut observer = watcher.stop();
     observer.read_counts().expect("maps can be read");
-    assert!(!is_sampled(&observer));
-    let process = find(&observer, target.pid());
+    assert!(!is_launch_sampled(&observer));
+    let process = find_process(&observer, target.pid());
     assert!(!process.is_sampled());
-    assert_eq!(seen_of(process), truth_of(&stage, target.pid()));
+    assert_eq!(observed_calls(process), logged_calls(&stage, target.pid()));
 }

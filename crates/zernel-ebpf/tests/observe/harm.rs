@@ -11,19 +11,19 @@ use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::target::Stage;
 use zernel_testkit::{Need, eventually};
 
-use crate::harness::{attach_rest, exact, start_attached};
+use crate::harness::{attach_rest, options_that_count_everything, start_attached};
 
 /// Rounds of attaching and detaching, unless `ZERNEL_TEST_ROUNDS` is set. Each round waits for all CPUs, so
 /// rounds run in parallel, each with its own program and files.
-const ROUNDS: usize = 40;
-const LANES: usize = 4;
+const DEFAULT_ROUNDS: usize = 40;
+const PARALLEL_LANES: usize = 4;
 
-fn rounds() -> usize {
+fn requested_rounds() -> usize {
     let rounds = env::var("ZERNEL_TEST_ROUNDS").ok();
-    rounds.map_or(ROUNDS, |rounds| rounds.parse().expect("a number"))
+    rounds.map_or(DEFAULT_ROUNDS, |rounds| rounds.parse().expect("a number"))
 }
 
-pub(crate) fn compiler() -> Need {
+pub(crate) fn compiler_need() -> Need {
     Need {
         name: "c++",
         check: || match Command::new("c++").arg("--version").output() {
@@ -34,7 +34,7 @@ pub(crate) fn compiler() -> Need {
 }
 
 /// Builds the C++ program. C++ exceptions unwind the stack, which makes it hard to probe.
-fn build(stage: &Stage) -> PathBuf {
+fn build_cpp_program(stage: &Stage) -> PathBuf {
     let program = stage.path().join("unruly");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/observe/unruly.cpp");
     let mut compiler = Command::new("c++");
@@ -45,7 +45,7 @@ fn build(stage: &Stage) -> PathBuf {
 }
 
 /// Runs until its standard input is closed, and exits with success if all went well.
-fn spawn(stage: &Stage, program: &Path, libraries: &Path) -> Child {
+fn spawn_program(stage: &Stage, program: &Path, libraries: &Path) -> Child {
     let mut command = Command::new(program);
     command
         .arg(libraries.join("libcuda.so.1"))
@@ -55,13 +55,13 @@ fn spawn(stage: &Stage, program: &Path, libraries: &Path) -> Child {
 }
 
 /// Attaches to a program and detaches from it, over and over.
-fn bother(stage: &Stage, program: &Path, libraries: &Path) {
+fn attach_and_detach_repeatedly(stage: &Stage, program: &Path, libraries: &Path) {
     let mut observer = start_attached(&ObserverOptions {
         libraries: vec![libraries.join("libcuda.so.1")],
-        ..exact(stage)
+        ..options_that_count_everything(stage)
     });
-    let mut target = spawn(stage, program, libraries);
-    for _ in 0..rounds() / LANES {
+    let mut target = spawn_program(stage, program, libraries);
+    for _ in 0..requested_rounds() / PARALLEL_LANES {
         observer.pause();
         observer.resume();
         attach_rest(&mut observer);
@@ -80,15 +80,15 @@ fn bother(stage: &Stage, program: &Path, libraries: &Path) {
 
 pub(crate) fn unruly() {
     let stage = Stage::alone(Prologue::Push);
-    let program = build(&stage);
-    let lanes = (0..LANES).map(|lane| stage.path().join(format!("lane-{lane}")));
+    let program = build_cpp_program(&stage);
+    let lanes = (0..PARALLEL_LANES).map(|lane| stage.path().join(format!("lane-{lane}")));
     let lanes: Vec<PathBuf> = lanes.collect();
     for lane in &lanes {
         install(lane, Prologue::Push).expect("the libraries are built");
     }
     thread::scope(|scope| {
         for lane in &lanes {
-            scope.spawn(|| bother(&stage, &program, lane));
+            scope.spawn(|| attach_and_detach_repeatedly(&stage, &program, lane));
         }
     });
 }

@@ -15,37 +15,37 @@ use zernel_testkit::eventually;
 use zernel_testkit::target::{Stage, Target};
 
 /// Options that count everything, with the libraries of a stage attached before any process uses them.
-pub(crate) fn exact(stage: &Stage) -> ObserverOptions {
+pub(crate) fn options_that_count_everything(stage: &Stage) -> ObserverOptions {
     ObserverOptions {
-        libraries: libraries(stage),
+        libraries: libraries_of_stage(stage),
         governor: GovernorOptions::COUNT_EVERYTHING,
         ..ObserverOptions::default()
     }
 }
 
-pub(crate) fn libraries(stage: &Stage) -> Vec<PathBuf> {
+pub(crate) fn libraries_of_stage(stage: &Stage) -> Vec<PathBuf> {
     let names = ["libcuda.so.1", "libnccl.so.2"];
     names.map(|name| stage.library(name)).to_vec()
 }
 
-pub(crate) fn start(options: &ObserverOptions) -> Observer {
+pub(crate) fn start_observer(options: &ObserverOptions) -> Observer {
     Observer::start(options).expect("this machine can observe")
 }
 
-pub(crate) fn observe(stage: &Stage) -> Observer {
-    start_attached(&exact(stage))
+pub(crate) fn observe_stage(stage: &Stage) -> Observer {
+    start_attached(&options_that_count_everything(stage))
 }
 
-pub(crate) fn observe_on(stage: &Stage, rung: Rung) -> Observer {
+pub(crate) fn observe_stage_on_rung(stage: &Stage, rung: Rung) -> Observer {
     start_attached(&ObserverOptions {
         rungs: vec![rung],
-        ..exact(stage)
+        ..options_that_count_everything(stage)
     })
 }
 
 /// An observer with probes on all of its libraries.
 pub(crate) fn start_attached(options: &ObserverOptions) -> Observer {
-    let mut observer = start(options);
+    let mut observer = start_observer(options);
     attach_rest(&mut observer);
     observer
 }
@@ -66,23 +66,23 @@ pub(crate) fn attach_rest(observer: &mut Observer) {
 }
 
 /// An observer on its own thread, as a daemon has it.
-pub(crate) struct Watcher(ObserverThread);
+pub(crate) struct ObserverOnThread(ObserverThread);
 
-impl Watcher {
+impl ObserverOnThread {
     pub(crate) fn start(options: &ObserverOptions) -> Self {
         let round = Duration::from_millis(500);
-        Self(ObserverThread::start(start(options), round).expect("it runs"))
+        Self(ObserverThread::start(start_observer(options), round).expect("it runs"))
     }
 
     /// Runs a function on the observer.
-    pub(crate) fn with<T>(&self, function: impl FnOnce(&mut Observer) -> T) -> T {
+    pub(crate) fn with_observer<T>(&self, function: impl FnOnce(&mut Observer) -> T) -> T {
         let result = self.0.requests().call(function);
         result.expect("the observer runs")
     }
 
     /// Waits until a condition holds for the observer.
     pub(crate) fn wait_until(&self, what: &str, condition: impl Fn(&Observer) -> bool) {
-        eventually(what, || self.with(|observer| condition(observer)));
+        eventually(what, || self.with_observer(|observer| condition(observer)));
     }
 
     /// Stops the thread, which must not have failed.
@@ -92,7 +92,7 @@ impl Watcher {
 }
 
 /// Runs the next part of all targets at the same time.
-pub(crate) fn run(targets: &mut [Target]) {
+pub(crate) fn run_next_parts(targets: &mut [Target]) {
     for target in &mut *targets {
         target.go();
     }
@@ -102,7 +102,7 @@ pub(crate) fn run(targets: &mut [Target]) {
 }
 
 /// True calls of a process from the software GPU's log, by the names in reports.
-pub(crate) fn truth_of(stage: &Stage, pid: u32) -> BTreeMap<&'static str, CallCount> {
+pub(crate) fn logged_calls(stage: &Stage, pid: u32) -> BTreeMap<&'static str, CallCount> {
     let names: BTreeMap<&str, &'static str> = SYMBOLS
         .iter()
         .flat_map(|symbol| symbol.names.iter().map(|name| (*name, symbol.name())))
@@ -126,11 +126,11 @@ pub(crate) fn truth_of(stage: &Stage, pid: u32) -> BTreeMap<&'static str, CallCo
 }
 
 /// Observed calls of a process.
-pub(crate) fn seen_of(process: &ObservedProcess) -> BTreeMap<&'static str, CallCount> {
+pub(crate) fn observed_calls(process: &ObservedProcess) -> BTreeMap<&'static str, CallCount> {
     process.calls_by_function().collect()
 }
 
-pub(crate) fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
+pub(crate) fn find_process(observer: &Observer, pid: u32) -> &ObservedProcess {
     let mut processes = observer.processes();
     let found = processes.find(|process| process.pid == pid);
     found.expect("the process was observed")
@@ -140,14 +140,14 @@ pub(crate) fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
 pub(crate) fn assert_exact(observer: &mut Observer, stage: &Stage, targets: &[Target]) {
     observer.read_counts().expect("maps can be read");
     for target in targets {
-        let process = find(observer, target.pid());
-        assert_eq!(seen_of(process), truth_of(stage, target.pid()));
+        let process = find_process(observer, target.pid());
+        assert_eq!(observed_calls(process), logged_calls(stage, target.pid()));
     }
     assert_eq!(observer.losses(), Default::default());
 }
 
 /// Functions of a file in the ledger, by name.
-pub(crate) fn functions_of(observer: &Observer, file: &str) -> BTreeMap<String, Value> {
+pub(crate) fn functions_in_ledger(observer: &Observer, file: &str) -> BTreeMap<String, Value> {
     let ledger = observer.snapshot().ledger_json(Scope::All);
     let files = ledger["files"].as_array().expect("a list").iter();
     let functions = files

@@ -30,23 +30,23 @@ use zernel_testkit::{NO_KUBELET, Need, root, target, trial};
 
 fn main() -> ExitCode {
     let roles = [
-        churn::ROLES,
-        classes::ROLES,
-        counts::ROLES,
-        dead_files::ROLES,
-        files::ROLES,
-        filled_tables::ROLES,
-        governor::ROLES,
-        many_files::ROLES,
-        memory::ROLES,
-        nccl::ROLES,
-        processes::ROLES,
-        refusing_process::ROLES,
-        series::ROLES,
-        shared::ROLES,
-        shares::ROLES,
-        tenants::ROLES,
-        torch::ROLES,
+        churn::CHURN_ROLES,
+        classes::CLASS_ROLES,
+        counts::COUNT_ROLES,
+        dead_files::DEAD_FILE_ROLES,
+        files::FILE_ROLES,
+        filled_tables::TABLE_FILLING_ROLES,
+        governor::GOVERNOR_ROLES,
+        many_files::MANY_FILES_ROLES,
+        memory::MEMORY_ROLES,
+        nccl::NCCL_ROLES,
+        processes::PROCESS_ROLES,
+        refusing_process::REFUSING_ROLES,
+        series::SERIES_ROLES,
+        shared::SHARED_STATE_ROLES,
+        shares::SHARE_ROLES,
+        tenants::TENANT_ROLES,
+        torch::TORCH_ROLES,
     ]
     .concat();
     if let Some(code) = target::act(&roles) {
@@ -54,231 +54,332 @@ fn main() -> ExitCode {
     }
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     let trials: &[(&str, fn())] = &[
-        ("every_call_is_counted_on_every_rung", counts::every_rung),
+        (
+            "every_call_is_counted_on_every_rung",
+            counts::every_call_is_counted_on_every_rung,
+        ),
         (
             "a_million_calls_of_four_processes_are_counted",
-            counts::a_million_calls,
+            counts::a_million_calls_of_four_processes_are_counted,
         ),
-        ("nothing_is_lost_at_full_speed", counts::full_speed),
-        ("a_busy_function_is_sampled_until_it_calms", governor::busy),
-        ("a_hot_function_raises_an_alarm", governor::alarm),
+        (
+            "nothing_is_lost_at_full_speed",
+            counts::nothing_is_lost_at_full_speed,
+        ),
+        (
+            "a_busy_function_is_sampled_until_it_calms",
+            governor::a_busy_function_is_sampled_until_it_calms,
+        ),
+        (
+            "a_hot_function_raises_an_alarm",
+            governor::a_hot_function_raises_an_alarm,
+        ),
         (
             "a_process_over_the_ceiling_is_rested",
-            governor::above_the_ceiling,
+            governor::a_process_over_the_ceiling_is_rested,
         ),
         (
             "a_process_above_the_ceiling_takes_no_probes_from_others",
-            governor::above_the_ceiling_beside_others,
+            governor::a_process_above_the_ceiling_takes_no_probes_from_others,
         ),
         (
             "an_open_call_is_not_lost_when_its_probe_is_detached",
-            governor::detached_under_way,
+            governor::an_open_call_is_not_lost_when_its_probe_is_detached,
         ),
-        ("an_estimate_is_within_its_interval", governor::estimate),
+        (
+            "an_estimate_is_within_its_interval",
+            governor::an_estimate_is_within_its_interval,
+        ),
         (
             "launches_are_estimated_from_steps",
-            governor::estimate_by_steps,
+            governor::launches_are_estimated_from_steps,
         ),
         (
             "launches_are_estimated_from_few_windows",
-            governor::estimate_by_few_windows,
+            governor::launches_are_estimated_from_few_windows,
         ),
         (
             "a_process_that_starts_during_sampling_is_estimated",
-            governor::estimate_of_newcomer,
+            governor::a_process_that_starts_during_sampling_is_estimated,
         ),
-        ("a_slow_program_is_counted_exactly", governor::slow),
+        (
+            "a_slow_program_is_counted_exactly",
+            governor::a_slow_program_is_counted_exactly,
+        ),
         (
             "phases_are_right_while_launches_are_sampled",
-            governor::phases_while_sampled,
+            governor::phases_are_right_while_launches_are_sampled,
         ),
         (
             "functions_with_other_prologues_are_counted",
-            prologues::displaced,
+            prologues::functions_with_other_prologues_are_counted,
         ),
-        ("frequent_single_stepping_is_refused", prologues::refused),
-        ("ranks_and_their_collectives_are_seen", nccl::ranks),
-        ("many_communicators_are_all_seen", nccl::many),
+        (
+            "frequent_single_stepping_is_refused",
+            prologues::frequent_single_stepping_is_refused,
+        ),
+        (
+            "ranks_and_their_collectives_are_seen",
+            nccl::ranks_and_their_collectives_are_seen,
+        ),
+        (
+            "many_communicators_are_all_seen",
+            nccl::many_communicators_are_all_seen,
+        ),
         (
             "communicators_that_are_stored_late_are_seen",
-            nccl::parts_that_are_stored_late,
+            nccl::communicators_that_are_stored_late_are_seen,
         ),
-        ("a_broadcast_by_either_name_is_one", nccl::once),
-        ("lost_collectives_are_counted", nccl::too_many),
+        (
+            "a_broadcast_by_either_name_is_one",
+            nccl::a_broadcast_by_either_name_is_one,
+        ),
+        (
+            "lost_collectives_are_counted",
+            nccl::lost_collectives_are_counted,
+        ),
         (
             "collectives_are_not_timed_across_sampling_gaps",
-            nccl::sampled_events,
+            nccl::collectives_are_not_timed_across_sampling_gaps,
         ),
         (
             "a_wait_ends_only_the_collectives_it_covers",
-            nccl::side_by_side,
+            nccl::a_wait_ends_only_the_collectives_it_covers,
         ),
         (
             "collectives_stay_counted_when_ranks_are_forgotten",
-            nccl::forgotten,
+            nccl::collectives_stay_counted_when_ranks_are_forgotten,
         ),
-        ("memory_is_accounted_to_its_caller", memory::accounts),
-        ("memory_belongs_to_the_current_device", memory::devices),
+        (
+            "memory_is_accounted_to_its_caller",
+            memory::memory_is_accounted_to_its_caller,
+        ),
+        (
+            "memory_belongs_to_the_current_device",
+            memory::memory_belongs_to_the_current_device,
+        ),
         (
             "memory_belongs_to_the_device_that_is_current_again",
-            memory::nested_devices,
+            memory::memory_belongs_to_the_device_that_is_current_again,
         ),
         (
             "memory_that_is_mapped_lives_without_its_handle",
-            memory::mapped,
+            memory::memory_that_is_mapped_lives_without_its_handle,
         ),
-        ("memory_is_freed_with_its_context", memory::with_contexts),
-        ("sampled_pool_memory_is_left_out", memory::of_pools),
+        (
+            "memory_is_freed_with_its_context",
+            memory::memory_is_freed_with_its_context,
+        ),
+        (
+            "sampled_pool_memory_is_left_out",
+            memory::sampled_pool_memory_is_left_out,
+        ),
         (
             "memory_belongs_to_its_device_while_others_are_sampled",
-            memory::of_restless_ones,
+            memory::memory_belongs_to_its_device_while_others_are_sampled,
         ),
-        ("exec_starts_a_new_process", processes::execution),
+        (
+            "exec_starts_a_new_process",
+            processes::exec_starts_a_new_process,
+        ),
         (
             "a_child_without_cuda_is_no_trainer",
-            processes::child_without_cuda,
+            processes::a_child_without_cuda_is_no_trainer,
         ),
         (
             "a_killed_process_is_exported_for_a_while",
-            processes::killed,
+            processes::a_killed_process_is_exported_for_a_while,
         ),
-        ("a_pause_of_observing_is_no_step", processes::paused),
-        ("a_process_found_late_is_not_complete", processes::late),
+        (
+            "a_pause_of_observing_is_no_step",
+            processes::a_pause_of_observing_is_no_step,
+        ),
+        (
+            "a_process_found_late_is_not_complete",
+            processes::a_process_found_late_is_not_complete,
+        ),
         (
             "thousands_of_short_processes_are_counted",
-            processes::thousands_of_short_ones,
+            processes::thousands_of_short_processes_are_counted,
         ),
         (
             "a_slow_exit_is_not_booked_to_another_process",
-            churn::late_writer,
+            churn::a_slow_exit_is_not_booked_to_another_process,
         ),
-        ("many_exits_are_cleaned_up_in_one_pass", churn::cleanup),
+        (
+            "many_exits_are_cleaned_up_in_one_pass",
+            churn::many_exits_are_cleaned_up_in_one_pass,
+        ),
         (
             "destroying_a_context_is_quick_among_many_allocations",
-            churn::destroyed_among_many,
+            churn::destroying_a_context_is_quick_among_many_allocations,
         ),
         (
             "memory_is_freed_with_a_context_from_before_observing",
-            churn::early_contexts,
+            churn::memory_is_freed_with_a_context_from_before_observing,
         ),
         (
             "a_short_process_has_a_name_and_an_owner",
-            churn::short_lived,
+            churn::a_short_process_has_a_name_and_an_owner,
         ),
         (
             "an_exit_during_attaching_is_no_error",
-            processes::exits_during_attach,
+            processes::an_exit_during_attaching_is_no_error,
         ),
-        ("a_whole_node_has_few_series", series::whole_node),
-        ("a_replaced_library_is_attached_to_anew", files::replaced),
-        ("a_written_library_is_detached", files::written_to),
+        (
+            "a_whole_node_has_few_series",
+            series::a_whole_node_has_few_series,
+        ),
+        (
+            "a_replaced_library_is_attached_to_anew",
+            files::a_replaced_library_is_attached_to_anew,
+        ),
+        (
+            "a_written_library_is_detached",
+            files::a_written_library_is_detached,
+        ),
         (
             "a_process_with_a_detached_library_is_not_complete",
-            files::written_to_in_use,
+            files::a_process_with_a_detached_library_is_not_complete,
         ),
         (
             "a_library_is_detached_as_soon_as_it_is_written",
-            files::written_to_at_once,
+            files::a_library_is_detached_as_soon_as_it_is_written,
         ),
-        ("garbage_is_refused_and_disturbs_nothing", files::garbage),
+        (
+            "garbage_is_refused_and_disturbs_nothing",
+            files::garbage_is_refused_and_disturbs_nothing,
+        ),
         (
             "a_remapped_library_is_taken_for_what_it_is",
-            files::remapped,
+            files::a_remapped_library_is_taken_for_what_it_is,
         ),
-        ("a_mount_namespace_hides_nothing", files::hidden),
+        (
+            "a_mount_namespace_hides_nothing",
+            files::a_mount_namespace_hides_nothing,
+        ),
         (
             "one_tenant_has_a_share_of_the_probed_files",
-            many_files::one_tenant_has_a_share,
+            many_files::one_tenant_has_a_share_of_the_probed_files,
         ),
-        ("one_tenant_has_a_share_of_the_processes", shares::processes),
+        (
+            "one_tenant_has_a_share_of_the_processes",
+            shares::one_tenant_has_a_share_of_the_processes,
+        ),
         (
             "one_tenant_has_a_share_of_the_allocations",
-            shares::allocations,
+            shares::one_tenant_has_a_share_of_the_allocations,
         ),
         (
             "one_tenant_has_a_share_of_the_histograms",
-            filled_tables::histograms,
+            filled_tables::one_tenant_has_a_share_of_the_histograms,
         ),
         (
             "one_tenant_has_a_share_of_the_communicators",
-            filled_tables::communicators,
+            filled_tables::one_tenant_has_a_share_of_the_communicators,
         ),
         (
             "one_tenant_has_a_share_of_the_memory_accounts",
-            filled_tables::memory_accounts,
+            filled_tables::one_tenant_has_a_share_of_the_memory_accounts,
         ),
         (
             "one_tenant_has_a_share_of_the_step_marks",
-            filled_tables::step_marks,
+            filled_tables::one_tenant_has_a_share_of_the_step_marks,
         ),
         (
             "a_full_table_refuses_the_largest_tenant_first",
-            filled_tables::three_tenants,
+            filled_tables::a_full_table_refuses_the_largest_tenant_first,
         ),
         (
             "many_uids_in_a_namespace_are_one_tenant",
-            tenants::many_uids_in_a_namespace,
+            tenants::many_uids_in_a_namespace_are_one_tenant,
         ),
-        ("indices_of_tenants_are_reused", tenants::indices_are_reused),
-        ("states_are_pinned_for_a_scheduler", shared::pinned),
-        ("the_first_event_of_a_process_counts", shared::first_event),
+        (
+            "indices_of_tenants_are_reused",
+            tenants::indices_of_tenants_are_reused,
+        ),
+        (
+            "states_are_pinned_for_a_scheduler",
+            shared::states_are_pinned_for_a_scheduler,
+        ),
+        (
+            "the_first_event_of_a_process_counts",
+            shared::the_first_event_of_a_process_counts,
+        ),
         (
             "pins_of_another_version_are_replaced",
-            shared::pinned_by_another_version,
+            shared::pins_of_another_version_are_replaced,
         ),
-        ("readers_see_a_killed_observer_and_the_next", shared::killed),
-        ("pins_outlive_a_restart", shared::restarted),
-        ("no_bpffs_is_no_error", shared::without_bpffs),
-        ("classes_are_published", classes::published),
-        ("a_compiling_thread_has_no_phase", torch::compilation),
-        ("forking_loaders_is_data_loading", torch::forked_loaders),
-        ("classes_are_written_as_hints", classes::hints),
-        ("unusable_hints_are_refused", classes::unusable_hints),
-        ("decisions_are_counted", classes::decisions),
+        ("forking_loaders_is_data_loading", torch::forking_loaders_is_data_loading),
+        ("a_compiling_thread_has_no_phase", torch::a_compiling_thread_has_no_phase),
+        (
+            "readers_see_a_killed_observer_and_the_next",
+            shared::readers_see_a_killed_observer_and_the_next,
+        ),
+        ("pins_outlive_a_restart", shared::pins_outlive_a_restart),
+        ("no_bpffs_is_no_error", shared::no_bpffs_is_no_error),
+        ("classes_are_published", classes::classes_are_published),
+        (
+            "classes_are_written_as_hints",
+            classes::classes_are_written_as_hints,
+        ),
+        (
+            "unusable_hints_are_refused",
+            classes::unusable_hints_are_refused,
+        ),
+        ("decisions_are_counted", classes::decisions_are_counted),
     ];
     let more: [(&str, Need, fn()); 10] = [
-        ("one_tenant_is_a_pod", NO_KUBELET, tenants::pods),
+        (
+            "one_tenant_is_a_pod",
+            NO_KUBELET,
+            tenants::one_tenant_is_a_pod,
+        ),
         (
             "a_dead_environment_holds_up_nobody",
-            dead_files::FUSE,
-            dead_files::dead_environment,
+            dead_files::FUSE_NEED,
+            dead_files::a_dead_environment_holds_up_nobody,
         ),
         (
             "a_dead_file_system_holds_up_nobody",
-            dead_files::FUSE,
-            dead_files::observing_goes_on,
+            dead_files::FUSE_NEED,
+            dead_files::a_dead_file_system_holds_up_nobody,
         ),
         (
             "a_library_on_fuse_gets_no_probes",
-            dead_files::FUSE,
-            dead_files::on_fuse,
+            dead_files::FUSE_NEED,
+            dead_files::a_library_on_fuse_gets_no_probes,
         ),
         (
             "a_library_on_an_overlay_of_fuse_gets_no_probes",
-            dead_files::FUSE,
-            dead_files::on_overlay,
+            dead_files::FUSE_NEED,
+            dead_files::a_library_on_an_overlay_of_fuse_gets_no_probes,
         ),
         (
             "a_library_that_one_process_had_refused_gets_probes_later",
-            refusing_process::PAGE_FAULTS_ON_TMPFS,
-            refusing_process::held_page_faults,
+            refusing_process::PAGE_FAULTS_ON_TMPFS_NEED,
+            refusing_process::a_library_that_one_process_had_refused_gets_probes_later,
         ),
         (
             "a_reused_pid_is_another_process",
-            processes::next_pid(),
+            processes::next_pid_need(),
             processes::a_reused_pid,
         ),
         (
             "a_stripped_library_is_counted",
-            files::strip(),
+            files::strip_need(),
             files::stripped,
         ),
         (
             "a_library_in_a_layer_is_detached_as_soon_as_it_is_written",
-            files::overlayfs(),
+            files::overlayfs_need(),
             files::written_to_in_a_layer,
         ),
-        ("programs_are_not_harmed", harm::compiler(), harm::unruly),
+        (
+            "programs_are_not_harmed",
+            harm::compiler_need(),
+            harm::unruly,
+        ),
     ];
     let more = more.map(|(name, need, test)| trial(name, &[needs[0], needs[1], need], test));
     let trials = trials.iter().map(|(name, test)| trial(name, &needs, test));

@@ -13,13 +13,13 @@ use zernel_testkit::eventually;
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, directory};
 
 use crate::files::map_code;
-use crate::harness::{assert_exact, functions_of, observe};
+use crate::harness::{assert_exact, functions_in_ledger, observe_stage};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[("maps_copies", maps_copies)];
+pub(crate) const MANY_FILES_ROLES: &[(&str, TargetRole)] = &[("maps_copies", maps_copies)];
 
 /// More files than one user may have probed.
-const COPIES: u64 = 450;
-const NOBODY: u32 = 65534;
+const LIBRARY_COPIES: u64 = 450;
+const NOBODY_UID: u32 = 65534;
 
 /// Maps this number of libraries.
 fn maps_copies(_driver: &Driver, rounds: u64) {
@@ -55,22 +55,22 @@ fn write_copies(stage: &Stage, user: u32, copies: u64) {
 }
 
 /// A user with too many libraries gets a share of the probes. Other users get theirs, and are counted exactly.
-pub(crate) fn one_tenant_has_a_share() {
+pub(crate) fn one_tenant_has_a_share_of_the_probed_files() {
     let stage = Stage::alone(Prologue::Push);
     fs::set_permissions(stage.path(), fs::Permissions::from_mode(0o755)).expect("ours");
-    write_copies(&stage, NOBODY, COPIES);
+    write_copies(&stage, NOBODY_UID, LIBRARY_COPIES);
     write_copies(&stage, 0, 3);
-    let mut observer = observe(&stage);
-    let mut command = stage.command("maps_copies", COPIES);
-    let mut greedy = Target::start(command.uid(NOBODY));
+    let mut observer = observe_stage(&stage);
+    let mut command = stage.command("maps_copies", LIBRARY_COPIES);
+    let mut greedy = Target::start(command.uid(NOBODY_UID));
     greedy.step();
     observer.scan().expect("processes can be scanned");
     eventually("its share is attached to", || {
         observer.discover().expect("processes can be discovered");
-        attached(&observer, NOBODY) >= 200
+        attached(&observer, NOBODY_UID) >= 200
     });
-    let share = attached(&observer, NOBODY);
-    assert!(share < COPIES as usize, "{share}");
+    let share = attached(&observer, NOBODY_UID);
+    assert!(share < LIBRARY_COPIES as usize, "{share}");
     let refused = observer.snapshot().ledger_json(Scope::All)["refused"].to_string();
     assert!(refused.contains("more library files than"), "{refused}");
     let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
@@ -89,7 +89,7 @@ pub(crate) fn one_tenant_has_a_share() {
     observer.scan().expect("processes can be scanned");
     assert_eq!(attached(&observer, 0), 3);
     let first = stage.path().join("copies/libcuda.so.0.0");
-    let functions = functions_of(&observer, first.to_str().expect("text"));
+    let functions = functions_in_ledger(&observer, first.to_str().expect("text"));
     assert!(functions.contains_key("cuInit"), "{functions:?}");
     let mut targets = [stage.target("everything", 10)];
     targets[0].step();

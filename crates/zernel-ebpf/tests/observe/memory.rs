@@ -11,26 +11,28 @@ use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out, pause, try_call};
 
-use crate::harness::{Watcher, exact, find, observe};
+use crate::harness::{
+    ObserverOnThread, find_process, observe_stage, options_that_count_everything,
+};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
-    ("memory", memory),
-    ("two_devices", two_devices),
-    ("nested_contexts", nested_contexts),
-    ("ending_contexts", ending_contexts),
-    ("restless", restless),
-    ("pooled", pooled),
-    ("mapped_memory", mapped_memory),
+pub(crate) const MEMORY_ROLES: &[(&str, TargetRole)] = &[
+    ("memory", allocates_every_kind),
+    ("two_devices", allocates_on_two_devices),
+    ("nested_contexts", allocates_in_nested_contexts),
+    ("ending_contexts", destroys_contexts_with_memory),
+    ("restless", switches_devices),
+    ("pooled", allocates_from_pool),
+    ("mapped_memory", maps_physical_memory),
 ];
 
 /// The smallest allocation of physical memory.
-const PAGE: u64 = 2 << 20;
+const PHYSICAL_PAGE_BYTES: u64 = 2 << 20;
 
 /// The first words of `CUmemAllocationProp`: pinned memory of device 0.
 #[repr(C)]
-struct Properties([u32; 4], [u64; 2]);
+struct AllocationProperties([u32; 4], [u64; 2]);
 
-fn memory(driver: &Driver, _rounds: u64) {
+fn allocates_every_kind(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
     driver.open();
     let first = driver.allocate(1000);
@@ -45,13 +47,13 @@ fn memory(driver: &Driver, _rounds: u64) {
         0
     );
     pause();
-    let mut properties = Properties([1, 0, 1, 0], [0; 2]);
+    let mut properties = AllocationProperties([1, 0, 1, 0], [0; 2]);
     let (mut handle, mut again, mut address) = (0_u64, 0_u64, 0_u64);
     call!(
         cuda,
         "cuMemCreate",
         out(&mut handle),
-        PAGE,
+        PHYSICAL_PAGE_BYTES,
         out(&mut properties),
         0
     );
@@ -59,12 +61,12 @@ fn memory(driver: &Driver, _rounds: u64) {
         cuda,
         "cuMemAddressReserve",
         out(&mut address),
-        PAGE,
+        PHYSICAL_PAGE_BYTES,
         0,
         0,
         0
     );
-    call!(cuda, "cuMemMap", address, PAGE, 0, handle, 0);
+    call!(cuda, "cuMemMap", address, PHYSICAL_PAGE_BYTES, 0, handle, 0);
     call!(
         cuda,
         "cuMemRetainAllocationHandle",
@@ -73,13 +75,13 @@ fn memory(driver: &Driver, _rounds: u64) {
     );
     call!(cuda, "cuMemRelease", again);
     pause();
-    call!(cuda, "cuMemUnmap", address, PAGE);
+    call!(cuda, "cuMemUnmap", address, PHYSICAL_PAGE_BYTES);
     call!(cuda, "cuMemRelease", handle);
     driver.free(second);
 }
 
 /// The contexts of two devices, the first of which is current.
-fn open_both(driver: &Driver) -> [u64; 2] {
+fn open_both_devices(driver: &Driver) -> [u64; 2] {
     let cuda = driver.cuda();
     let mut contexts = [0_u64; 2];
     call!(cuda, "cuInit", 0);
@@ -90,9 +92,9 @@ fn open_both(driver: &Driver) -> [u64; 2] {
     contexts
 }
 
-fn two_devices(driver: &Driver, _rounds: u64) {
+fn allocates_on_two_devices(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
-    let contexts = open_both(driver);
+    let contexts = open_both_devices(driver);
     driver.allocate(1000);
     call!(cuda, "cuCtxSetCurrent", contexts[1]);
     driver.allocate(2000);
@@ -105,9 +107,9 @@ fn two_devices(driver: &Driver, _rounds: u64) {
 
 /// Alternates between the devices: at depth `n`, `1 << n` bytes are allocated on device `n % 2` on the
 /// way up, and `1000 << n` on the way down.
-fn nested_contexts(driver: &Driver, depth: u64) {
+fn allocates_in_nested_contexts(driver: &Driver, depth: u64) {
     let cuda = driver.cuda();
-    let contexts = open_both(driver);
+    let contexts = open_both_devices(driver);
     driver.allocate(1);
     for level in 1..=depth {
         call!(cuda, "cuCtxPushCurrent_v2", contexts[level as usize % 2]);
@@ -122,7 +124,7 @@ fn nested_contexts(driver: &Driver, depth: u64) {
 
 /// Keeps memory from a pool and other memory. For `milliseconds` it allocates from the pool and frees at once, as often
 /// as it can.
-fn pooled(driver: &Driver, milliseconds: u64) {
+fn allocates_from_pool(driver: &Driver, milliseconds: u64) {
     let cuda = driver.cuda();
     driver.open();
     driver.allocate(1000);
@@ -140,9 +142,9 @@ fn pooled(driver: &Driver, milliseconds: u64) {
 }
 
 /// Switches to the other device and back about 2,000 times per second for `milliseconds`, then allocates on both.
-fn restless(driver: &Driver, milliseconds: u64) {
+fn switches_devices(driver: &Driver, milliseconds: u64) {
     let cuda = driver.cuda();
-    let contexts = open_both(driver);
+    let contexts = open_both_devices(driver);
     let switch_and_allocate = |bytes| {
         let mut popped = 0_u64;
         call!(cuda, "cuCtxPushCurrent_v2", contexts[1]);
@@ -161,7 +163,7 @@ fn restless(driver: &Driver, milliseconds: u64) {
 }
 
 /// Memory in the device's own context and in another: each is freed with its context.
-fn ending_contexts(driver: &Driver, _rounds: u64) {
+fn destroys_contexts_with_memory(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
     driver.open();
     driver.allocate(1000);
@@ -177,14 +179,14 @@ fn ending_contexts(driver: &Driver, _rounds: u64) {
     driver.allocate(500);
 }
 
-fn create(driver: &Driver) -> u64 {
-    let (mut handle, mut properties) = (0_u64, Properties([1, 0, 1, 0], [0; 2]));
+fn create_physical_memory(driver: &Driver) -> u64 {
+    let (mut handle, mut properties) = (0_u64, AllocationProperties([1, 0, 1, 0], [0; 2]));
     let properties = out(&mut properties);
     call!(
         driver.cuda(),
         "cuMemCreate",
         out(&mut handle),
-        PAGE,
+        PHYSICAL_PAGE_BYTES,
         properties,
         0
     );
@@ -192,16 +194,20 @@ fn create(driver: &Driver) -> u64 {
 }
 
 /// Three pages: one is released before it is unmapped, one after, one is mapped twice.
-fn mapped_memory(driver: &Driver, _rounds: u64) {
+fn maps_physical_memory(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
     driver.open();
-    let handles = [create(driver), create(driver), create(driver)];
+    let handles = [
+        create_physical_memory(driver),
+        create_physical_memory(driver),
+        create_physical_memory(driver),
+    ];
     let mut address = 0_u64;
     call!(
         cuda,
         "cuMemAddressReserve",
         out(&mut address),
-        4 * PAGE,
+        4 * PHYSICAL_PAGE_BYTES,
         0,
         0,
         0
@@ -214,30 +220,46 @@ fn mapped_memory(driver: &Driver, _rounds: u64) {
         call!(
             cuda,
             "cuMemMap",
-            address + page as u64 * PAGE,
-            PAGE,
+            address + page as u64 * PHYSICAL_PAGE_BYTES,
+            PHYSICAL_PAGE_BYTES,
             0,
             handle,
             0
         );
     }
     assert_ne!(
-        try_call!(cuda, "cuMemMap", address, PAGE, 0, handles[0], 0),
+        try_call!(
+            cuda,
+            "cuMemMap",
+            address,
+            PHYSICAL_PAGE_BYTES,
+            0,
+            handles[0],
+            0
+        ),
         0
     );
-    assert_ne!(try_call!(cuda, "cuMemUnmap", address, PAGE / 2), 0);
+    assert_ne!(
+        try_call!(cuda, "cuMemUnmap", address, PHYSICAL_PAGE_BYTES / 2),
+        0
+    );
     call!(cuda, "cuMemRelease", handles[0]);
     call!(cuda, "cuMemRelease", handles[2]);
     pause();
-    call!(cuda, "cuMemUnmap", address, 3 * PAGE);
+    call!(cuda, "cuMemUnmap", address, 3 * PHYSICAL_PAGE_BYTES);
     pause();
     call!(cuda, "cuMemRelease", handles[1]);
     pause();
-    call!(cuda, "cuMemUnmap", address + 3 * PAGE, PAGE);
+    call!(
+        cuda,
+        "cuMemUnmap",
+        address + 3 * PHYSICAL_PAGE_BYTES,
+        PHYSICAL_PAGE_BYTES
+    );
 }
 
 /// Bytes by calling library, from the metrics.
-fn by_caller(observer: &Observer, pid: u32) -> BTreeMap<String, u64> {
+fn bytes_by_caller(observer: &Observer, pid: u32) -> BTreeMap<String, u64> {
     let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     let begin = format!("zernel_gpu_memory_caller_bytes{{pid=\"{pid}\",gpu_id=\"0\",caller=\"");
     let lines = text.lines().filter_map(|line| line.strip_prefix(&*begin));
@@ -250,65 +272,79 @@ fn by_caller(observer: &Observer, pid: u32) -> BTreeMap<String, u64> {
 }
 
 /// The memory of its only device: in use, and at most.
-fn in_use(observer: &mut Observer, target: &Target) -> (u64, u64) {
+fn memory_in_use_and_peak(observer: &mut Observer, target: &Target) -> (u64, u64) {
     observer.read_counts().expect("maps can be read");
-    let total = &find(observer, target.pid()).probes.gpu_mem.by_device[&0].total;
+    let total = &find_process(observer, target.pid())
+        .probes
+        .gpu_mem
+        .by_device[&0]
+        .total;
     (total.current_bytes, total.peak_bytes)
 }
 
-pub(crate) fn accounts() {
+pub(crate) fn memory_is_accounted_to_its_caller() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("memory", 0);
     let pid = target.pid();
     target.step();
-    assert_eq!(in_use(&mut observer, &target), (9500, 9500));
+    assert_eq!(memory_in_use_and_peak(&mut observer, &target), (9500, 9500));
     observer.read_counts().expect("maps can be read");
     let expected = [("libnccl".to_owned(), 7000), ("observe".to_owned(), 2500)];
-    assert_eq!(by_caller(&observer, pid), BTreeMap::from(expected));
+    assert_eq!(bytes_by_caller(&observer, pid), BTreeMap::from(expected));
     // A free that failed changes nothing.
     target.step();
-    assert_eq!(in_use(&mut observer, &target), (9500, 9500));
+    assert_eq!(memory_in_use_and_peak(&mut observer, &target), (9500, 9500));
     assert_eq!(
-        find(&observer, pid).probes.gpu_mem.by_device[&0]
+        find_process(&observer, pid).probes.gpu_mem.by_device[&0]
             .total
             .free_count,
         1
     );
     // One of two references is released.
     target.step();
-    assert_eq!(in_use(&mut observer, &target), (9500 + PAGE, 9500 + PAGE));
+    assert_eq!(
+        memory_in_use_and_peak(&mut observer, &target),
+        (9500 + PHYSICAL_PAGE_BYTES, 9500 + PHYSICAL_PAGE_BYTES)
+    );
     target.step();
-    assert_eq!(in_use(&mut observer, &target), (7500, 9500 + PAGE));
+    assert_eq!(
+        memory_in_use_and_peak(&mut observer, &target),
+        (7500, 9500 + PHYSICAL_PAGE_BYTES)
+    );
     target.end();
     observer.read_counts().expect("maps can be read");
-    let memory = &find(&observer, pid).probes.gpu_mem.by_device[&0];
+    let memory = &find_process(&observer, pid).probes.gpu_mem.by_device[&0];
     assert_eq!(memory.total.current_bytes, 0);
-    assert_eq!(memory.total.peak_bytes, 9500 + PAGE);
-    assert!(by_caller(&observer, pid).values().all(|bytes| *bytes == 0));
+    assert_eq!(memory.total.peak_bytes, 9500 + PHYSICAL_PAGE_BYTES);
+    assert!(
+        bytes_by_caller(&observer, pid)
+            .values()
+            .all(|bytes| *bytes == 0)
+    );
     assert_eq!(observer.losses(), Default::default());
 }
 
-pub(crate) fn devices() {
+pub(crate) fn memory_belongs_to_the_current_device() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut command = stage.command("two_devices", 0);
     let mut target = Target::start(command.env(config::DEVICES, "2"));
     target.step();
     observer.read_counts().expect("maps can be read");
-    let in_use = in_use_by_device(&observer, &target);
+    let in_use = memory_in_use_by_device(&observer, &target);
     assert_eq!(in_use, BTreeMap::from([(0, 1300), (1, 2040)]));
 }
 
 /// Functions that determine the current device are not sampled.
-pub(crate) fn of_restless_ones() {
+pub(crate) fn memory_belongs_to_its_device_while_others_are_sampled() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&ObserverOptions {
+    let watcher = ObserverOnThread::start(&ObserverOptions {
         governor: GovernorOptions {
             budget: 0.0001,
             ..GovernorOptions::default()
         },
-        ..exact(&stage)
+        ..options_that_count_everything(&stage)
     });
     let mut command = stage.command("restless", 3000);
     let mut target = Target::start(command.env(config::DEVICES, "2"));
@@ -316,22 +352,22 @@ pub(crate) fn of_restless_ones() {
     target.wait_until_done();
     let mut observer = watcher.stop();
     observer.read_counts().expect("maps can be read");
-    let in_use = in_use_by_device(&observer, &target);
+    let in_use = memory_in_use_by_device(&observer, &target);
     assert_eq!(in_use, BTreeMap::from([(0, 1000), (1, 300)]));
 }
 
 /// A process that allocates from a pool all the time is still observed. Only its pool memory is no longer exported.
-pub(crate) fn of_pools() {
+pub(crate) fn sampled_pool_memory_is_left_out() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&ObserverOptions {
+    let watcher = ObserverOnThread::start(&ObserverOptions {
         governor: GovernorOptions::default(),
-        ..exact(&stage)
+        ..options_that_count_everything(&stage)
     });
     let mut target = stage.target("pooled", 4000);
     let pid = target.pid();
     target.step();
     let in_use = |observer: &Observer| {
-        find(observer, pid).probes.gpu_mem.by_device[&0]
+        find_process(observer, pid).probes.gpu_mem.by_device[&0]
             .total
             .current_bytes
     };
@@ -354,40 +390,54 @@ pub(crate) fn of_pools() {
 }
 
 /// Resetting a device or destroying a context frees the memory in it.
-pub(crate) fn with_contexts() {
+pub(crate) fn memory_is_freed_with_its_context() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("ending_contexts", 0);
     for bytes in [1300, 1000, 0, 500] {
         target.step();
-        assert_eq!(in_use(&mut observer, &target), (bytes, 1300));
+        assert_eq!(
+            memory_in_use_and_peak(&mut observer, &target),
+            (bytes, 1300)
+        );
     }
     assert_eq!(
-        find(&observer, target.pid()).probes.gpu_mem.by_device[&0]
+        find_process(&observer, target.pid())
+            .probes
+            .gpu_mem
+            .by_device[&0]
             .total
             .free_count,
         2
     );
 }
 
-fn in_use_by_device(observer: &Observer, target: &Target) -> BTreeMap<u32, u64> {
-    let memory = find(observer, target.pid()).probes.gpu_mem.by_device.iter();
+fn memory_in_use_by_device(observer: &Observer, target: &Target) -> BTreeMap<u32, u64> {
+    let memory = find_process(observer, target.pid())
+        .probes
+        .gpu_mem
+        .by_device
+        .iter();
     memory
         .map(|(device, memory)| (*device, memory.total.current_bytes))
         .collect()
 }
 
-/// Memory in use on each device after [`nested_contexts`].
-fn nested(observer: &mut Observer, stage: &Stage, depth: u64) -> BTreeMap<u32, u64> {
+/// Memory in use on each device after [`allocates_in_nested_contexts`].
+fn memory_of_nested_contexts(
+    observer: &mut Observer,
+    stage: &Stage,
+    depth: u64,
+) -> BTreeMap<u32, u64> {
     let mut target = stage.target("nested_contexts", depth);
     target.step();
     observer.read_counts().expect("maps can be read");
-    in_use_by_device(observer, &target)
+    memory_in_use_by_device(observer, &target)
 }
 
-pub(crate) fn nested_devices() {
+pub(crate) fn memory_belongs_to_the_device_that_is_current_again() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let bytes_on = |device, depth| {
         let levels = (0..=depth).filter(|level| level % 2 == device);
         let bytes =
@@ -396,7 +446,10 @@ pub(crate) fn nested_devices() {
     };
     for depth in [2, 8] {
         let expected = BTreeMap::from([(0, bytes_on(0, depth)), (1, bytes_on(1, depth))]);
-        assert_eq!(nested(&mut observer, &stage, depth), expected);
+        assert_eq!(
+            memory_of_nested_contexts(&mut observer, &stage, depth),
+            expected
+        );
     }
     assert_eq!(observer.losses(), Default::default());
     // Two contexts are too deep for the probe, and count for the first device. Only one of them is on the
@@ -406,21 +459,30 @@ pub(crate) fn nested_devices() {
         (0, bytes_on(0, 10) + too_deep),
         (1, bytes_on(1, 10) - too_deep),
     ]);
-    assert_eq!(nested(&mut observer, &stage, 10), expected);
+    assert_eq!(
+        memory_of_nested_contexts(&mut observer, &stage, 10),
+        expected
+    );
     assert_eq!(observer.losses().contexts, 2);
 }
 
 /// Memory whose handle was released stays in use while it is mapped.
-pub(crate) fn mapped() {
+pub(crate) fn memory_that_is_mapped_lives_without_its_handle() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("mapped_memory", 0);
     for pages in [3, 2, 1, 0] {
         target.step();
-        assert_eq!(in_use(&mut observer, &target), (pages * PAGE, 3 * PAGE));
+        assert_eq!(
+            memory_in_use_and_peak(&mut observer, &target),
+            (pages * PHYSICAL_PAGE_BYTES, 3 * PHYSICAL_PAGE_BYTES)
+        );
     }
     assert_eq!(
-        find(&observer, target.pid()).probes.gpu_mem.by_device[&0]
+        find_process(&observer, target.pid())
+            .probes
+            .gpu_mem
+            .by_device[&0]
             .total
             .free_count,
         3

@@ -18,28 +18,31 @@ use zernel_testkit::communicator::{
 };
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out, pause};
 
-use crate::harness::{Watcher, assert_exact, exact, find, observe, run, start};
+use crate::harness::{
+    ObserverOnThread, assert_exact, find_process, observe_stage, options_that_count_everything,
+    run_next_parts, start_observer,
+};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
-    ("rank", rank),
-    ("communicators", communicators),
-    ("late_parts", late_parts),
-    ("broadcasts", broadcasts),
-    ("two_streams", two_streams),
+pub(crate) const NCCL_ROLES: &[(&str, TargetRole)] = &[
+    ("rank", run_rank),
+    ("communicators", create_communicators),
+    ("late_parts", uses_communicators_stored_late),
+    ("broadcasts", broadcasts_by_both_names),
+    ("two_streams", reduces_on_two_streams),
     ("waits_late", waits_late),
-    ("records", records),
+    ("records", records_events),
 ];
 
-const RANKS: u64 = 2;
+const RANK_COUNT: u64 = 2;
 /// Elements of a message: with the bandwidth below, some milliseconds.
-const ELEMENTS: u64 = 50_000;
-const BANDWIDTH: &str = "20000000";
+const MESSAGE_ELEMENTS: u64 = 50_000;
+const BANDWIDTH_BYTES_PER_SECOND: &str = "20000000";
 /// Bytes that take half a second.
-const LONG: u64 = 10_000_000;
+const LONG_MESSAGE_BYTES: u64 = 10_000_000;
 /// `ncclDataType_t`, less the last two, which the software GPU does not have.
-const TYPES: u64 = 10;
+const DATA_TYPES: u64 = 10;
 
-fn split(driver: &Driver, communicator: u64, color: u64) -> u64 {
+fn split_communicator(driver: &Driver, communicator: u64, color: u64) -> u64 {
     let mut made = 0_u64;
     call!(
         driver.nccl(),
@@ -55,27 +58,30 @@ fn split(driver: &Driver, communicator: u64, color: u64) -> u64 {
 
 /// After each collective it waits for another stream, which does not show the end of the collective, and
 /// then for its own.
-fn rank(driver: &Driver, rounds: u64) {
+fn run_rank(driver: &Driver, rounds: u64) {
     let rank = own_rank();
     let (cuda, nccl) = (driver.cuda(), driver.nccl());
     driver.open();
-    let communicator = join(driver, rank, RANKS);
+    let communicator = join(driver, rank, RANK_COUNT);
     let [own, later, other] = [(); 3].map(|()| stream(driver));
     let mut event = 0_u64;
     call!(cuda, "cuEventCreate", out(&mut event), 0);
-    let (from, to) = (driver.allocate(8 * ELEMENTS), driver.allocate(8 * ELEMENTS));
+    let (from, to) = (
+        driver.allocate(8 * MESSAGE_ELEMENTS),
+        driver.allocate(8 * MESSAGE_ELEMENTS),
+    );
     let wait_for = |stream: u64| {
         call!(cuda, "cuStreamSynchronize", other);
         call!(cuda, "cuStreamSynchronize", stream);
     };
     for round in 0..rounds {
-        let kind = round % TYPES;
+        let kind = round % DATA_TYPES;
         call!(
             nccl,
             "ncclAllReduce",
             from,
             to,
-            ELEMENTS,
+            MESSAGE_ELEMENTS,
             kind,
             0,
             communicator,
@@ -87,7 +93,7 @@ fn rank(driver: &Driver, rounds: u64) {
             "ncclBroadcast",
             from,
             to,
-            ELEMENTS,
+            MESSAGE_ELEMENTS,
             kind,
             0,
             communicator,
@@ -101,7 +107,7 @@ fn rank(driver: &Driver, rounds: u64) {
             nccl,
             "ncclSend",
             from,
-            ELEMENTS,
+            MESSAGE_ELEMENTS,
             kind,
             1 - rank,
             communicator,
@@ -111,7 +117,7 @@ fn rank(driver: &Driver, rounds: u64) {
             nccl,
             "ncclRecv",
             to,
-            ELEMENTS,
+            MESSAGE_ELEMENTS,
             kind,
             1 - rank,
             communicator,
@@ -120,8 +126,8 @@ fn rank(driver: &Driver, rounds: u64) {
         call!(nccl, "ncclGroupEnd");
         wait_for(own);
     }
-    let together = split(driver, communicator, 7);
-    let apart = split(driver, communicator, rank);
+    let together = split_communicator(driver, communicator, 7);
+    let apart = split_communicator(driver, communicator, rank);
     pause();
     for made in [apart, together, communicator] {
         call!(nccl, "ncclCommDestroy", made);
@@ -130,7 +136,7 @@ fn rank(driver: &Driver, rounds: u64) {
 
 /// The times from every call of a function to the end of the second wait after it, which shows that it is
 /// done.
-fn truth_until_sync(stage: &Stage, pid: u32, symbol: &str) -> u64 {
+fn logged_ns_until_sync(stage: &Stage, pid: u32, symbol: &str) -> u64 {
     let truth = stage.truth();
     let events: Vec<_> = truth
         .events()
@@ -150,7 +156,7 @@ fn truth_until_sync(stage: &Stage, pid: u32, symbol: &str) -> u64 {
 }
 
 fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) {
-    let process = find(observer, pid);
+    let process = find_process(observer, pid);
     for (operation, symbol) in [
         (Operation::AllReduce, "ncclAllReduce"),
         (Operation::Broadcast, "ncclBroadcast"),
@@ -159,7 +165,7 @@ fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) 
         let seen = process
             .duration_histogram(DurationKind::UntilSync(operation))
             .expect(symbol);
-        let truth = truth_until_sync(stage, pid, symbol);
+        let truth = logged_ns_until_sync(stage, pid, symbol);
         assert_eq!(seen.count, rounds, "{symbol}");
         // A tenth, plus 3 ms per round for preemption between the two clocks on a busy machine.
         let margin = truth / 10 + rounds * 3_000_000;
@@ -173,8 +179,8 @@ fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) 
 }
 
 /// The hashes of a process' communicators: the first made, and the two made of it.
-fn hashes(observer: &Observer, pid: u32) -> (u64, Vec<u64>) {
-    let communicators = &find(observer, pid).probes.nccl.all;
+fn communicator_hashes(observer: &Observer, pid: u32) -> (u64, Vec<u64>) {
+    let communicators = &find_process(observer, pid).probes.nccl.all;
     let (whole, parts): (Vec<&Communicator>, Vec<_>) = communicators
         .iter()
         .partition(|communicator| communicator.sequence > 0);
@@ -182,7 +188,7 @@ fn hashes(observer: &Observer, pid: u32) -> (u64, Vec<u64>) {
     (whole[0].hash, parts.iter().map(|part| part.hash).collect())
 }
 
-fn communicators(driver: &Driver, count: u64) {
+fn create_communicators(driver: &Driver, count: u64) {
     driver.open();
     for _ in 0..count {
         let mut id = UniqueId([0; 128]);
@@ -192,12 +198,19 @@ fn communicators(driver: &Driver, count: u64) {
 }
 
 /// Makes a part of a communicator without blocking, and waits until it is stored.
-fn split_later(driver: &Driver, communicator: u64, color: i32, place: &AtomicU64) -> u64 {
-    type Split = unsafe extern "C" fn(u64, i32, i32, *const AtomicU64, *const Configuration) -> i32;
+fn split_without_blocking(
+    driver: &Driver,
+    communicator: u64,
+    color: i32,
+    place: &AtomicU64,
+) -> u64 {
+    type SplitFunction =
+        unsafe extern "C" fn(u64, i32, i32, *const AtomicU64, *const Configuration) -> i32;
     let configuration = Configuration::new(0);
     // SAFETY: the signature of ncclCommSplit, and the place is there until it has written to it.
     let result = unsafe {
-        let split: Symbol<'_, Split> = driver.nccl().get(b"ncclCommSplit\0").expect("exported");
+        let split: Symbol<'_, SplitFunction> =
+            driver.nccl().get(b"ncclCommSplit\0").expect("exported");
         split(communicator, color, 0, place, &raw const configuration)
     };
     assert_eq!(result, IN_PROGRESS, "ncclCommSplit");
@@ -208,7 +221,7 @@ fn split_later(driver: &Driver, communicator: u64, color: i32, place: &AtomicU64
 }
 
 /// Splits a communicator in calls that store the new handles only later, uses the first new one once and the second twice.
-fn late_parts(driver: &Driver, _rounds: u64) {
+fn uses_communicators_stored_late(driver: &Driver, _rounds: u64) {
     driver.open();
     let nccl = driver.nccl();
     let communicator = join(driver, 0, 1);
@@ -226,7 +239,7 @@ fn late_parts(driver: &Driver, _rounds: u64) {
     assert_eq!(grouped, 0);
     call!(nccl, "ncclGroupEnd");
     let place = AtomicU64::new(0);
-    let unblocked = split_later(driver, communicator, 4, &place);
+    let unblocked = split_without_blocking(driver, communicator, 4, &place);
     let (memory, stream) = (driver.allocate(64), stream(driver));
     for part in [grouped, unblocked, unblocked] {
         call!(nccl, "ncclAllReduce", memory, memory, 8, 7, 0, part, stream);
@@ -234,13 +247,13 @@ fn late_parts(driver: &Driver, _rounds: u64) {
     call!(driver.cuda(), "cuStreamSynchronize", stream);
 }
 
-pub(crate) fn parts_that_are_stored_late() {
+pub(crate) fn communicators_that_are_stored_late_are_seen() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("late_parts", 1);
     target.step();
     observer.read_counts().expect("maps can be read");
-    let communicators = find(&observer, target.pid()).probes.nccl.all.iter();
+    let communicators = find_process(&observer, target.pid()).probes.nccl.all.iter();
     let mut sequences: Vec<u64> = communicators.map(|made| made.sequence).collect();
     sequences.sort_unstable();
     assert_eq!(sequences, [0, 1, 2]);
@@ -248,21 +261,21 @@ pub(crate) fn parts_that_are_stored_late() {
 
 /// While a long collective runs on one stream, the program waits for a short one on another stream, and
 /// records an event again that had followed the long one.
-fn two_streams(driver: &Driver, _rounds: u64) {
+fn reduces_on_two_streams(driver: &Driver, _rounds: u64) {
     let (cuda, nccl) = (driver.cuda(), driver.nccl());
     driver.open();
-    let communicator = join(driver, own_rank(), RANKS);
-    let other = split(driver, communicator, 7);
+    let communicator = join(driver, own_rank(), RANK_COUNT);
+    let other = split_communicator(driver, communicator, 7);
     let [long, short] = [(); 2].map(|()| stream(driver));
     let mut event = 0_u64;
     call!(cuda, "cuEventCreate", out(&mut event), 0);
-    let data = driver.allocate(LONG);
+    let data = driver.allocate(LONG_MESSAGE_BYTES);
     call!(
         nccl,
         "ncclAllReduce",
         data,
         data,
-        LONG,
+        LONG_MESSAGE_BYTES,
         0,
         0,
         communicator,
@@ -277,20 +290,20 @@ fn two_streams(driver: &Driver, _rounds: u64) {
 }
 
 /// A wait ends the collectives that it covers, and no others that were enqueued before.
-pub(crate) fn side_by_side() {
+pub(crate) fn a_wait_ends_only_the_collectives_it_covers() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
-    let mut targets: Vec<_> = (0..RANKS)
+    let mut observer = observe_stage(&stage);
+    let mut targets: Vec<_> = (0..RANK_COUNT)
         .map(|rank| {
             let mut command = stage.command("two_streams", 0);
             command.env(RANK, rank.to_string());
-            Target::start(command.env(config::NCCL_BANDWIDTH, BANDWIDTH))
+            Target::start(command.env(config::NCCL_BANDWIDTH, BANDWIDTH_BYTES_PER_SECOND))
         })
         .collect();
-    run(&mut targets);
+    run_next_parts(&mut targets);
     observer.read_counts().expect("maps can be read");
     for target in &targets {
-        let process = find(&observer, target.pid());
+        let process = find_process(&observer, target.pid());
         let until_sync = |operation| {
             let seen = process.duration_histogram(DurationKind::UntilSync(operation));
             seen.map(|seen| (seen.count, seen.sum_ns)).expect("it ran")
@@ -300,7 +313,8 @@ pub(crate) fn side_by_side() {
             until_sync(Operation::Broadcast),
         );
         assert_eq!((long.0, short.0), (1, 1));
-        let least = LONG * 1_000_000_000 / BANDWIDTH.parse::<u64>().expect("a number");
+        let least = LONG_MESSAGE_BYTES * 1_000_000_000
+            / BANDWIDTH_BYTES_PER_SECOND.parse::<u64>().expect("a number");
         assert!(long.1 >= least && short.1 < least, "{long:?} {short:?}");
     }
 }
@@ -327,13 +341,13 @@ fn waits_late(driver: &Driver, rounds: u64) {
 }
 
 /// Collectives beyond the kernel's memory are counted as lost.
-pub(crate) fn too_many() {
+pub(crate) fn lost_collectives_are_counted() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("waits_late", 100);
     target.step();
     observer.read_counts().expect("maps can be read");
-    let process = find(&observer, target.pid());
+    let process = find_process(&observer, target.pid());
     let seen = process.duration_histogram(DurationKind::UntilSync(Operation::AllReduce));
     assert_eq!(seen.map(|seen| seen.count), Some(64));
     assert_eq!(observer.losses().collectives, 36);
@@ -341,7 +355,7 @@ pub(crate) fn too_many() {
 
 /// For `milliseconds`, runs collectives on one stream. An event makes a second stream wait for each, and the program
 /// synchronizes that one. Between collectives it records events as fast as it can.
-fn records(driver: &Driver, milliseconds: u64) {
+fn records_events(driver: &Driver, milliseconds: u64) {
     driver.open();
     let communicator = join(driver, 0, 1);
     let data = driver.allocate(100);
@@ -373,11 +387,11 @@ fn records(driver: &Driver, milliseconds: u64) {
 }
 
 /// While event functions are sampled, collectives are timed in windows only. None is timed across a gap between windows.
-pub(crate) fn sampled_events() {
+pub(crate) fn collectives_are_not_timed_across_sampling_gaps() {
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&ObserverOptions {
+    let watcher = ObserverOnThread::start(&ObserverOptions {
         governor: GovernorOptions::with_budget(0.03),
-        ..exact(&stage)
+        ..options_that_count_everything(&stage)
     });
     let mut target = stage.target("records", 600_000);
     let pid = target.pid();
@@ -387,7 +401,7 @@ pub(crate) fn sampled_events() {
         sampled.any(|name| name == "cuEventRecord") && observer.probe_cost().windows >= 5
     });
     let observer = watcher.stop();
-    let process = find(&observer, pid);
+    let process = find_process(&observer, pid);
     let seen = process.duration_histogram(DurationKind::UntilSync(Operation::AllReduce));
     let seen = seen.expect("some were seen whole");
     assert!(
@@ -398,7 +412,7 @@ pub(crate) fn sampled_events() {
 }
 
 /// Both broadcast functions. One calls the other.
-fn broadcasts(driver: &Driver, rounds: u64) {
+fn broadcasts_by_both_names(driver: &Driver, rounds: u64) {
     driver.open();
     let mut id = UniqueId([0; 128]);
     call!(driver.nccl(), "ncclGetUniqueId", out(&mut id));
@@ -421,13 +435,13 @@ fn broadcasts(driver: &Driver, rounds: u64) {
     }
 }
 
-pub(crate) fn once() {
+pub(crate) fn a_broadcast_by_either_name_is_one() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("broadcasts", 10);
     target.step();
     observer.read_counts().expect("maps can be read");
-    let process = find(&observer, target.pid());
+    let process = find_process(&observer, target.pid());
     let mut calls = process.calls_by_function();
     let (_, count) = calls.find(|(name, _)| *name == "ncclBroadcast").unwrap();
     assert_eq!((count.calls, count.bytes), (20, 2000));
@@ -435,51 +449,51 @@ pub(crate) fn once() {
 }
 
 /// More than are read at once.
-pub(crate) fn many() {
-    const COUNT: usize = 600;
+pub(crate) fn many_communicators_are_all_seen() {
+    const COMMUNICATOR_COUNT: usize = 600;
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
-    let mut target = stage.target("communicators", COUNT as u64);
+    let mut observer = observe_stage(&stage);
+    let mut target = stage.target("communicators", COMMUNICATOR_COUNT as u64);
     target.step();
     observer.read_counts().expect("maps can be read");
-    let mut hashes: Vec<u64> = (find(&observer, target.pid()).probes.nccl.all.iter())
+    let mut hashes: Vec<u64> = (find_process(&observer, target.pid()).probes.nccl.all.iter())
         .map(|communicator| communicator.hash)
         .collect();
     hashes.sort_unstable();
     hashes.dedup();
-    assert_eq!(hashes.len(), COUNT);
+    assert_eq!(hashes.len(), COMMUNICATOR_COUNT);
 }
 
-pub(crate) fn ranks() {
-    const ROUNDS: u64 = TYPES;
+pub(crate) fn ranks_and_their_collectives_are_seen() {
+    const ROUNDS: u64 = DATA_TYPES;
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
-    let mut targets: Vec<_> = (0..RANKS)
+    let mut observer = observe_stage(&stage);
+    let mut targets: Vec<_> = (0..RANK_COUNT)
         .map(|rank| {
             let mut command = stage.command("rank", ROUNDS);
             command.env(RANK, rank.to_string());
             command.env(config::LOG_EVENTS, "1");
-            Target::start(command.env(config::NCCL_BANDWIDTH, BANDWIDTH))
+            Target::start(command.env(config::NCCL_BANDWIDTH, BANDWIDTH_BYTES_PER_SECOND))
         })
         .collect();
-    run(&mut targets);
+    run_next_parts(&mut targets);
     assert_exact(&mut observer, &stage, &targets);
     for (rank, target) in targets.iter().enumerate() {
         assert_until_sync(&observer, &stage, target.pid(), ROUNDS);
-        let communicators = &find(&observer, target.pid()).probes.nccl.all;
+        let communicators = &find_process(&observer, target.pid()).probes.nccl.all;
         let whole = communicators.iter().find(|made| made.sequence > 0);
         let whole = whole.expect("collectives are counted");
         assert_eq!((whole.rank, whole.ranks), (Some(rank as u32), Some(2)));
         assert_eq!(whole.sequence, 2 * ROUNDS);
         assert_eq!(whole.operation, Operation::Broadcast);
-        let identity = find(&observer, target.pid()).identity.as_ref();
+        let identity = find_process(&observer, target.pid()).identity.as_ref();
         assert_eq!(
             identity.and_then(|identity| identity.rank),
             Some(rank as u32)
         );
     }
-    let (whole, parts) = hashes(&observer, targets[0].pid());
-    let (whole_too, parts_too) = hashes(&observer, targets[1].pid());
+    let (whole, parts) = communicator_hashes(&observer, targets[0].pid());
+    let (whole_too, parts_too) = communicator_hashes(&observer, targets[1].pid());
     assert_eq!(whole, whole_too);
     assert_eq!((parts.len(), parts_too.len()), (2, 2));
     let shared: Vec<_> = parts
@@ -488,25 +502,25 @@ pub(crate) fn ranks() {
         .collect();
     assert_eq!(shared.len(), 1, "{parts:x?} and {parts_too:x?}");
     assert!(!parts.contains(&whole));
-    run(&mut targets);
+    run_next_parts(&mut targets);
     observer.read_counts().expect("maps can be read");
     for target in &targets {
-        assert_eq!(find(&observer, target.pid()).probes.nccl.all, []);
+        assert_eq!(find_process(&observer, target.pid()).probes.nccl.all, []);
     }
 }
 
 /// The sum of a counter over all ranks does not decrease when an exited rank is removed. Prometheus would take a decrease
 /// for a restart.
-pub(crate) fn forgotten() {
+pub(crate) fn collectives_stay_counted_when_ranks_are_forgotten() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = start(&ObserverOptions {
+    let mut observer = start_observer(&ObserverOptions {
         grace: Duration::ZERO,
-        ..exact(&stage)
+        ..options_that_count_everything(&stage)
     });
-    let mut targets: Vec<_> = (0..RANKS)
+    let mut targets: Vec<_> = (0..RANK_COUNT)
         .map(|rank| Target::start(stage.command("rank", 2).env(RANK, rank.to_string())))
         .collect();
-    run(&mut targets);
+    run_next_parts(&mut targets);
     let mut counts = |scope| {
         observer.read_counts().expect("maps can be read");
         let text = metrics::metrics_text(&observer.snapshot(), scope, TextFormat::Prometheus);
@@ -522,7 +536,10 @@ pub(crate) fn forgotten() {
         })
     };
     let before = counts(Scope::User(0));
-    assert!(before.iter().all(|count| *count >= 2 * RANKS), "{before:?}");
+    assert!(
+        before.iter().all(|count| *count >= 2 * RANK_COUNT),
+        "{before:?}"
+    );
     targets.into_iter().for_each(Target::kill);
     assert_eq!(counts(Scope::User(0)), before);
     assert_eq!(counts(Scope::User(0)), before);

@@ -16,13 +16,16 @@ use zernel_testkit::target::{
 };
 use zernel_testkit::{Need, eventually};
 
-use crate::counts::launches;
-use crate::harness::{Watcher, attach_rest, exact, find, observe, seen_of, start};
+use crate::counts::launch_only;
+use crate::harness::{
+    ObserverOnThread, attach_rest, find_process, observe_stage, observed_calls,
+    options_that_count_everything, start_observer,
+};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
-    ("executes", executes),
-    ("forks", forks),
-    ("many_children", many_children),
+pub(crate) const PROCESS_ROLES: &[(&str, TargetRole)] = &[
+    ("executes", launches_then_execs),
+    ("forks", forks_idle_child),
+    ("many_children", forks_many_children),
     ("steps_in_parts", steps_in_parts),
     ("initialises_again", initialises_again),
 ];
@@ -54,14 +57,14 @@ fn steps_in_parts(driver: &Driver, steps: u64) {
 
 /// Initialises the driver twice, as a program does when it loads another library that uses the driver.
 fn initialises_again(driver: &Driver, rounds: u64) {
-    launches(driver, rounds);
+    launch_only(driver, rounds);
     pause();
-    launches(driver, rounds);
+    launch_only(driver, rounds);
 }
 
 /// Launches, then execs a program that launches once more.
-fn executes(driver: &Driver, rounds: u64) {
-    launches(driver, rounds);
+fn launches_then_execs(driver: &Driver, rounds: u64) {
+    launch_only(driver, rounds);
     pause();
     let program = std::env::current_exe().expect("we run");
     let mut command = Command::new(program);
@@ -71,8 +74,8 @@ fn executes(driver: &Driver, rounds: u64) {
 }
 
 /// A child that does nothing until its parent ends.
-pub(crate) fn fork_one_that_waits() -> i32 {
-    fork(|| {
+pub(crate) fn fork_waiting_child() -> i32 {
+    fork_child(|| {
         loop {
             std::thread::park();
         }
@@ -80,9 +83,9 @@ pub(crate) fn fork_one_that_waits() -> i32 {
 }
 
 /// Forks a child that does nothing.
-fn forks(driver: &Driver, rounds: u64) {
-    launches(driver, rounds);
-    let child = fork_one_that_waits();
+fn forks_idle_child(driver: &Driver, rounds: u64) {
+    launch_only(driver, rounds);
+    let child = fork_waiting_child();
     pause();
     // SAFETY: our own child.
     unsafe {
@@ -93,39 +96,39 @@ fn forks(driver: &Driver, rounds: u64) {
 
 /// Forks `children` children, some at a time. Each makes a few calls and exits. The calls fail, because no child opens
 /// the device: that would take longer than all the rest.
-fn many_children(driver: &Driver, children: u64) {
-    const AT_ONCE: usize = 100;
+fn forks_many_children(driver: &Driver, children: u64) {
+    const CHILDREN_AT_ONCE: usize = 100;
     let (mut running, mut all) = (Vec::new(), String::new());
     for number in 0..children {
-        if number > 0 && number % PART == 0 {
-            running.drain(..).for_each(expect_success);
+        if number > 0 && number % CHILDREN_PER_PART == 0 {
+            running.drain(..).for_each(expect_child_success);
             pause();
         }
-        let child = fork(|| {
-            for _ in 0..FEW {
+        let child = fork_child(|| {
+            for _ in 0..FEW_LAUNCHES {
                 assert_ne!(try_call!(driver.cuda(), "cuCtxSynchronize"), 0);
             }
             std::process::exit(0);
         });
         running.push(child);
         all += &format!("{child}\n");
-        if running.len() == AT_ONCE {
-            running.drain(..).for_each(expect_success);
+        if running.len() == CHILDREN_AT_ONCE {
+            running.drain(..).for_each(expect_child_success);
         }
     }
-    running.into_iter().for_each(expect_success);
-    fs::write(directory().join(CHILDREN), all).expect("our directory");
+    running.into_iter().for_each(expect_child_success);
+    fs::write(directory().join(CHILDREN_FILE), all).expect("our directory");
 }
 
 /// Children between two pauses. The kernel has places for at most this many exited processes between two reads.
-const PART: u64 = 700;
+const CHILDREN_PER_PART: u64 = 700;
 
 /// The file with the pids of all children.
-const CHILDREN: &str = "children";
+const CHILDREN_FILE: &str = "children";
 
-const FEW: u64 = 3;
+const FEW_LAUNCHES: u64 = 3;
 
-pub(crate) fn fork(child: impl FnOnce()) -> i32 {
+pub(crate) fn fork_child(child: impl FnOnce()) -> i32 {
     // SAFETY: a target has one thread.
     match unsafe { libc::fork() } {
         0 => {
@@ -141,7 +144,7 @@ pub(crate) fn fork(child: impl FnOnce()) -> i32 {
     }
 }
 
-pub(crate) fn expect_success(child: i32) {
+pub(crate) fn expect_child_success(child: i32) {
     let mut status = 0;
     // SAFETY: our own child, and a place for its status.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
@@ -155,7 +158,7 @@ fn processes_with_pid(observer: &Observer, pid: u32) -> Vec<&ObservedProcess> {
 }
 
 fn launches_of(process: &ObservedProcess) -> u64 {
-    seen_of(process)["cuLaunchKernel"].calls
+    observed_calls(process)["cuLaunchKernel"].calls
 }
 
 /// Checks that no series is exported twice: Prometheus refuses a scrape with duplicates.
@@ -168,9 +171,9 @@ pub(crate) fn assert_exported_once(observer: &Observer) {
     }
 }
 
-pub(crate) fn execution() {
+pub(crate) fn exec_starts_a_new_process() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("executes", 10);
     target.step();
     target.go();
@@ -195,9 +198,9 @@ pub(crate) fn execution() {
     assert_exported_once(&observer);
 }
 
-pub(crate) fn child_without_cuda() {
+pub(crate) fn a_child_without_cuda_is_no_trainer() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("forks", 10);
     target.step();
     observer.discover().expect("processes can be discovered");
@@ -209,28 +212,28 @@ pub(crate) fn child_without_cuda() {
         .trim()
         .parse()
         .expect("one child");
-    assert_eq!(launches_of(find(&observer, pid)), 10);
+    assert_eq!(launches_of(find_process(&observer, pid)), 10);
     let trainers = observer.processes().filter(|process| !process.is_loader);
     assert!(!trainers.map(|process| process.pid).any(|pid| pid == child));
     target.step();
 }
 
 /// A process killed by SIGKILL is exported until its grace period is over.
-pub(crate) fn killed() {
+pub(crate) fn a_killed_process_is_exported_for_a_while() {
     let stage = Stage::new(Prologue::Push);
-    let mut patient = observe(&stage);
-    let mut hasty = start(&ObserverOptions {
+    let mut patient = observe_stage(&stage);
+    let mut hasty = start_observer(&ObserverOptions {
         grace: Duration::ZERO,
-        ..exact(&stage)
+        ..options_that_count_everything(&stage)
     });
     let mut target = stage.target("everything", 10);
     let pid = target.pid();
     target.step();
     for observer in [&mut patient, &mut hasty] {
         observer.read_counts().expect("maps can be read");
-        assert_eq!(find(observer, pid).ended_ns, None);
+        assert_eq!(find_process(observer, pid).ended_ns, None);
         assert_eq!(
-            find(observer, pid).probes.gpu_mem.by_device[&0]
+            find_process(observer, pid).probes.gpu_mem.by_device[&0]
                 .total
                 .current_bytes,
             4096
@@ -238,7 +241,7 @@ pub(crate) fn killed() {
     }
     target.kill();
     patient.read_counts().expect("maps can be read");
-    let process = find(&patient, pid);
+    let process = find_process(&patient, pid);
     assert!(process.ended_ns.is_some());
     assert_eq!(launches_of(process), 20);
     assert_eq!(process.probes.gpu_mem.by_device[&0].total.current_bytes, 0);
@@ -247,30 +250,30 @@ pub(crate) fn killed() {
 }
 
 /// The need for a kernel on which the next pid can be set.
-pub(crate) fn next_pid() -> Need {
+pub(crate) fn next_pid_need() -> Need {
     Need {
         name: "next-pid",
-        check: || match fs::exists(NEXT_PID) {
+        check: || match fs::exists(NEXT_PID_PATH) {
             Ok(true) => Ok(()),
-            _ => Err(format!("no {NEXT_PID}")),
+            _ => Err(format!("no {NEXT_PID_PATH}")),
         },
     }
 }
 
-const NEXT_PID: &str = "/proc/sys/kernel/ns_last_pid";
+const NEXT_PID_PATH: &str = "/proc/sys/kernel/ns_last_pid";
 
 /// Held by tests that set the next pid, and by tests that need unique pids.
-static PIDS: Mutex<()> = Mutex::new(());
+static PIDS_LOCK: Mutex<()> = Mutex::new(());
 
 fn alone_with_pids() -> MutexGuard<'static, ()> {
-    PIDS.lock().unwrap_or_else(PoisonError::into_inner)
+    PIDS_LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts a target with a reused pid. Retries, because other programs start processes too.
-fn start_as(stage: &Stage, pid: u32, rounds: u64) -> Target {
+fn start_with_pid(stage: &Stage, pid: u32, rounds: u64) -> Target {
     let mut found = None;
     eventually("the same pid again", || {
-        fs::write(NEXT_PID, (pid - 1).to_string()).expect("we are root");
+        fs::write(NEXT_PID_PATH, (pid - 1).to_string()).expect("we are root");
         let target = stage.target("launches", rounds);
         found = Some(target).filter(|target| target.pid() == pid);
         found.is_some()
@@ -281,13 +284,13 @@ fn start_as(stage: &Stage, pid: u32, rounds: u64) -> Target {
 pub(crate) fn a_reused_pid() {
     let _alone = alone_with_pids();
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut first = stage.target("launches", 10);
     let pid = first.pid();
     first.step();
     // Not read in between: the kernel side must distinguish them.
     first.end();
-    let mut second = start_as(&stage, pid, 7);
+    let mut second = start_with_pid(&stage, pid, 7);
     second.step();
     observer.read_counts().expect("maps can be read");
     let launches: Vec<_> = processes_with_pid(&observer, pid)
@@ -300,14 +303,14 @@ pub(crate) fn a_reused_pid() {
 
 /// More processes than the kernel has indices for: indices are reused. The probes are attached while they run, and many
 /// of them exit meanwhile.
-pub(crate) fn thousands_of_short_ones() {
+pub(crate) fn thousands_of_short_processes_are_counted() {
     let _alone = alone_with_pids();
-    const COUNT: u64 = 2100;
+    const CHILD_COUNT: u64 = 2100;
     let stage = Stage::alone(Prologue::Push);
-    let watcher = Watcher::start(&ObserverOptions {
+    let watcher = ObserverOnThread::start(&ObserverOptions {
         libraries: Vec::new(),
         max_exited: usize::MAX,
-        ..exact(&stage)
+        ..options_that_count_everything(&stage)
     });
     let mut warm = stage.target("launches", 1);
     warm.step();
@@ -316,14 +319,14 @@ pub(crate) fn thousands_of_short_ones() {
             .as_array()
             .is_some_and(|files| files.len() >= 2)
     });
-    let mut target = stage.target("many_children", COUNT);
-    for _ in 0..COUNT / PART {
+    let mut target = stage.target("many_children", CHILD_COUNT);
+    for _ in 0..CHILD_COUNT / CHILDREN_PER_PART {
         target.step();
-        watcher.with(|observer| observer.read_counts().expect("maps can be read"));
+        watcher.with_observer(|observer| observer.read_counts().expect("maps can be read"));
     }
     let mut observer = watcher.stop();
     observer.read_counts().expect("maps can be read");
-    let children = fs::read_to_string(stage.path().join(CHILDREN)).expect("it is written");
+    let children = fs::read_to_string(stage.path().join(CHILDREN_FILE)).expect("it is written");
     let children: BTreeSet<u32> = children
         .lines()
         .map(|pid| pid.parse().expect("a pid"))
@@ -331,19 +334,21 @@ pub(crate) fn thousands_of_short_ones() {
     let short = observer
         .processes()
         .filter(|process| children.contains(&process.pid));
-    let waits = short.map(|process| seen_of(process)["cuCtxSynchronize"]);
+    let waits = short.map(|process| observed_calls(process)["cuCtxSynchronize"]);
     let counted: Vec<_> = waits.map(|waits| (waits.calls, waits.failed)).collect();
-    assert_eq!(counted.len() as u64, COUNT);
+    assert_eq!(counted.len() as u64, CHILD_COUNT);
     assert!(
-        counted.iter().all(|counted| *counted == (FEW, FEW)),
+        counted
+            .iter()
+            .all(|counted| *counted == (FEW_LAUNCHES, FEW_LAUNCHES)),
         "{counted:?}"
     );
     assert_eq!(observer.losses(), Default::default());
 }
 
 /// Processes that exit while probes are attached to their libraries.
-pub(crate) fn exits_during_attach() {
-    let watcher = Watcher::start(&ObserverOptions::default());
+pub(crate) fn an_exit_during_attaching_is_no_error() {
+    let watcher = ObserverOnThread::start(&ObserverOptions::default());
     for _ in 0..10 {
         // Each has files of its own.
         let stage = Stage::new(Prologue::Push);
@@ -359,14 +364,14 @@ pub(crate) fn exits_during_attach() {
 }
 
 /// A process is complete only if its initialisation of the driver was observed before any other call.
-pub(crate) fn late() {
+pub(crate) fn a_process_found_late_is_not_complete() {
     let stage = Stage::new(Prologue::Push);
     let mut target = stage.target("initialises_again", 10);
     target.step();
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     target.step();
     observer.read_counts().expect("maps can be read");
-    let process = find(&observer, target.pid());
+    let process = find_process(&observer, target.pid());
     assert_eq!(launches_of(process), 10);
     assert!(
         matches!(process.coverage, ProcessCoverage::Since(_)),
@@ -376,9 +381,9 @@ pub(crate) fn late() {
 }
 
 /// Work during a pause of observation is not counted, and does not make a step longer.
-pub(crate) fn paused() {
+pub(crate) fn a_pause_of_observing_is_no_step() {
     let stage = Stage::alone(Prologue::Push);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("steps_in_parts", 20);
     target.step();
     observer.read_counts().expect("maps can be read");
@@ -388,7 +393,7 @@ pub(crate) fn paused() {
     attach_rest(&mut observer);
     target.step();
     observer.read_counts().expect("maps can be read");
-    let steps = &find(&observer, target.pid()).steps;
+    let steps = &find_process(&observer, target.pid()).steps;
     assert_eq!((steps.count(), steps.gaps()), (40, 1));
     assert_eq!(steps.recent().len(), 38);
 }

@@ -4,18 +4,21 @@ use zernel_ebpf::probes::SYMBOLS;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::Stage;
 
-use crate::harness::{assert_exact, find, functions_of, observe, run, seen_of, truth_of};
+use crate::harness::{
+    assert_exact, find_process, functions_in_ledger, logged_calls, observe_stage, observed_calls,
+    run_next_parts,
+};
 
 /// A push follows `endbr64` or `mov`. The probe is attached to the push, where it is cheap.
-pub(crate) fn displaced() {
+pub(crate) fn functions_with_other_prologues_are_counted() {
     for (prologue, displacement) in [(Prologue::Endbr64, 4), (Prologue::Mov, 3)] {
         let stage = Stage::new(prologue);
-        let mut observer = observe(&stage);
+        let mut observer = observe_stage(&stage);
         let mut targets = vec![stage.target("everything", 50)];
-        run(&mut targets);
+        run_next_parts(&mut targets);
         assert_exact(&mut observer, &stage, &targets);
         let library = stage.library("libcuda.so.1");
-        let functions = functions_of(&observer, &library.to_string_lossy());
+        let functions = functions_in_ledger(&observer, &library.to_string_lossy());
         let launch = &functions["cuLaunchKernel"];
         assert_eq!(launch["state"], "attached", "{}", prologue.name());
         assert_eq!(launch["displacement"], displacement, "{}", prologue.name());
@@ -23,15 +26,15 @@ pub(crate) fn displaced() {
 }
 
 /// Functions that are called often get no probe if the kernel would have to single-step.
-pub(crate) fn refused() {
+pub(crate) fn frequent_single_stepping_is_refused() {
     let stage = Stage::new(Prologue::Sub);
-    let mut observer = observe(&stage);
+    let mut observer = observe_stage(&stage);
     let mut target = stage.target("everything", 50);
     target.step();
     observer.read_counts().expect("maps can be read");
     let library = stage.library("libcuda.so.1");
-    let functions = functions_of(&observer, &library.to_string_lossy());
-    let mut truth = truth_of(&stage, target.pid());
+    let functions = functions_in_ledger(&observer, &library.to_string_lossy());
+    let mut truth = logged_calls(&stage, target.pid());
     for symbol in SYMBOLS.iter().filter(|symbol| symbol.frequent) {
         truth.remove(symbol.name());
         if let Some(function) = functions.get(symbol.name()) {
@@ -42,5 +45,5 @@ pub(crate) fn refused() {
     }
     assert!(functions.contains_key("cuLaunchKernel"));
     assert!(truth.contains_key("cuMemAlloc_v2"));
-    assert_eq!(seen_of(find(&observer, target.pid())), truth);
+    assert_eq!(observed_calls(find_process(&observer, target.pid())), truth);
 }

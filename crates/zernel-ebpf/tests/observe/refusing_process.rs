@@ -11,40 +11,40 @@ use zernel_softgpu::install::Prologue;
 use zernel_testkit::Need;
 use zernel_testkit::target::{Driver, Stage, TargetRole, directory, pause};
 
-use crate::dead_files::refusal;
-use crate::harness::{Watcher, exact, functions_of};
+use crate::dead_files::refusal_in_ledger;
+use crate::harness::{ObserverOnThread, functions_in_ledger, options_that_count_everything};
 
 /// Whether there is a tmpfs, where mappings of files can have a `userfaultfd`, and whether there is that.
-pub(crate) const PAGE_FAULTS_ON_TMPFS: Need = Need {
+pub(crate) const PAGE_FAULTS_ON_TMPFS_NEED: Need = Need {
     name: "userfaultfd",
     check: || {
         fs::metadata("/dev/shm").map_err(|error| format!("/dev/shm: {error}"))?;
-        let faults = page_faults().map_err(|error| format!("userfaultfd: {error}"));
+        let faults = open_userfaultfd().map_err(|error| format!("userfaultfd: {error}"));
         faults.map(drop)
     },
 };
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+pub(crate) const REFUSING_ROLES: &[(&str, TargetRole)] = &[
     ("holds_page_faults", holds_page_faults),
     ("maps_shared_library", maps_shared_library),
 ];
 
-const NAME: &str = "libcuda.so.1";
+const LIBRARY_NAME: &str = "libcuda.so.1";
 
 /// `UFFDIO_API` and `UFFDIO_REGISTER` of `linux/userfaultfd.h`, with their arguments.
-const SET_API: u64 = 0xc018_aa3f;
-const REGISTER: u64 = 0xc020_aa00;
-const API: u64 = 0xaa;
-const MINOR_FAULTS_ON_TMPFS: u64 = 1 << 10;
-const MISSING_AND_MINOR: u64 = 1 | 1 << 2;
+const UFFDIO_API: u64 = 0xc018_aa3f;
+const UFFDIO_REGISTER: u64 = 0xc020_aa00;
+const UFFD_API: u64 = 0xaa;
+const UFFD_FEATURE_MINOR_SHMEM: u64 = 1 << 10;
+const UFFD_MODES_MISSING_AND_MINOR: u64 = 1 | 1 << 2;
 
-fn page_faults() -> rustix::io::Result<OwnedFd> {
+fn open_userfaultfd() -> rustix::io::Result<OwnedFd> {
     // SAFETY: nothing is registered yet.
     unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC) }
 }
 
 fn map_library() -> (*mut c_void, usize) {
-    let file = fs::File::open(directory().join("shared").join(NAME)).expect("it is there");
+    let file = fs::File::open(directory().join("shared").join(LIBRARY_NAME)).expect("it is there");
     let length = file.metadata().expect("ours").len().next_multiple_of(4096) as usize;
     let protection = ProtFlags::READ | ProtFlags::EXEC;
     let address = std::ptr::null_mut();
@@ -62,14 +62,19 @@ fn maps_shared_library(_driver: &Driver, _rounds: u64) {
 /// fails.
 fn holds_page_faults(_driver: &Driver, _rounds: u64) {
     let (address, length) = map_library();
-    let faults = page_faults().expect("the test needs it");
-    let mut api = [API, MINOR_FAULTS_ON_TMPFS, 0];
-    let mut range = [address as u64, length as u64, MISSING_AND_MINOR, 0];
+    let faults = open_userfaultfd().expect("the test needs it");
+    let mut api = [UFFD_API, UFFD_FEATURE_MINOR_SHMEM, 0];
+    let mut range = [
+        address as u64,
+        length as u64,
+        UFFD_MODES_MISSING_AND_MINOR,
+        0,
+    ];
     // SAFETY: both arguments have the layout of the kernel's, and outlive the calls.
     let results = unsafe {
         [
-            libc::ioctl(faults.as_raw_fd(), SET_API, api.as_mut_ptr()),
-            libc::ioctl(faults.as_raw_fd(), REGISTER, range.as_mut_ptr()),
+            libc::ioctl(faults.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()),
+            libc::ioctl(faults.as_raw_fd(), UFFDIO_REGISTER, range.as_mut_ptr()),
         ]
     };
     assert_eq!(results, [0, 0], "{}", std::io::Error::last_os_error());
@@ -77,26 +82,30 @@ fn holds_page_faults(_driver: &Driver, _rounds: u64) {
 }
 
 /// While a process holds its page faults, the library is refused with that reason. When the process has ended, probes are attached.
-pub(crate) fn held_page_faults() {
+pub(crate) fn a_library_that_one_process_had_refused_gets_probes_later() {
     let stage = Stage::alone(Prologue::Push);
     let shared = tempfile::tempdir_in("/dev/shm").expect("a tmpfs");
-    fs::copy(stage.library(NAME), shared.path().join(NAME)).expect("ours");
+    fs::copy(
+        stage.library(LIBRARY_NAME),
+        shared.path().join(LIBRARY_NAME),
+    )
+    .expect("ours");
     symlink(shared.path(), stage.path().join("shared")).expect("ours");
-    let library = shared.path().join(NAME);
+    let library = shared.path().join(LIBRARY_NAME);
     let library = Path::to_str(&library).expect("text");
     let mut holder = stage.target("holds_page_faults", 0);
     holder.step();
     let mut other = stage.target("maps_shared_library", 0);
     other.step();
-    let watcher = Watcher::start(&exact(&stage));
+    let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
     watcher.wait_until("the file is refused", |observer| {
-        let reason = refusal(observer, library);
+        let reason = refusal_in_ledger(observer, library);
         reason.is_some_and(|reason| reason.contains("the kernel refuses the probes"))
     });
-    watcher.with(|observer| assert!(functions_of(observer, library).is_empty()));
+    watcher.with_observer(|observer| assert!(functions_in_ledger(observer, library).is_empty()));
     holder.kill();
     watcher.wait_until("the file has probes", |observer| {
-        !functions_of(observer, library).is_empty()
+        !functions_in_ledger(observer, library).is_empty()
     });
     drop(watcher.stop());
     other.kill();

@@ -11,22 +11,22 @@ use zernel_testkit::communicator::{RANK, join, own_rank};
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call};
 
 use crate::counts::everything;
-use crate::harness::{observe, run};
-use crate::processes::{assert_exported_once, fork_one_that_waits};
+use crate::harness::{observe_stage, run_next_parts};
+use crate::processes::{assert_exported_once, fork_waiting_child};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[("trainer", trainer)];
+pub(crate) const SERIES_ROLES: &[(&str, TargetRole)] = &[("trainer", run_trainer_with_loaders)];
 
-const RANKS: u64 = 8;
-const LOADERS: u64 = 8;
+const RANK_COUNT: u64 = 8;
+const LOADERS_PER_RANK: u64 = 8;
 
 /// A rank that calls functions of every probe, with loader children.
-fn trainer(driver: &Driver, rounds: u64) {
+fn run_trainer_with_loaders(driver: &Driver, rounds: u64) {
     let (rank, nccl) = (own_rank(), driver.nccl());
     everything(driver, rounds);
-    for _ in 0..LOADERS {
-        fork_one_that_waits();
+    for _ in 0..LOADERS_PER_RANK {
+        fork_waiting_child();
     }
-    let communicator = join(driver, rank, RANKS);
+    let communicator = join(driver, rank, RANK_COUNT);
     let (from, to) = (driver.allocate(1 << 16), driver.allocate(1 << 16));
     call!(nccl, "ncclAllReduce", from, to, 1000, 7, 0, communicator, 0);
     call!(nccl, "ncclBroadcast", from, to, 1000, 7, 0, communicator, 0);
@@ -50,7 +50,7 @@ fn trainer(driver: &Driver, rounds: u64) {
         from,
         1000,
         7,
-        (rank + 1) % RANKS,
+        (rank + 1) % RANK_COUNT,
         communicator,
         0
     );
@@ -60,7 +60,7 @@ fn trainer(driver: &Driver, rounds: u64) {
         to,
         1000,
         7,
-        (rank + RANKS - 1) % RANKS,
+        (rank + RANK_COUNT - 1) % RANK_COUNT,
         communicator,
         0
     );
@@ -69,7 +69,7 @@ fn trainer(driver: &Driver, rounds: u64) {
 }
 
 /// The names of a series' labels.
-fn labels(series: &str) -> BTreeSet<&str> {
+fn label_names(series: &str) -> BTreeSet<&str> {
     let (_, labels) = series.split_once('{').expect("labels");
     let labels = labels
         .split("\",")
@@ -95,23 +95,23 @@ fn assert_as_documented(text: &str) {
             _ => format!("{}{{", family.name),
         };
         for series in text.lines().filter(|line| line.starts_with(&part)) {
-            assert_eq!(labels(series), wanted, "{series}");
+            assert_eq!(label_names(series), wanted, "{series}");
         }
     }
 }
 
 /// Eight ranks with eight loaders each.
-pub(crate) fn whole_node() {
+pub(crate) fn a_whole_node_has_few_series() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = observe(&stage);
-    let mut targets: Vec<_> = (0..RANKS)
+    let mut observer = observe_stage(&stage);
+    let mut targets: Vec<_> = (0..RANK_COUNT)
         .map(|rank| {
             let mut command = stage.command("trainer", 3);
             command.env(config::DEVICES, "1");
             Target::start(command.env(RANK, rank.to_string()))
         })
         .collect();
-    run(&mut targets);
+    run_next_parts(&mut targets);
     observer.discover().expect("processes can be discovered");
     observer.read_counts().expect("maps can be read");
     let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
@@ -124,7 +124,7 @@ pub(crate) fn whole_node() {
     let own: Vec<_> = (observer.processes().filter(is_own))
         .map(|process| format!("{{pid=\"{}\"", process.pid))
         .collect();
-    assert_eq!(own.len() as u64, RANKS * (1 + LOADERS));
+    assert_eq!(own.len() as u64, RANK_COUNT * (1 + LOADERS_PER_RANK));
     let series = text.lines().filter(|line| {
         let counts = own.iter().any(|pid| line.contains(pid)) || !line.contains("{pid=");
         counts && !line.starts_with('#')
@@ -140,5 +140,5 @@ pub(crate) fn whole_node() {
     }
     assert_exported_once(&observer);
     assert_as_documented(&text);
-    eprintln!("{series} series of {RANKS} ranks with {LOADERS} loaders each");
+    eprintln!("{series} series of {RANK_COUNT} ranks with {LOADERS_PER_RANK} loaders each");
 }

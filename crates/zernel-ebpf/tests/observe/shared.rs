@@ -11,11 +11,11 @@ use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::{Driver, Stage, TargetRole, call, directory, pause};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::bpffs::{Bpffs, id_of, open_pin, value_of_task};
-use crate::harness::{exact, start};
+use crate::bpffs::{MountedBpffs, id_of_map, open_pinned_map, value_of_task};
+use crate::harness::{options_that_count_everything, start_observer};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
-    ("observes", observe_here),
+pub(crate) const SHARED_STATE_ROLES: &[(&str, TargetRole)] = &[
+    ("observes", observe_until_killed),
     ("opens, then syncs", open_then_sync),
 ];
 
@@ -27,8 +27,8 @@ fn open_then_sync(driver: &Driver, _rounds: u64) {
 }
 
 /// Observes until it is killed, with its pins in the stage's bpffs.
-fn observe_here(_driver: &Driver, _rounds: u64) {
-    let _observer = start(&ObserverOptions {
+fn observe_until_killed(_driver: &Driver, _rounds: u64) {
+    let _observer = start_observer(&ObserverOptions {
         libraries: vec![directory().join("libcuda.so.1")],
         pins: directory().join("bpffs/zernel"),
         ..ObserverOptions::default()
@@ -36,33 +36,33 @@ fn observe_here(_driver: &Driver, _rounds: u64) {
     pause();
 }
 
-fn pinned_id(path: &Path) -> u32 {
-    let map = open_pin(path);
+fn id_of_pinned_map(path: &Path) -> u32 {
+    let map = open_pinned_map(path);
     assert_eq!(map.map_type(), MapType::TaskStorage);
-    id_of(&map)
+    id_of_map(&map)
 }
 
-fn observe(stage: &Stage, pins: &Path) -> Observer {
-    start(&ObserverOptions {
+fn observe_with_pins(stage: &Stage, pins: &Path) -> Observer {
+    start_observer(&ObserverOptions {
         pins: pins.to_owned(),
-        ..exact(stage)
+        ..options_that_count_everything(stage)
     })
 }
 
-pub(crate) fn pinned() {
+pub(crate) fn states_are_pinned_for_a_scheduler() {
     let stage = Stage::alone(Prologue::Push);
-    let bpffs = Bpffs::mount(stage.path().join("bpffs"));
+    let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let pins = bpffs.0.join("zernel");
 
-    let first = observe(&stage, &pins);
+    let first = observe_with_pins(&stage, &pins);
     let path = first.shared_state().expect("there is a bpffs");
-    let id = pinned_id(&path);
+    let id = id_of_pinned_map(&path);
     // A second observer does not touch the pins while the first one runs.
-    let second = observe(&stage, &pins);
+    let second = observe_with_pins(&stage, &pins);
     let reason = second.shared_state().expect_err("they belong to the first");
     assert!(reason.contains("another observer"), "{reason}");
     drop(second);
-    assert_eq!(pinned_id(&path), id);
+    assert_eq!(id_of_pinned_map(&path), id);
 
     let mut target = stage.target("launches", 5);
     target.step();
@@ -73,11 +73,11 @@ pub(crate) fn pinned() {
 }
 
 /// The first call of a process is an event: its tracker begins no later than that.
-pub(crate) fn first_event() {
+pub(crate) fn the_first_event_of_a_process_counts() {
     let stage = Stage::alone(Prologue::Push);
     let mut target = stage.target("opens, then syncs", 1);
     target.step();
-    let observer = start(&exact(&stage));
+    let observer = start_observer(&options_that_count_everything(&stage));
     target.step();
     let state = observer.task_state(target.pid()).expect("the map is there");
     let tracker = state.expect("it is observed").tracker;
@@ -86,53 +86,53 @@ pub(crate) fn first_event() {
 }
 
 /// An observer of another version was killed: its pins are replaced. While it lives, they stay.
-pub(crate) fn pinned_by_another_version() {
+pub(crate) fn pins_of_another_version_are_replaced() {
     let stage = Stage::alone(Prologue::Push);
-    let bpffs = Bpffs::mount(stage.path().join("bpffs"));
+    let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let pins = bpffs.0.join("zernel");
     fs::create_dir(&pins).expect("our directory");
     let other = pins.join("tasks-01234567");
     let heartbeat = pins.join("heartbeat");
     let owner = std::process::id();
     let _other_pins = (
-        pin(&other, &[0; 8]),
-        pin(&heartbeat, &long_heartbeat(u64::MAX, owner)),
+        pin_array(&other, &[0; 8]),
+        pin_array(&heartbeat, &long_heartbeat(u64::MAX, owner)),
     );
-    let beside = observe(&stage, &pins);
+    let beside = observe_with_pins(&stage, &pins);
     let reason = beside.shared_state().expect_err("they belong to the other");
     assert!(reason.contains(&format!("pid {owner}")), "{reason}");
     drop(beside);
     assert!(other.exists() && heartbeat.exists());
 
     fs::remove_file(&heartbeat).expect("it is pinned");
-    let _dead = pin(&heartbeat, &long_heartbeat(0, owner));
-    let after = observe(&stage, &pins);
+    let _dead = pin_array(&heartbeat, &long_heartbeat(0, owner));
+    let after = observe_with_pins(&stage, &pins);
     let path = after.shared_state().expect("the other is dead");
-    pinned_id(&path);
+    id_of_pinned_map(&path);
     assert!(!other.exists(), "the pin of the other layout is removed");
     drop(after);
     assert!(!pins.exists(), "nothing stays pinned");
 }
 
 /// The two maps, as a reader holds them.
-struct Reader {
+struct PinnedMapsReader {
     tasks: MapHandle,
     hearts: MapHandle,
 }
 
-impl Reader {
+impl PinnedMapsReader {
     fn open(pins: &Path) -> Self {
         Self {
-            tasks: open_pin(&pins.join(format!("tasks-{:08x}", layout_hash()))),
-            hearts: open_pin(&pins.join("heartbeat")),
+            tasks: open_pinned_map(&pins.join(format!("tasks-{:08x}", layout_hash()))),
+            hearts: open_pinned_map(&pins.join("heartbeat")),
         }
     }
 
-    fn ids(&self) -> (u32, u32) {
-        (id_of(&self.tasks), id_of(&self.hearts))
+    fn map_ids(&self) -> (u32, u32) {
+        (id_of_map(&self.tasks), id_of_map(&self.hearts))
     }
 
-    fn heart(&self) -> Heartbeat {
+    fn observer_heartbeat(&self) -> Heartbeat {
         let value = self
             .hearts
             .lookup(&HEART_OBSERVER.to_ne_bytes(), MapFlags::ANY);
@@ -141,7 +141,7 @@ impl Reader {
     }
 
     /// Beats once, as a reader does five times per second.
-    fn beat(&self, beat_ns: u64) {
+    fn beat_as_reader(&self, beat_ns: u64) {
         let heartbeat = Heartbeat {
             beat_ns,
             owner: std::process::id(),
@@ -162,14 +162,14 @@ fn now_ns() -> u64 {
 
 /// An observer is killed. A reader of its maps sees the heart stop within a second. Then it sees the heart of the next
 /// observer in the same maps, without the states of the killed one.
-pub(crate) fn killed() {
+pub(crate) fn readers_see_a_killed_observer_and_the_next() {
     let stage = Stage::alone(Prologue::Push);
-    let bpffs = Bpffs::mount(stage.path().join("bpffs"));
+    let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let pins = bpffs.0.join("zernel");
     let mut first = stage.target("observes", 0);
     first.step();
-    let reader = Reader::open(&pins);
-    let heart = reader.heart();
+    let reader = PinnedMapsReader::open(&pins);
+    let heart = reader.observer_heartbeat();
     assert!(heart.is_alive(now_ns()), "{heart:?}");
     assert_eq!((heart.owner, heart.layout), (first.pid(), layout_hash()));
     let mut target = stage.target("launches", 5);
@@ -178,18 +178,24 @@ pub(crate) fn killed() {
     // A beat lasts longer than the time between two beats.
     let end = Instant::now() + Duration::from_secs(3);
     while Instant::now() < end {
-        assert!(reader.heart().is_alive(now_ns()), "it beats all the time");
+        assert!(
+            reader.observer_heartbeat().is_alive(now_ns()),
+            "it beats all the time"
+        );
         thread::sleep(Duration::from_millis(10));
     }
 
     first.kill();
     thread::sleep(Duration::from_secs(1));
-    assert!(!reader.heart().is_alive(now_ns()), "it is dead");
+    assert!(
+        !reader.observer_heartbeat().is_alive(now_ns()),
+        "it is dead"
+    );
 
-    let second = observe(&stage, &pins);
+    let second = observe_with_pins(&stage, &pins);
     second.shared_state().expect("the first is dead");
-    assert_eq!(Reader::open(&pins).ids(), reader.ids());
-    let next = reader.heart();
+    assert_eq!(PinnedMapsReader::open(&pins).map_ids(), reader.map_ids());
+    let next = reader.observer_heartbeat();
     assert!(next.is_alive(now_ns()), "{next:?}");
     assert_ne!(next.since_ns, heart.since_ns);
     let stale = value_of_task(&reader.tasks, target.pid());
@@ -197,27 +203,31 @@ pub(crate) fn killed() {
 }
 
 /// An observer that is restarted at once takes over its maps. One that stops leaves its maps to a reader.
-pub(crate) fn restarted() {
+pub(crate) fn pins_outlive_a_restart() {
     let stage = Stage::alone(Prologue::Push);
-    let bpffs = Bpffs::mount(stage.path().join("bpffs"));
+    let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let pins = bpffs.0.join("zernel");
     let mut first = stage.target("observes", 0);
     first.step();
-    let reader = Reader::open(&pins);
+    let reader = PinnedMapsReader::open(&pins);
     first.kill();
-    let second = observe(&stage, &pins);
+    let second = observe_with_pins(&stage, &pins);
     second.shared_state().expect("the first is dead");
-    assert_eq!(Reader::open(&pins).ids(), reader.ids());
+    assert_eq!(PinnedMapsReader::open(&pins).map_ids(), reader.map_ids());
 
-    reader.beat(now_ns());
+    reader.beat_as_reader(now_ns());
     drop(second);
-    assert_eq!(reader.heart().beat_ns, 0, "it says that it ends");
-    assert_eq!(Reader::open(&pins).ids(), reader.ids());
-    let third = observe(&stage, &pins);
+    assert_eq!(
+        reader.observer_heartbeat().beat_ns,
+        0,
+        "it says that it ends"
+    );
+    assert_eq!(PinnedMapsReader::open(&pins).map_ids(), reader.map_ids());
+    let third = observe_with_pins(&stage, &pins);
     third.shared_state().expect("nobody else observes");
-    assert_eq!(Reader::open(&pins).ids(), reader.ids());
-    assert!(reader.heart().is_alive(now_ns()));
-    reader.beat(0);
+    assert_eq!(PinnedMapsReader::open(&pins).map_ids(), reader.map_ids());
+    assert!(reader.observer_heartbeat().is_alive(now_ns()));
+    reader.beat_as_reader(0);
     drop(third);
     assert!(!pins.exists(), "nobody reads them");
 }
@@ -231,7 +241,7 @@ fn long_heartbeat(beat_ns: u64, owner: u32) -> Vec<u8> {
 }
 
 /// Pins an array with one value.
-pub(crate) fn pin(path: &Path, value: &[u8]) -> MapHandle {
+pub(crate) fn pin_array(path: &Path, value: &[u8]) -> MapHandle {
     let options = libbpf_rs::libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as u64,
         ..Default::default()
@@ -245,9 +255,9 @@ pub(crate) fn pin(path: &Path, value: &[u8]) -> MapHandle {
     map
 }
 
-pub(crate) fn without_bpffs() {
+pub(crate) fn no_bpffs_is_no_error() {
     let stage = Stage::alone(Prologue::Push);
-    let observer = observe(&stage, &stage.path().join("zernel"));
+    let observer = observe_with_pins(&stage, &stage.path().join("zernel"));
     let reason = observer.shared_state().expect_err("there is no bpffs");
     assert!(reason.contains("no bpffs"), "{reason}");
 }

@@ -13,30 +13,30 @@ use zernel_softgpu::install::Prologue;
 use zernel_testkit::eventually;
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out, pause};
 
-use crate::counts::launches;
-use crate::harness::{find, observe, seen_of, truth_of};
-use crate::processes::fork_one_that_waits;
+use crate::counts::launch_only;
+use crate::harness::{find_process, logged_calls, observe_stage, observed_calls};
+use crate::processes::fork_waiting_child;
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+pub(crate) const SHARE_ROLES: &[(&str, TargetRole)] = &[
     ("keeps_children", keeps_children),
     ("fills_memory", fills_memory),
 ];
 
-pub(crate) const NOBODY: u32 = 65534;
+pub(crate) const NOBODY_UID: u32 = 65534;
 /// More than there are places for, of processes and of allocations.
-pub(crate) const CHILDREN: u64 = 2100;
-const ALLOCATIONS: u64 = 140_000;
+pub(crate) const TOO_MANY_CHILDREN: u64 = 2100;
+const TOO_MANY_ALLOCATIONS: u64 = 140_000;
 /// The largest share of one tenant: the table without its reserve.
 pub(crate) const PROCESS_SHARE: u64 = 2047 - 512;
 const ALLOCATION_SHARE: u64 = (1 << 17) - (1 << 15);
 /// Entries that processes of other tests and of this machine may have meanwhile.
-pub(crate) const OTHERS: u64 = 20;
+pub(crate) const MAX_ENTRIES_OF_OTHERS: u64 = 20;
 
 /// Forks `children` children that do nothing until it exits.
 fn keeps_children(driver: &Driver, children: u64) {
-    launches(driver, 1);
+    launch_only(driver, 1);
     for _ in 0..children {
-        fork_one_that_waits();
+        fork_waiting_child();
     }
 }
 
@@ -61,7 +61,7 @@ fn fills_memory(driver: &Driver, allocations: u64) {
 }
 
 /// A stage whose log any user may write.
-pub(crate) fn open_stage() -> Stage {
+pub(crate) fn stage_open_to_all() -> Stage {
     let stage = Stage::alone(Prologue::Push);
     let log = stage.path().join("log");
     fs::create_dir(&log).expect("ours");
@@ -72,7 +72,7 @@ pub(crate) fn open_stage() -> Stage {
 }
 
 /// Starts a target of a user without privileges, with GPUs of its own.
-pub(crate) fn target_of(stage: &Stage, user: u32, role: &str, rounds: u64) -> Target {
+pub(crate) fn start_target_of(stage: &Stage, user: u32, role: &str, rounds: u64) -> Target {
     let node = stage.path().join(format!("node-of-{user}"));
     if !node.exists() {
         fs::create_dir(&node).expect("ours");
@@ -114,28 +114,28 @@ pub(crate) fn assert_others_are_observed(observer: &mut Observer, stage: &Stage)
     let mut modest = stage.target("everything", 10);
     modest.step();
     observer.read_counts().expect("maps can be read");
-    let process = find(observer, modest.pid());
-    assert_eq!(seen_of(process), truth_of(stage, modest.pid()));
+    let process = find_process(observer, modest.pid());
+    assert_eq!(observed_calls(process), logged_calls(stage, modest.pid()));
     let memory = &process.probes.gpu_mem.by_device[&0].total;
     assert_eq!(memory.current_bytes, 4096);
     assert!(process.duration_histogram(DurationKind::Launch).is_some());
 }
 
-pub(crate) fn processes() {
-    let stage = open_stage();
-    let mut observer = observe(&stage);
+pub(crate) fn one_tenant_has_a_share_of_the_processes() {
+    let stage = stage_open_to_all();
+    let mut observer = observe_stage(&stage);
     let mut refused = 0;
     // The second time shows that exits release all entries.
     for _ in 0..2 {
-        let mut greedy = target_of(&stage, NOBODY, "keeps_children", CHILDREN);
+        let mut greedy = start_target_of(&stage, NOBODY_UID, "keeps_children", TOO_MANY_CHILDREN);
         let parent = greedy.pid();
         greedy.step();
         let children = observed_children(&mut observer, parent);
-        let share = PROCESS_SHARE - OTHERS..PROCESS_SHARE;
+        let share = PROCESS_SHARE - MAX_ENTRIES_OF_OTHERS..PROCESS_SHARE;
         assert!(share.contains(&children), "{children}");
         let losses = observer.losses();
         assert_eq!(losses.processes, 0);
-        assert!(losses.refused_processes - refused >= CHILDREN - children);
+        assert!(losses.refused_processes - refused >= TOO_MANY_CHILDREN - children);
         refused = losses.refused_processes;
         assert_reported(&observer, "refused_processes", refused, "user 65534");
         assert_others_are_observed(&mut observer, &stage);
@@ -147,22 +147,25 @@ pub(crate) fn processes() {
     }
 }
 
-pub(crate) fn allocations() {
-    let stage = open_stage();
-    let mut observer = observe(&stage);
+pub(crate) fn one_tenant_has_a_share_of_the_allocations() {
+    let stage = stage_open_to_all();
+    let mut observer = observe_stage(&stage);
     let mut refused = 0;
     for _ in 0..2 {
-        let mut greedy = target_of(&stage, NOBODY, "fills_memory", ALLOCATIONS);
+        let mut greedy = start_target_of(&stage, NOBODY_UID, "fills_memory", TOO_MANY_ALLOCATIONS);
         greedy.step();
         observer.read_counts().expect("maps can be read");
         assert_eq!(observer.losses().refused_allocations, refused);
         greedy.step();
         observer.read_counts().expect("maps can be read");
-        let memory = &find(&observer, greedy.pid()).probes.gpu_mem.by_device[&0];
+        let memory = &find_process(&observer, greedy.pid())
+            .probes
+            .gpu_mem
+            .by_device[&0];
         let held = memory.total.current_bytes / 64;
-        let share = ALLOCATION_SHARE - OTHERS..=ALLOCATION_SHARE;
+        let share = ALLOCATION_SHARE - MAX_ENTRIES_OF_OTHERS..=ALLOCATION_SHARE;
         assert!(share.contains(&held), "{held}");
-        refused += ALLOCATIONS - held;
+        refused += TOO_MANY_ALLOCATIONS - held;
         let losses = observer.losses();
         assert_eq!(
             (losses.allocations, losses.refused_allocations),

@@ -10,32 +10,35 @@ use zernel_identity::Tenant;
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, pause, try_call};
 use zernel_testkit::{PodCgroup, eventually};
 
-use crate::harness::observe;
-use crate::processes::fork;
+use crate::harness::observe_stage;
+use crate::processes::fork_child;
 use crate::shares::{
-    CHILDREN, NOBODY, PROCESS_SHARE, assert_others_are_observed, assert_reported,
-    observed_children, open_stage,
+    NOBODY_UID, PROCESS_SHARE, TOO_MANY_CHILDREN, assert_others_are_observed, assert_reported,
+    observed_children, stage_open_to_all,
 };
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+pub(crate) const TENANT_ROLES: &[(&str, TargetRole)] = &[
     ("has_children_of_many_users", has_children_of_many_users),
     ("enters_a_namespace", enters_a_namespace),
 ];
 
 /// The variable with the uid of the first child.
-const FIRST_UID: &str = "ZERNEL_TEST_FIRST_UID";
+const FIRST_UID_VARIABLE: &str = "ZERNEL_TEST_FIRST_UID";
 /// More than there are indices for tenants.
-const USERS: u64 = 300;
+const USER_COUNT: u64 = 300;
 /// Subordinate uids.
-const FIRST_SUBORDINATE: u32 = 700_000;
+const FIRST_SUBORDINATE_UID: u32 = 700_000;
 
 /// Forks `children` children, each with its own uid. They make one call and wait. The process itself makes none.
 fn has_children_of_many_users(driver: &Driver, children: u64) {
-    let first: u32 = env::var(FIRST_UID).expect("set").parse().expect("a uid");
+    let first: u32 = env::var(FIRST_UID_VARIABLE)
+        .expect("set")
+        .parse()
+        .expect("a uid");
     let (mut done, report) = std::io::pipe().expect("a pipe");
     for number in 0..children as u32 {
         let mut report = report.try_clone().expect("a pipe");
-        fork(|| {
+        fork_child(|| {
             // SAFETY: system calls that take plain numbers. A change of the uid clears the signal.
             let result = unsafe {
                 let result = libc::setuid(first + number);
@@ -64,7 +67,7 @@ fn enters_a_namespace(driver: &Driver, children: u64) {
 }
 
 /// Number of tenants after the maps were read.
-fn tenants(observer: &mut Observer) -> usize {
+fn tenant_count(observer: &mut Observer) -> usize {
     observer.read_counts().expect("maps can be read");
     observer.tenant_count().expect("maps can be read")
 }
@@ -78,30 +81,30 @@ fn children_of(observer: &Observer, parent: u32) -> Vec<u32> {
 }
 
 /// A user namespace of a user counts for the user, and one that root creates for the range of uids that it maps.
-pub(crate) fn many_uids_in_a_namespace() {
-    let stage = open_stage();
-    let mut observer = observe(&stage);
+pub(crate) fn many_uids_in_a_namespace_are_one_tenant() {
+    let stage = stage_open_to_all();
+    let mut observer = observe_stage(&stage);
     for (owner, map, tenant) in [
         (
-            NOBODY,
-            format!("0 {NOBODY} 1\n1 {FIRST_SUBORDINATE} 65536\n"),
-            NOBODY,
+            NOBODY_UID,
+            format!("0 {NOBODY_UID} 1\n1 {FIRST_SUBORDINATE_UID} 65536\n"),
+            NOBODY_UID,
         ),
         (
             0,
-            format!("0 {FIRST_SUBORDINATE} 65536\n"),
-            FIRST_SUBORDINATE,
+            format!("0 {FIRST_SUBORDINATE_UID} 65536\n"),
+            FIRST_SUBORDINATE_UID,
         ),
     ] {
-        let before = tenants(&mut observer);
-        let mut command = stage.command("enters_a_namespace", USERS);
-        let mut target = Target::start(command.env(FIRST_UID, "1").uid(owner));
+        let before = tenant_count(&mut observer);
+        let mut command = stage.command("enters_a_namespace", USER_COUNT);
+        let mut target = Target::start(command.env(FIRST_UID_VARIABLE, "1").uid(owner));
         target.step();
         fs::write(format!("/proc/{}/uid_map", target.pid()), map).expect("we are root");
         target.step();
-        let after = tenants(&mut observer);
+        let after = tenant_count(&mut observer);
         let children = children_of(&observer, target.pid());
-        assert_eq!(children.len() as u64, USERS, "user {owner}");
+        assert_eq!(children.len() as u64, USER_COUNT, "user {owner}");
         assert_eq!(after, before + 1, "user {owner}");
         // Userspace applies the same rule.
         for child in children {
@@ -118,25 +121,28 @@ pub(crate) fn many_uids_in_a_namespace() {
 }
 
 /// More users than there are indices, one after the other.
-pub(crate) fn indices_are_reused() {
-    const AT_ONCE: u64 = 200;
-    let stage = open_stage();
-    let mut observer = observe(&stage);
+pub(crate) fn indices_of_tenants_are_reused() {
+    const USERS_AT_ONCE: u64 = 200;
+    let stage = stage_open_to_all();
+    let mut observer = observe_stage(&stage);
     for round in 0..3 {
-        let first = u64::from(FIRST_SUBORDINATE) + round * AT_ONCE;
-        let mut command = stage.command("has_children_of_many_users", AT_ONCE);
-        let mut target = Target::start(command.env(FIRST_UID, first.to_string()));
+        let first = u64::from(FIRST_SUBORDINATE_UID) + round * USERS_AT_ONCE;
+        let mut command = stage.command("has_children_of_many_users", USERS_AT_ONCE);
+        let mut target = Target::start(command.env(FIRST_UID_VARIABLE, first.to_string()));
         target.step();
-        let count = tenants(&mut observer) as u64;
-        assert!((AT_ONCE..AT_ONCE + 20).contains(&count), "{count}");
+        let count = tenant_count(&mut observer) as u64;
+        assert!(
+            (USERS_AT_ONCE..USERS_AT_ONCE + 20).contains(&count),
+            "{count}"
+        );
         let children = children_of(&observer, target.pid());
-        assert_eq!(children.len() as u64, AT_ONCE);
+        assert_eq!(children.len() as u64, USERS_AT_ONCE);
         target.kill();
         eventually("their tenants are forgotten", || {
-            tenants(&mut observer) < 20
+            tenant_count(&mut observer) < 20
         });
         // Indices become free one round after they were forgotten.
-        tenants(&mut observer);
+        tenant_count(&mut observer);
     }
     assert_eq!(observer.losses().refused_processes, 0);
     // Nothing of the earlier tenants is left in the counts.
@@ -145,16 +151,16 @@ pub(crate) fn indices_are_reused() {
 }
 
 /// A pod of root tries to fill the table of processes. Root's other processes are another tenant.
-pub(crate) fn pods() {
+pub(crate) fn one_tenant_is_a_pod() {
     for pod in PodCgroup::in_each_hierarchy() {
-        let stage = open_stage();
-        let mut observer = observe(&stage);
-        fill(&stage, &mut observer, &pod);
+        let stage = stage_open_to_all();
+        let mut observer = observe_stage(&stage);
+        fill_from_pod(&stage, &mut observer, &pod);
     }
 }
 
-fn fill(stage: &Stage, observer: &mut Observer, pod: &PodCgroup) {
-    let mut greedy = stage.target("keeps_children", CHILDREN);
+fn fill_from_pod(stage: &Stage, observer: &mut Observer, pod: &PodCgroup) {
+    let mut greedy = stage.target("keeps_children", TOO_MANY_CHILDREN);
     pod.add(greedy.pid());
     greedy.step();
     let tenant = Tenant::of(greedy.pid()).expect("it runs");
@@ -162,7 +168,7 @@ fn fill(stage: &Stage, observer: &mut Observer, pod: &PodCgroup) {
     let children = observed_children(observer, greedy.pid());
     assert!(children < PROCESS_SHARE, "{children}");
     let refused = observer.losses().refused_processes;
-    assert!(refused >= CHILDREN - children, "{refused}");
+    assert!(refused >= TOO_MANY_CHILDREN - children, "{refused}");
     assert_reported(
         observer,
         "refused_processes",

@@ -12,7 +12,7 @@ use zernel_testkit::target::{Driver, Stage, TargetRole, directory, pause, try_ca
 
 use crate::harness::{exact, start_attached};
 
-pub(crate) const ROLES: &[(&str, TargetRole)] =
+pub(crate) const TORCH_ROLES: &[(&str, TargetRole)] =
     &[("compiles", compile), ("forks_loaders", fork_loaders)];
 
 /// The libraries that announce, in the folder of a stage's libraries.
@@ -20,14 +20,14 @@ const ANNOUNCING_LIBRARIES: [&str; 2] = ["libtorch_cpu.so", "libc10.so"];
 /// How long a target prepares its loaders.
 const PREPARATION: Duration = Duration::from_millis(200);
 
-fn load(name: &str) -> Library {
+fn load_library(name: &str) -> Library {
     // SAFETY: loading the stand-in runs no code of its own.
     unsafe { Library::new(directory().join("lib").join(name)) }.expect(name)
 }
 
 /// Computes, then compiles with another counter inside and kernels tried out, then goes on.
 fn compile(driver: &Driver, _rounds: u64) {
-    let c10 = load("libc10.so");
+    let c10 = load_library("libc10.so");
     // A handle begins with the address of its counter.
     let (whole, part) = ([0x1000_u64], [0x2000_u64]);
     let (whole, part) = (whole.as_ptr(), part.as_ptr());
@@ -80,7 +80,7 @@ fn launch_all_the_time(driver: &Driver) {
 
 /// Launches, prepares and forks a loader, and asks for a batch.
 fn fork_loaders(driver: &Driver, _rounds: u64) {
-    let torch = load("libtorch_cpu.so");
+    let torch = load_library("libtorch_cpu.so");
     driver.open();
     driver.launch(driver.kernel());
     let end = Instant::now() + PREPARATION;
@@ -122,7 +122,7 @@ fn phase_of(observer: &Observer, pid: u32) -> Option<WorkloadPhase> {
     Some(state?.phase_word.phase())
 }
 
-pub(crate) fn compilation() {
+pub(crate) fn a_compiling_thread_has_no_phase() {
     let (stage, observer) = stage_and_observer();
     let mut target = stage.target("compiles", 1);
     let pid = target.pid();
@@ -140,7 +140,7 @@ pub(crate) fn compilation() {
     }
 }
 
-pub(crate) fn forked_loaders() {
+pub(crate) fn forking_loaders_is_data_loading() {
     let (stage, observer) = stage_and_observer();
     let mut target = stage.target("forks_loaders", 1);
     target.step();

@@ -71,7 +71,7 @@ fn main() -> ExitCode {
         trial(
             "every_change_to_the_c_rules_is_noticed",
             &needs,
-            every_mutant_is_noticed,
+            every_change_to_the_c_rules_is_noticed,
         ),
     ])
 }
@@ -275,7 +275,7 @@ fn tracked_by_us(tracker: &PhaseTracker) -> (WorkloadPhase, u64, TrackerFaults) 
     (tracker.phase_at(0), tracker.deadline_ns(), tracker.faults())
 }
 
-fn every_mutant_is_noticed() {
+fn every_change_to_the_c_rules_is_noticed() {
     for (header, from, to) in mutants::MUTANTS {
         let object = mutants::build(header, from, to);
         let mutant = PhaseTwin::load_object(&object).unwrap();

@@ -7,7 +7,7 @@ use zernel_ebpf::observer::{Observer, ObserverOptions};
 use zernel_lab::VmSpec;
 use zernel_testkit::vm;
 
-pub(crate) fn load_here() {
+pub(crate) fn the_probes_load_here() {
     let mut observer = Observer::start(&ObserverOptions::default()).expect("the probes load");
     observer.adopt().expect("the iterator runs");
     observer.read_counts().expect("maps can be read");
@@ -15,7 +15,7 @@ pub(crate) fn load_here() {
 }
 
 /// Runs the test above in virtual machines.
-pub(crate) fn load_there(versions: &[&str]) {
+pub(crate) fn load_in_virtual_machines(versions: &[&str]) {
     for version in versions {
         let kernel = vm::kernel(version).expect("the oldest one was there");
         let own_program = env::current_exe().expect("we run");

@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 use std::process::{Child, Command, ExitCode};
 use std::time::Duration;
 
-use roles::Report;
+use roles::RoleReport;
 use zernel_ebpf::capability::Capability;
 use zernel_ebpf::observer::{ObservedProcess, Observer, ObserverOptions};
 use zernel_ebpf::probes::{DurationKind, SchedBlockReason};
@@ -20,86 +20,154 @@ use zernel_testkit::target::{self, Stage, Target};
 use zernel_testkit::{eventually, root, trial, vm};
 
 fn main() -> ExitCode {
-    if let Some(code) = target::act(roles::ROLES) {
+    if let Some(code) = target::act(roles::WAITING_ROLES) {
         return code;
     }
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
-    let with_torch = [needs[0], needs[1], torch::need()];
+    let with_torch = [needs[0], needs[1], torch::torch_need()];
     zernel_testkit::main([
-        trial("the_probes_load_here", &needs, kernels::load_here),
+        trial(
+            "the_probes_load_here",
+            &needs,
+            kernels::the_probes_load_here,
+        ),
         trial(
             "the_probes_load_on_old_and_new_kernels",
             &[vm::oldest()],
             || {
-                kernels::load_there(&["6.1", "6.12", "7.2"]);
+                kernels::load_in_virtual_machines(&["6.1", "6.12", "7.2"]);
             },
         ),
-        trial("busy_loaders_are_waited_for", &needs, busy_loaders),
-        trial("reading_loaders_are_waited_for", &needs, reading_loaders),
-        trial("sleeping_loaders_are_waited_for", &needs, sleeping_loaders),
+        trial(
+            "busy_loaders_are_waited_for",
+            &needs,
+            busy_loaders_are_waited_for,
+        ),
+        trial(
+            "reading_loaders_are_waited_for",
+            &needs,
+            reading_loaders_are_waited_for,
+        ),
+        trial(
+            "sleeping_loaders_are_waited_for",
+            &needs,
+            sleeping_loaders_are_waited_for,
+        ),
         trial(
             "downloading_loaders_are_waited_for",
             &needs,
-            downloading_loaders,
+            downloading_loaders_are_waited_for,
         ),
         trial(
             "thousands_of_loading_threads_are_waited_for",
             &needs,
-            thousands_of_threads,
+            thousands_of_loading_threads_are_waited_for,
         ),
-        trial("a_killed_loader_is_not_waited_for", &needs, killed_loader),
-        trial("a_loading_thread_is_waited_for", &needs, loading_thread),
-        trial("a_trainer_without_loaders_waits_for_data", &needs, alone),
+        trial(
+            "a_killed_loader_is_not_waited_for",
+            &needs,
+            a_killed_loader_is_not_waited_for,
+        ),
+        trial(
+            "a_loading_thread_is_waited_for",
+            &needs,
+            a_loading_thread_is_waited_for,
+        ),
+        trial(
+            "a_trainer_without_loaders_waits_for_data",
+            &needs,
+            a_trainer_without_loaders_waits_for_data,
+        ),
         trial(
             "a_training_jobs_waits_for_data_are_its_own",
             &needs,
-            workload::waits,
+            workload::a_training_jobs_waits_for_data_are_its_own,
         ),
-        trial("ranks_wait_for_the_slowest", &needs, ranks),
-        trial("causes_of_blocks_are_distinguished", &needs, blocks),
-        trial("older_threads_are_adopted", &needs, adoption),
-        trial("preemption_is_not_a_block", &needs, preemption),
-        trial("children_are_loaders_until_exec", &needs, children),
-        trial("other_processes_get_no_state", &needs, others),
-        trial("torch_loaders_are_waited_for", &with_torch, torch::loaders),
-        trial("torch_loading_alone", &with_torch, torch::alone),
+        trial(
+            "ranks_wait_for_the_slowest",
+            &needs,
+            ranks_wait_for_the_slowest,
+        ),
+        trial(
+            "causes_of_blocks_are_distinguished",
+            &needs,
+            causes_of_blocks_are_distinguished,
+        ),
+        trial(
+            "older_threads_are_adopted",
+            &needs,
+            older_threads_are_adopted,
+        ),
+        trial(
+            "preemption_is_not_a_block",
+            &needs,
+            preemption_is_not_a_block,
+        ),
+        trial(
+            "children_are_loaders_until_exec",
+            &needs,
+            children_are_loaders_until_exec,
+        ),
+        trial(
+            "other_processes_get_no_state",
+            &needs,
+            other_processes_get_no_state,
+        ),
+        trial(
+            "torch_loaders_are_waited_for",
+            &with_torch,
+            torch::torch_loaders_are_waited_for,
+        ),
+        trial(
+            "torch_loading_alone",
+            &with_torch,
+            torch::torch_loading_alone,
+        ),
         trial(
             "torch_ranks_wait_for_the_slowest",
             &with_torch,
-            torch::ranks,
+            torch::torch_ranks_wait_for_the_slowest,
         ),
-        trial("torch_models_are_waited_for", &with_torch, torch::model),
+        trial(
+            "torch_models_are_waited_for",
+            &with_torch,
+            torch::torch_models_are_waited_for,
+        ),
         trial(
             "reductions_through_the_cpu_beside_a_gpu_are_waited_for",
             &with_torch,
-            torch::model_on_gpu,
+            torch::reductions_through_the_cpu_beside_a_gpu_are_waited_for,
         ),
-        trial("torch_survives_exceptions", &with_torch, torch::exceptions),
+        trial(
+            "torch_survives_exceptions",
+            &with_torch,
+            torch::torch_survives_exceptions,
+        ),
     ])
 }
 
-fn watch(stage: &Stage) -> Observer {
+fn start_observer(stage: &Stage) -> Observer {
     let libraries = ["libcuda.so.1", "libnccl.so.2"].map(|name| stage.library(name));
     Observer::start(&ObserverOptions::counting_everything(libraries))
         .expect("this machine can observe")
 }
 
-fn read_report(stage: &Stage, target: &Target) -> Report {
+fn read_report(stage: &Stage, target: &Target) -> RoleReport {
     let path = roles::report_path(&stage.library(""), target.pid());
     let report = fs::read(path).expect("a report");
     serde_json::from_slice(&report).expect("our own")
 }
 
-fn find(observer: &Observer, pid: u32) -> &ObservedProcess {
+fn find_process(observer: &Observer, pid: u32) -> &ObservedProcess {
     let mut processes = observer.processes();
     let found = processes.find(|process| process.pid == pid);
     found.expect("the process was observed")
 }
 
 /// Runs a target, and checks its observed state before it exits.
-fn observe(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Target, Report)) {
+fn run_and_check(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Target, RoleReport)) {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = watch(&stage);
+    let mut observer = start_observer(&stage);
     let mut target = stage.target(role, rounds);
     target.go();
     target.wait_until_done();
@@ -134,7 +202,7 @@ fn assert_ratio(what: &str, seen: u64, truth: u64, expected: RangeInclusive<f64>
 
 /// Checks the waits of a trainer, and returns the shares of their causes: prepare, fetch, other. On a
 /// crowded machine loaders also wait for a CPU, for any share of the time. The shares leave that out.
-fn check_waits(process: &ObservedProcess, report: &Report) -> [f64; 3] {
+fn check_waits(process: &ObservedProcess, report: &RoleReport) -> [f64; 3] {
     let waits = process
         .duration_histogram(DurationKind::Dataload)
         .expect("it waited");
@@ -153,88 +221,88 @@ fn check_waits(process: &ObservedProcess, report: &Report) -> [f64; 3] {
     shares
 }
 
-fn busy_loaders() {
-    observe(
+fn busy_loaders_are_waited_for() {
+    run_and_check(
         "trains_with_busy_loaders",
         50,
         |observer, target, report| {
-            let [prepare, ..] = check_waits(find(observer, target.pid()), &report);
+            let [prepare, ..] = check_waits(find_process(observer, target.pid()), &report);
             assert!(prepare > 0.95, "{prepare}");
         },
     );
 }
 
-fn reading_loaders() {
-    observe(
+fn reading_loaders_are_waited_for() {
+    run_and_check(
         "trains_with_reading_loaders",
         50,
         |observer, target, report| {
-            let [_, fetch, other] = check_waits(find(observer, target.pid()), &report);
+            let [_, fetch, other] = check_waits(find_process(observer, target.pid()), &report);
             // The rest is the CPU time of the reads.
             assert!(fetch > 0.6 && other < 0.05, "{fetch} {other}");
         },
     );
 }
 
-fn sleeping_loaders() {
-    observe(
+fn sleeping_loaders_are_waited_for() {
+    run_and_check(
         "trains_with_sleeping_loaders",
         50,
         |observer, target, report| {
-            let [.., other] = check_waits(find(observer, target.pid()), &report);
+            let [.., other] = check_waits(find_process(observer, target.pid()), &report);
             assert!(other > 0.95, "{other}");
         },
     );
 }
 
-fn downloading_loaders() {
-    observe(
+fn downloading_loaders_are_waited_for() {
+    run_and_check(
         "trains_with_downloading_loaders",
         50,
         |observer, target, report| {
-            let [_, fetch, _] = check_waits(find(observer, target.pid()), &report);
+            let [_, fetch, _] = check_waits(find_process(observer, target.pid()), &report);
             assert!(fetch > 0.9, "{fetch}");
         },
     );
 }
 
-fn thousands_of_threads() {
-    observe(
+fn thousands_of_loading_threads_are_waited_for() {
+    run_and_check(
         "trains_with_thousands_of_threads",
         50,
         |observer, target, report| {
-            let [_, fetch, _] = check_waits(find(observer, target.pid()), &report);
+            let [_, fetch, _] = check_waits(find_process(observer, target.pid()), &report);
             assert!(fetch > 0.95, "{fetch}");
         },
     );
 }
 
 /// Threads of a killed loader no longer count as working.
-fn killed_loader() {
-    observe(
+fn a_killed_loader_is_not_waited_for() {
+    run_and_check(
         "trains_after_a_loader_was_killed",
         50,
         |observer, target, report| {
-            let [.., other] = check_waits(find(observer, target.pid()), &report);
+            let [.., other] = check_waits(find_process(observer, target.pid()), &report);
             assert!(other > 0.95, "{other}");
         },
     );
 }
 
-fn loading_thread() {
-    observe(
+fn a_loading_thread_is_waited_for() {
+    run_and_check(
         "trains_with_a_loading_thread",
         50,
         |observer, target, report| {
-            let [prepare, ..] = check_waits(find(observer, target.pid()), &report);
+            let [prepare, ..] = check_waits(find_process(observer, target.pid()), &report);
             assert!(prepare > 0.95, "{prepare}");
         },
     );
 }
 
-fn loads_alone(role: &str) {
-    observe(role, 40, |observer, target, report| {
-        let [prepare, fetch, other] = check_waits(find(observer, target.pid()), &report);
+fn check_that_trainer_loads_alone(role: &str) {
+    run_and_check(role, 40, |observer, target, report| {
+        let [prepare, fetch, other] = check_waits(find_process(observer, target.pid()), &report);
         // It computes for a fifth of the time, and reading takes some CPU time as well.
         assert!(prepare > 0.2 && prepare < 0.6, "{prepare}");
         assert!(fetch > 0.4 && other < 0.05, "{fetch} {other}");
@@ -242,31 +310,31 @@ fn loads_alone(role: &str) {
 }
 
 /// One after the other: each needs the highest priority.
-fn alone() {
-    loads_alone("trains_alone");
-    loads_alone("trains_alone_beside_a_helper");
+fn a_trainer_without_loaders_waits_for_data() {
+    check_that_trainer_loads_alone("trains_alone");
+    check_that_trainer_loads_alone("trains_alone_beside_a_helper");
 }
 
-fn ranks() {
+fn ranks_wait_for_the_slowest() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = watch(&stage);
+    let mut observer = start_observer(&stage);
     let mut ranks = ["is_a_slow_rank", "is_a_fast_rank"].map(|role| stage.target(role, 40));
     ranks.iter_mut().for_each(Target::go);
     ranks.iter_mut().for_each(Target::wait_until_done);
     observer.read_counts().expect("maps can be read");
     let report = read_report(&stage, &ranks[1]);
-    let waits = find(&observer, ranks[1].pid()).duration_histogram(DurationKind::DistSync);
+    let waits = find_process(&observer, ranks[1].pid()).duration_histogram(DurationKind::DistSync);
     let waits = waits.expect("it waited");
     assert_eq!(waits.count, report.waits);
     assert_close("waits for a rank", waits.sum_ns, report.waited_ns);
 }
 
 /// How often `blocks` blocks for each reason.
-const ROUNDS: u64 = 20;
+const BLOCK_ROUNDS: u64 = 20;
 
-fn blocks() {
-    observe("blocks", ROUNDS, |observer, target, report| {
-        let seen = find(observer, target.pid()).probes.sched;
+fn causes_of_blocks_are_distinguished() {
+    run_and_check("blocks", BLOCK_ROUNDS, |observer, target, report| {
+        let seen = find_process(observer, target.pid()).probes.sched;
         eprintln!("{seen:?}");
         for by in SchedBlockReason::ALL {
             let (seen_ns, truth_ns) = (seen.blocked_ns(by), report.blocked_ns[by as usize]);
@@ -295,11 +363,14 @@ fn check_task_state(observer: &Observer, pid: u32) {
     let io_wait = f64::from(state().io_wait_q16) / 65536.0;
     assert!(io_wait > 0.0 && io_wait < 0.2, "{io_wait}");
     let futex_waits = state().futex_waits;
-    assert!((1..=ROUNDS as u32).contains(&futex_waits), "{futex_waits}");
+    assert!(
+        (1..=BLOCK_ROUNDS as u32).contains(&futex_waits),
+        "{futex_waits}"
+    );
 }
 
-fn adoption() {
-    observe("has_threads", 1, |observer, _, report| {
+fn older_threads_are_adopted() {
+    run_and_check("has_threads", 1, |observer, _, report| {
         // The read has found the process, with the children that it had before its first call.
         assert_eq!(report.children.len(), 3);
         for tid in &report.children {
@@ -320,20 +391,20 @@ fn taken_from_tasks_ns() -> u64 {
     ticks.sum::<u64>() * TICK_NS
 }
 
-fn preemption() {
+fn preemption_is_not_a_block() {
     let taken_before_ns = taken_from_tasks_ns();
     // A rival on every CPU that preempts it.
     let cpus = std::thread::available_parallelism().expect("some").get();
-    let _rivals: Vec<_> = (0..cpus).map(|_| Rival::start()).collect();
-    observe("spins", 500, |observer, target, report| {
-        let process = find(observer, target.pid());
+    let _rivals: Vec<_> = (0..cpus).map(|_| CpuRival::start()).collect();
+    run_and_check("spins", 500, |observer, target, report| {
+        let process = find_process(observer, target.pid());
         let seen = process.probes.sched;
         let blocked = |by| seen.blocked_ns(by);
         let blocked_ns: u64 = SchedBlockReason::ALL.into_iter().map(blocked).sum();
         eprintln!("{seen:?}");
         // Between the CPU time of the loop and that of the whole process: opening the device takes CPU time, too.
         // Time on a CPU contains what interrupts and the hypervisor took; the figure is rounded down to ticks.
-        let all_ns = schedstat_sum(target.pid(), CPU_TIME);
+        let all_ns = schedstat_sum(target.pid(), CPU_TIME_COLUMN);
         let taken_ns = taken_from_tasks_ns() - taken_before_ns + TICK_NS;
         assert!(
             seen.on_cpu_ns as f64 >= 0.95 * report.cpu_ns as f64
@@ -352,12 +423,12 @@ fn preemption() {
         );
         // The kernel also counts delays before the first call. 95.5 % to 100.0 % were measured.
         let pid = target.pid();
-        let truth = schedstat_sum(pid, RUN_DELAY);
+        let truth = schedstat_sum(pid, RUN_DELAY_COLUMN);
         assert_ratio("run delay", seen.run_delay_ns, truth, 0.9..=1.01);
         // The two are read one after the other: a switch in between makes them differ once.
         eventually("the histogram has every run delay", || {
             observer.read_counts().expect("maps can be read");
-            let process = find(observer, pid);
+            let process = find_process(observer, pid);
             let delays = process
                 .duration_histogram(DurationKind::RunDelay)
                 .expect("it waited");
@@ -367,8 +438,8 @@ fn preemption() {
 }
 
 /// Columns of `/proc/PID/schedstat`, in nanoseconds.
-const CPU_TIME: usize = 0;
-const RUN_DELAY: usize = 1;
+const CPU_TIME_COLUMN: usize = 0;
+const RUN_DELAY_COLUMN: usize = 1;
 
 /// A column of the kernel's own account, summed over the threads of a process.
 fn schedstat_sum(pid: u32, column: usize) -> u64 {
@@ -384,9 +455,9 @@ fn schedstat_sum(pid: u32, column: usize) -> u64 {
 }
 
 /// Keeps a CPU busy while it lives.
-struct Rival(Child);
+struct CpuRival(Child);
 
-impl Rival {
+impl CpuRival {
     fn start() -> Self {
         let mut command = Command::new("sh");
         let rival = command.args(["-c", "while :; do :; done"]).spawn();
@@ -394,23 +465,23 @@ impl Rival {
     }
 }
 
-impl Drop for Rival {
+impl Drop for CpuRival {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn children() {
-    observe("forks", 1, |observer, target, report| {
+fn children_are_loaders_until_exec() {
+    run_and_check("forks", 1, |observer, target, report| {
         let [stays, executes] = report.children[..] else {
             panic!("{report:?}");
         };
-        let loader = find(observer, stays);
+        let loader = find_process(observer, stays);
         assert_eq!(loader.loads_for, Some(target.pid()));
         assert_eq!(loader.ended_ns, None);
         assert!(observer.task_state(stays).expect("readable").is_some());
-        assert!(find(observer, executes).ended_ns.is_some());
+        assert!(find_process(observer, executes).ended_ns.is_some());
         assert_eq!(observer.task_state(executes).expect("readable"), None);
         for pid in [stays, executes] {
             let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
@@ -419,8 +490,8 @@ fn children() {
     });
 }
 
-fn others() {
-    observe("idles", 1, |observer, target, _| {
+fn other_processes_get_no_state() {
+    run_and_check("idles", 1, |observer, target, _| {
         observer.adopt().expect("the iterator runs");
         assert_eq!(observer.task_state(target.pid()).expect("readable"), None);
         assert_eq!(observer.task_state(1).expect("readable"), None);

@@ -20,52 +20,56 @@ use zernel_testkit::eventually;
 use zernel_testkit::target::{Driver, TargetRole, call};
 
 /// Where a target writes its report.
-const REPORT: &str = "ZERNEL_TARGET_LIBRARIES";
+const REPORT_VARIABLE: &str = "ZERNEL_TARGET_LIBRARIES";
 
 /// How long one of two loaders takes for a batch.
 const BATCH_MS: u64 = 20;
 
-pub(crate) const ROLES: &[(&str, TargetRole)] = &[
+pub(crate) const WAITING_ROLES: &[(&str, TargetRole)] = &[
     ("trains_with_busy_loaders", |driver, rounds| {
-        train(driver, rounds, burn_cpu);
+        train_with_loaders(driver, rounds, burn_cpu);
     }),
     ("trains_with_reading_loaders", |driver, rounds| {
-        train(driver, rounds, read_from_disk::<LOADER_READ>);
+        train_with_loaders(driver, rounds, read_from_disk::<LOADER_READ_BYTES>);
     }),
     ("trains_with_sleeping_loaders", |driver, rounds| {
-        train(driver, rounds, thread::sleep);
+        train_with_loaders(driver, rounds, thread::sleep);
     }),
     ("trains_with_downloading_loaders", |driver, rounds| {
-        train(driver, rounds, download);
+        train_with_loaders(driver, rounds, download);
     }),
     ("trains_with_thousands_of_threads", |driver, rounds| {
-        train(driver, rounds, download_by_many);
+        train_with_loaders(driver, rounds, download_by_many);
     }),
     ("trains_after_a_loader_was_killed", |driver, rounds| {
         driver.open();
-        Loader::fork(download_by_many).kill();
-        train(driver, rounds, thread::sleep);
+        LoaderProcess::fork(download_by_many).kill();
+        train_with_loaders(driver, rounds, thread::sleep);
     }),
     ("trains_alone", train_alone),
     ("trains_alone_beside_a_helper", |driver, rounds| {
         // It gets no requests.
         driver.open();
-        let _idle = Loader::fork(thread::sleep);
+        let _idle = LoaderProcess::fork(thread::sleep);
         train_alone(driver, rounds);
     }),
-    ("trains_with_a_loading_thread", train_with_a_thread),
-    ("is_a_slow_rank", |driver, rounds| rank(driver, rounds, 0)),
-    ("is_a_fast_rank", |driver, rounds| rank(driver, rounds, 1)),
-    ("blocks", block),
-    ("has_threads", threads),
-    ("spins", spin),
+    ("trains_with_a_loading_thread", train_with_a_loading_thread),
+    ("is_a_slow_rank", |driver, rounds| {
+        reduce_as_rank(driver, rounds, 0);
+    }),
+    ("is_a_fast_rank", |driver, rounds| {
+        reduce_as_rank(driver, rounds, 1);
+    }),
+    ("blocks", block_in_every_way),
+    ("has_threads", start_threads_before_ml),
+    ("spins", spin_without_pause),
     ("forks", fork_children),
-    ("idles", |_, _| write(&Report::default())),
+    ("idles", |_, _| write_report(&RoleReport::default())),
 ];
 
 /// A target's own measurements.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Report {
+pub(crate) struct RoleReport {
     /// How long it waited for data, and how often.
     pub(crate) waited_ns: u64,
     pub(crate) waits: u64,
@@ -80,8 +84,8 @@ pub(crate) fn report_path(libraries: &std::path::Path, pid: u32) -> PathBuf {
     libraries.join(format!("report-{pid}"))
 }
 
-fn write(report: &Report) {
-    let libraries = PathBuf::from(env::var_os(REPORT).expect("set by the stage"));
+fn write_report(report: &RoleReport) {
+    let libraries = PathBuf::from(env::var_os(REPORT_VARIABLE).expect("set by the stage"));
     let text = serde_json::to_string(report).expect("plain numbers");
     fs::write(report_path(&libraries, std::process::id()), text).expect("a writable folder");
 }
@@ -101,21 +105,21 @@ fn burn_cpu(how_long: Duration) {
 
 /// A buffer for reads past the page cache.
 #[repr(align(4096))]
-struct Aligned<const BYTES: usize>([u8; BYTES]);
+struct AlignedBuffer<const FILE_BYTES: usize>([u8; FILE_BYTES]);
 
 /// Size of a loader's reads.
-const LOADER_READ: usize = 256 << 10;
+const LOADER_READ_BYTES: usize = 256 << 10;
 /// Size of reads whose blocked time is measured. Each switch adds some microseconds to it, so a read blocks for far
 /// longer than that.
-const LONG_READ: usize = 1 << 20;
+const LONG_READ_BYTES: usize = 1 << 20;
 
 /// Reads a file past the page cache.
 fn read_from_disk<const READ: usize>(how_long: Duration) {
-    const BYTES: u64 = 16 << 20;
-    let folder = PathBuf::from(env::var_os(REPORT).expect("set by the stage"));
+    const FILE_BYTES: u64 = 16 << 20;
+    let folder = PathBuf::from(env::var_os(REPORT_VARIABLE).expect("set by the stage"));
     let path = folder.join(format!("data-{}", std::process::id()));
     if !path.exists() {
-        fs::write(&path, vec![7; BYTES as usize]).expect("a writable folder");
+        fs::write(&path, vec![7; FILE_BYTES as usize]).expect("a writable folder");
         File::open(&path)
             .and_then(|file| file.sync_all())
             .expect("a disk");
@@ -126,13 +130,13 @@ fn read_from_disk<const READ: usize>(how_long: Duration) {
         .custom_flags(libc::O_DIRECT)
         .open(&path)
         .expect("a disk");
-    let mut buffer = Box::new(Aligned([0; READ]));
+    let mut buffer = Box::new(AlignedBuffer([0; READ]));
     let end = now(ClockId::Monotonic) + how_long;
     let mut offset = 0;
     while now(ClockId::Monotonic) < end {
         file.read_exact_at(&mut buffer.0, offset)
             .expect("a file that stays");
-        offset = (offset + READ as u64) % BYTES;
+        offset = (offset + READ as u64) % FILE_BYTES;
     }
 }
 
@@ -162,7 +166,7 @@ fn download(how_long: Duration) {
 }
 
 /// Number of threads that each of two loaders downloads with. All together are one more than twelve bits can count.
-const DOWNLOADERS: usize = 2048;
+const DOWNLOADING_THREADS: usize = 2048;
 
 /// Waits while many threads wait for data that never comes.
 fn download_by_many(how_long: Duration) {
@@ -175,7 +179,7 @@ fn download_by_many(how_long: Duration) {
             let mut client = client;
             let _ = client.read(&mut [0]);
         };
-        for _ in 0..DOWNLOADERS {
+        for _ in 0..DOWNLOADING_THREADS {
             let thread = thread::Builder::new().stack_size(64 << 10);
             thread.spawn(download).expect("room for a thread");
         }
@@ -184,7 +188,7 @@ fn download_by_many(how_long: Duration) {
 }
 
 /// Waits on a futex until the timeout.
-fn wait_on(futex: &AtomicU32, how_long: Duration) {
+fn wait_on_futex(futex: &AtomicU32, how_long: Duration) {
     let timeout = libc::timespec {
         tv_sec: 0,
         tv_nsec: how_long.as_nanos() as i64,
@@ -203,13 +207,13 @@ fn wait_on(futex: &AtomicU32, how_long: Duration) {
 }
 
 /// A loader process, which gives a batch for every byte it is sent.
-struct Loader {
+struct LoaderProcess {
     pid: i32,
     asked: PipeWriter,
     given: PipeReader,
 }
 
-impl Loader {
+impl LoaderProcess {
     fn fork(work: fn(Duration)) -> Self {
         let (mut asked, ask) = std::io::pipe().expect("a pipe");
         let (given, mut give) = std::io::pipe().expect("a pipe");
@@ -238,7 +242,7 @@ impl Loader {
     /// Kills it once it is ready for work.
     fn kill(mut self) {
         self.ask();
-        self.next();
+        self.take_next_batch();
         // SAFETY: our own child. Its status is not needed.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
@@ -251,7 +255,7 @@ impl Loader {
     }
 
     /// Polls, then reads, as the queue of a PyTorch loader does.
-    fn next(&mut self) {
+    fn take_next_batch(&mut self) {
         wait_until_readable(&self.given);
         self.given.read_exact(&mut [0]).expect("the loader lives");
     }
@@ -265,7 +269,7 @@ fn run_before_others() {
     assert_eq!(result, 0, "root may");
 }
 
-fn step(driver: &Driver, device: u64, function: u64) {
+fn run_step(driver: &Driver, device: u64, function: u64) {
     let mut batch = [0_u8; 4096];
     driver.copy_to(device, &mut batch);
     driver.launch(function);
@@ -273,13 +277,13 @@ fn step(driver: &Driver, device: u64, function: u64) {
 }
 
 /// Trains with two loader processes that are slower than the GPU.
-fn train(driver: &Driver, rounds: u64, work: fn(Duration)) {
-    let mut report = Report::default();
+fn train_with_loaders(driver: &Driver, rounds: u64, work: fn(Duration)) {
+    let mut report = RoleReport::default();
     // Opened before the fork, as by a trainer that has moved its model to the GPU.
     driver.open();
     let (function, device) = (driver.kernel(), driver.allocate(4096));
-    step(driver, device, function);
-    let mut loaders = [Loader::fork(work), Loader::fork(work)];
+    run_step(driver, device, function);
+    let mut loaders = [LoaderProcess::fork(work), LoaderProcess::fork(work)];
     run_before_others();
     for loader in &mut loaders {
         loader.ask();
@@ -287,41 +291,41 @@ fn train(driver: &Driver, rounds: u64, work: fn(Duration)) {
     for round in 0..rounds as usize {
         let loader = &mut loaders[round % 2];
         let before = now(ClockId::Monotonic);
-        loader.next();
+        loader.take_next_batch();
         report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
         loader.ask();
-        step(driver, device, function);
+        run_step(driver, device, function);
     }
-    write(&report);
+    write_report(&report);
 }
 
 /// Reads and prepares its data itself, without loaders.
 fn train_alone(driver: &Driver, rounds: u64) {
-    let mut report = Report::default();
+    let mut report = RoleReport::default();
     driver.open();
     let (function, device) = (driver.kernel(), driver.allocate(4096));
-    step(driver, device, function);
-    read_from_disk::<LOADER_READ>(Duration::ZERO);
+    run_step(driver, device, function);
+    read_from_disk::<LOADER_READ_BYTES>(Duration::ZERO);
     run_before_others();
     for _ in 0..rounds {
         let before = now(ClockId::Monotonic);
-        read_from_disk::<LOADER_READ>(Duration::from_millis(BATCH_MS));
+        read_from_disk::<LOADER_READ_BYTES>(Duration::from_millis(BATCH_MS));
         burn_cpu(Duration::from_millis(BATCH_MS / 4));
         report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
-        step(driver, device, function);
+        run_step(driver, device, function);
     }
-    write(&report);
+    write_report(&report);
 }
 
 /// Never waits for the GPU, and gets its batches from a thread. Only the copy that follows distinguishes its waits for
 /// data from waits for a backward pass.
-fn train_with_a_thread(driver: &Driver, rounds: u64) {
-    let mut report = Report::default();
+fn train_with_a_loading_thread(driver: &Driver, rounds: u64) {
+    let mut report = RoleReport::default();
     driver.open();
     let (function, device) = (driver.kernel(), driver.allocate(4096));
-    step(driver, device, function);
+    run_step(driver, device, function);
     let (sender, batches) = std::sync::mpsc::sync_channel(1);
     thread::spawn(move || {
         while sender.send([0_u8; 4096]).is_ok() {
@@ -337,11 +341,11 @@ fn train_with_a_thread(driver: &Driver, rounds: u64) {
         driver.copy_to(device, &mut batch);
         driver.launch(function);
     }
-    write(&report);
+    write_report(&report);
 }
 
 /// A communicator of two ranks.
-fn join(driver: &Driver, rank: i32) -> u64 {
+fn join_communicator(driver: &Driver, rank: i32) -> u64 {
     let id = unique_id(driver, rank as u64);
     let mut communicator = 0_u64;
     // SAFETY: NCCL's own signature.
@@ -360,10 +364,10 @@ fn join(driver: &Driver, rank: i32) -> u64 {
 }
 
 /// Reduces with another rank. The first rank is late every time.
-fn rank(driver: &Driver, rounds: u64, rank: i32) {
-    let mut report = Report::default();
+fn reduce_as_rank(driver: &Driver, rounds: u64, rank: i32) {
+    let mut report = RoleReport::default();
     driver.open_device(rank as u64);
-    let communicator = join(driver, rank);
+    let communicator = join_communicator(driver, rank);
     let buffer = driver.allocate(4096);
     for _ in 0..rounds {
         if rank == 0 {
@@ -385,18 +389,18 @@ fn rank(driver: &Driver, rounds: u64, rank: i32) {
         report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
     }
-    write(&report);
+    write_report(&report);
 }
 
 /// A process at the other end that sends every `BATCH_MS`.
-struct Feeder {
+struct SendingProcess {
     pipe: PipeReader,
     polled: PipeReader,
     unix: UnixStream,
     tcp: TcpStream,
 }
 
-impl Feeder {
+impl SendingProcess {
     /// Forks a process that is not observed.
     fn fork() -> Self {
         let (pipe, mut pipe_end) = std::io::pipe().expect("a pipe");
@@ -426,7 +430,7 @@ impl Feeder {
     }
 
     /// Reads all available data, so that the next read waits.
-    fn drain(&mut self) {
+    fn read_all_available(&mut self) {
         let files: [&dyn AsRawFd; 4] = [&self.pipe, &self.polled, &self.unix, &self.tcp];
         for file in files.map(AsRawFd::as_raw_fd) {
             let mut bytes = [0_u8; 512];
@@ -467,25 +471,25 @@ impl ThreadTimes {
 }
 
 /// Blocks in every way, one after the other.
-fn block(driver: &Driver, rounds: u64) {
-    let mut feeder = Feeder::fork();
+fn block_in_every_way(driver: &Driver, rounds: u64) {
+    let mut feeder = SendingProcess::fork();
     // The file is written before the process uses CUDA, so that no probe counts it.
-    read_from_disk::<LONG_READ>(Duration::ZERO);
+    read_from_disk::<LONG_READ_BYTES>(Duration::ZERO);
     driver.open();
-    let mut report = Report::default();
+    let mut report = RoleReport::default();
     run_before_others();
     let mut byte = [0];
     let futex = AtomicU32::new(0);
     let batch = Duration::from_millis(BATCH_MS);
     for by in SchedBlockReason::ALL {
         for _ in 0..rounds {
-            feeder.drain();
+            feeder.read_all_available();
             let before = ThreadTimes::now();
             match by {
-                SchedBlockReason::Io => read_from_disk::<LONG_READ>(batch),
+                SchedBlockReason::Io => read_from_disk::<LONG_READ_BYTES>(batch),
                 SchedBlockReason::Network => feeder.tcp.read_exact(&mut byte).expect("fed"),
                 SchedBlockReason::Ipc => feeder.pipe.read_exact(&mut byte).expect("fed"),
-                SchedBlockReason::Futex => wait_on(&futex, batch),
+                SchedBlockReason::Futex => wait_on_futex(&futex, batch),
                 SchedBlockReason::Poll => wait_until_readable(&feeder.polled),
                 SchedBlockReason::PageFault => continue,
                 SchedBlockReason::Other => thread::sleep(batch),
@@ -493,12 +497,12 @@ fn block(driver: &Driver, rounds: u64) {
             report.blocked_ns[by as usize] += before.blocked_time().as_nanos() as u64;
         }
     }
-    feeder.drain();
-    write(&report);
+    feeder.read_all_available();
+    write_report(&report);
 }
 
 /// Starts threads, and only then becomes an ML process.
-fn threads(driver: &Driver, _rounds: u64) {
+fn start_threads_before_ml(driver: &Driver, _rounds: u64) {
     let (sender, receiver) = std::sync::mpsc::channel();
     for _ in 0..3 {
         let sender = sender.clone();
@@ -510,22 +514,22 @@ fn threads(driver: &Driver, _rounds: u64) {
     }
     let children = receiver.iter().take(3).collect();
     driver.open();
-    write(&Report {
+    write_report(&RoleReport {
         children,
-        ..Report::default()
+        ..RoleReport::default()
     });
 }
 
 /// Uses its CPU without a pause.
-fn spin(driver: &Driver, rounds: u64) {
+fn spin_without_pause(driver: &Driver, rounds: u64) {
     driver.open();
     let before = now(ClockId::ThreadCPUTime);
     burn_cpu(Duration::from_millis(rounds));
     // A switch, so that its CPU time is counted.
     thread::sleep(Duration::from_millis(1));
-    write(&Report {
+    write_report(&RoleReport {
         cpu_ns: (now(ClockId::ThreadCPUTime) - before).as_nanos() as u64,
-        ..Report::default()
+        ..RoleReport::default()
     });
 }
 
@@ -551,8 +555,8 @@ fn fork_children(driver: &Driver, _rounds: u64) {
     eventually("the child executes sleep", || {
         fs::read_to_string(&comm).is_ok_and(|name| name == "sleep\n")
     });
-    write(&Report {
+    write_report(&RoleReport {
         children: vec![stays, executes],
-        ..Report::default()
+        ..RoleReport::default()
     });
 }

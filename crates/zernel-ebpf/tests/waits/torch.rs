@@ -10,43 +10,46 @@ use zernel_ebpf::probes::{DataloadCauses, DurationKind};
 use zernel_softgpu::install::{Prologue, install};
 use zernel_testkit::Need;
 
-use crate::{assert_about, find};
+use crate::{assert_about, find_process};
 
-const PYTHON: &str = "/usr/bin/python3";
+const PYTHON_PATH: &str = "/usr/bin/python3";
 
 /// The need for a PyTorch.
-pub(crate) fn need() -> Need {
+pub(crate) fn torch_need() -> Need {
     Need {
         name: "torch",
         check: || {
-            library()
+            torch_library()
                 .map(|_| ())
-                .ok_or_else(|| format!("{PYTHON} has no torch; install python3-torch"))
+                .ok_or_else(|| format!("{PYTHON_PATH} has no torch; install python3-torch"))
         },
     }
 }
 
 /// The library that a Python process would map.
-fn library() -> Option<&'static Path> {
-    static LIBRARY: OnceLock<Option<PathBuf>> = OnceLock::new();
+fn torch_library() -> Option<&'static Path> {
+    static TORCH_LIBRARY: OnceLock<Option<PathBuf>> = OnceLock::new();
     let ask = || {
         let script = "import torch, os; \
             print(os.path.realpath(os.path.dirname(torch.__file__) + '/lib/libtorch_cpu.so'))";
-        let output = Command::new(PYTHON).args(["-c", script]).output().ok()?;
+        let output = Command::new(PYTHON_PATH)
+            .args(["-c", script])
+            .output()
+            .ok()?;
         let path = String::from_utf8(output.stdout).ok()?;
         let path = PathBuf::from(path.trim());
         path.is_file().then_some(path)
     };
-    LIBRARY.get_or_init(ask).as_deref()
+    TORCH_LIBRARY.get_or_init(ask).as_deref()
 }
 
-fn observer() -> Observer {
-    observer_on(&Rung::LADDER, None)
+fn observe_torch() -> Observer {
+    observe_torch_and_driver(&Rung::LADDER, None)
 }
 
 /// An observer of torch, and of a driver if there is one.
-fn observer_on(rungs: &[Rung], driver: Option<&Path>) -> Observer {
-    let torch = library().expect("checked");
+fn observe_torch_and_driver(rungs: &[Rung], driver: Option<&Path>) -> Observer {
+    let torch = torch_library().expect("checked");
     let options = ObserverOptions {
         rungs: rungs.to_vec(),
         ..ObserverOptions::counting_everything(
@@ -57,14 +60,14 @@ fn observer_on(rungs: &[Rung], driver: Option<&Path>) -> Observer {
 }
 
 /// A script that writes to stdout and reads orders from stdin.
-struct Script {
+struct RunningScript {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
-impl Script {
+impl RunningScript {
     fn start(text: &str, arguments: &[&str]) -> Self {
-        let mut child = Command::new(PYTHON)
+        let mut child = Command::new(PYTHON_PATH)
             .args(["-c", text])
             .args(arguments)
             .env("OMP_NUM_THREADS", "1")
@@ -77,27 +80,27 @@ impl Script {
     }
 
     /// Its next line of output.
-    fn line(&mut self) -> String {
+    fn next_line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("it speaks");
         line.trim().to_owned()
     }
 
-    fn go(&mut self) {
+    fn start_order(&mut self) {
         let input = self.child.stdin.as_mut().expect("piped");
         input.write_all(b"go\n").expect("it listens");
     }
 
     /// The numbers in its next line of output.
-    fn numbers(&mut self) -> Vec<u64> {
-        let line = self.line();
+    fn numbers_in_next_line(&mut self) -> Vec<u64> {
+        let line = self.next_line();
         let numbers = line.split_whitespace().map(|number| number.parse().ok());
         let numbers: Option<Vec<u64>> = numbers.collect();
         numbers.unwrap_or_else(|| panic!("the script said {line:?}"))
     }
 }
 
-impl Drop for Script {
+impl Drop for RunningScript {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -105,7 +108,7 @@ impl Drop for Script {
 }
 
 /// Trains with a loader, and prints how long it waited for batches after the start signal.
-const LOADERS: &str = r#"
+const LOADERS_SCRIPT: &str = r#"
 import mmap, os, sys, tempfile, time, torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -165,33 +168,33 @@ sys.stdin.readline()
 
 fn wait_sum(observer: &mut Observer, pid: u32, family: DurationKind) -> (u64, u64) {
     observer.read_counts().expect("maps can be read");
-    let waits = find(observer, pid).duration_histogram(family);
+    let waits = find_process(observer, pid).duration_histogram(family);
     waits.map_or((0, 0), |waits| (waits.sum_ns, waits.count))
 }
 
 /// Observed and true waits of a script that loads data, from its start order on.
-struct Loaded {
+struct ObservedAndTrueWaits {
     observer: Observer,
-    script: Script,
+    script: RunningScript,
     before: DataloadCauses,
     seen_ns: u64,
     truth_ns: u64,
 }
 
-fn load(workers: &str) -> Loaded {
-    let mut observer = observer();
+fn run_loading_script(workers: &str) -> ObservedAndTrueWaits {
+    let mut observer = observe_torch();
     let folder = env!("CARGO_TARGET_TMPDIR");
-    let mut script = Script::start(LOADERS, &[workers, "40", folder]);
-    assert_eq!(script.line(), "ready");
+    let mut script = RunningScript::start(LOADERS_SCRIPT, &[workers, "40", folder]);
+    assert_eq!(script.next_line(), "ready");
     observer.adopt().expect("the iterator runs");
     let pid = script.child.id();
     let (sum_before, count_before) = wait_sum(&mut observer, pid, DurationKind::Dataload);
-    let before = find(&observer, pid).probes.dataload;
-    script.go();
-    let numbers = script.numbers();
+    let before = find_process(&observer, pid).probes.dataload;
+    script.start_order();
+    let numbers = script.numbers_in_next_line();
     let (sum, count) = wait_sum(&mut observer, pid, DurationKind::Dataload);
     eprintln!("{} waits seen of {}", count - count_before, numbers[1]);
-    Loaded {
+    ObservedAndTrueWaits {
         observer,
         script,
         before,
@@ -200,9 +203,9 @@ fn load(workers: &str) -> Loaded {
     }
 }
 
-pub(crate) fn loaders() {
-    let loaded = load("2");
-    let process = find(&loaded.observer, loaded.script.child.id());
+pub(crate) fn torch_loaders_are_waited_for() {
+    let loaded = run_loading_script("2");
+    let process = find_process(&loaded.observer, loaded.script.child.id());
     let others = loaded.observer.processes();
     let loaders = others.filter(|other| other.loads_for == Some(process.pid));
     assert_eq!(loaders.count(), 2);
@@ -219,14 +222,14 @@ pub(crate) fn loaders() {
 }
 
 /// Without loaders and without a GPU, only a thread's own blocks show that it loads data.
-pub(crate) fn alone() {
-    let loaded = load("0");
+pub(crate) fn torch_loading_alone() {
+    let loaded = run_loading_script("0");
     assert_about("torch reading by itself", loaded.seen_ns, loaded.truth_ns);
 }
 
 /// Two ranks, one of them slow. Each prints how long it waited in its own collectives or in those of a model
 /// that reduces its gradients.
-const RANKS: &str = r#"
+const RANKS_SCRIPT: &str = r#"
 import ctypes, os, sys, time, torch
 import torch.distributed as dist
 rank = int(sys.argv[1])
@@ -267,39 +270,42 @@ sys.stdin.readline()
 
 /// The observed and the true time that the fast rank waited for the slow one.
 fn await_peer(how: &str, driver: Option<&Path>) -> (u64, u64) {
-    let mut observer = observer_on(&Rung::LADDER, driver);
+    let mut observer = observe_torch_and_driver(&Rung::LADDER, driver);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let meeting = folder.path().join("meeting");
     let meeting = meeting.to_str().expect("a plain name");
     let driver = driver.map(|path| path.to_str().expect("a plain name"));
     let mut ranks = ["0", "1"].map(|rank| {
         let arguments = [rank, meeting, how].into_iter().chain(driver);
-        Script::start(RANKS, &arguments.collect::<Vec<_>>())
+        RunningScript::start(RANKS_SCRIPT, &arguments.collect::<Vec<_>>())
     });
     for rank in &mut ranks {
-        assert_eq!(rank.line(), "ready");
+        assert_eq!(rank.next_line(), "ready");
     }
     let fast = ranks[1].child.id();
     let (before, count_before) = wait_sum(&mut observer, fast, DurationKind::DistSync);
-    ranks.iter_mut().for_each(Script::go);
-    let truths: Vec<u64> = ranks.iter_mut().map(|rank| rank.numbers()[0]).collect();
+    ranks.iter_mut().for_each(RunningScript::start_order);
+    let truths: Vec<u64> = ranks
+        .iter_mut()
+        .map(|rank| rank.numbers_in_next_line()[0])
+        .collect();
     let (after, count) = wait_sum(&mut observer, fast, DurationKind::DistSync);
     eprintln!("{} waits seen, truths {truths:?}", count - count_before);
     (after - before, truths[1])
 }
 
-pub(crate) fn ranks() {
+pub(crate) fn torch_ranks_wait_for_the_slowest() {
     let (seen, truth) = await_peer("collective", None);
     assert_about("waits for a peer", seen, truth);
 }
 
-pub(crate) fn model() {
+pub(crate) fn torch_models_are_waited_for() {
     let (seen, truth) = await_peer("model", None);
     assert_about("waits for a peer's gradients", seen, truth);
 }
 
 /// A process with a GPU may reduce its gradients through the CPU, too.
-pub(crate) fn model_on_gpu() {
+pub(crate) fn reductions_through_the_cpu_beside_a_gpu_are_waited_for() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     install(folder.path(), Prologue::Push).expect("the software GPU is built");
     let (seen, truth) = await_peer("model", Some(&folder.path().join("libcuda.so.1")));
@@ -307,7 +313,7 @@ pub(crate) fn model_on_gpu() {
 }
 
 /// Raises in the middle of a probed function of C++.
-const EXCEPTIONS: &str = r#"
+const EXCEPTIONS_SCRIPT: &str = r#"
 import sys, torch
 
 class Fails(torch.autograd.Function):
@@ -329,13 +335,13 @@ print(caught, flush=True)
 sys.stdin.readline()
 "#;
 
-pub(crate) fn exceptions() {
+pub(crate) fn torch_survives_exceptions() {
     for rung in Rung::LADDER {
-        let mut observer = observer_on(&[rung], None);
-        let mut script = Script::start(EXCEPTIONS, &[]);
-        assert_eq!(script.numbers(), [100], "{}", rung.name());
+        let mut observer = observe_torch_and_driver(&[rung], None);
+        let mut script = RunningScript::start(EXCEPTIONS_SCRIPT, &[]);
+        assert_eq!(script.numbers_in_next_line(), [100], "{}", rung.name());
         observer.read_counts().expect("maps can be read");
-        let process = find(&observer, script.child.id());
+        let process = find_process(&observer, script.child.id());
         let mut calls = process.calls_by_function();
         let backward = calls.find(|(name, _)| name.contains("Engine::execute"));
         assert_eq!(backward.map(|(_, count)| count.calls), Some(100));

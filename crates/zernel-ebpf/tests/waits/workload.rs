@@ -7,16 +7,16 @@ use zernel_testkit::target::Stage;
 use zernel_workload::work::{GpuBackend, MlTraining};
 use zernel_workload::{CloneMode, SchedPolicy, WorkType, WorkloadConfig, WorkloadHandle};
 
-use crate::{assert_close, find, watch};
+use crate::{assert_close, find_process, start_observer};
 
 /// One wait in some hundred is not seen (8 of 975 were measured): a wait for a process that is no child is known by the
 /// copy after it only. With fewer steps, two such waits would exceed 5 %.
-const STEPS: u64 = 120;
+const STEP_COUNT: u64 = 120;
 
 /// A trainer that waits for one slow loader, a process that is not its child.
-pub(crate) fn waits() {
+pub(crate) fn a_training_jobs_waits_for_data_are_its_own() {
     let stage = Stage::new(Prologue::Push);
-    let mut observer = watch(&stage);
+    let mut observer = start_observer(&stage);
     let job = MlTraining {
         gpu: GpuBackend::Driver(stage.library("libcuda.so.1")),
         decode_us: 20_000,
@@ -32,7 +32,7 @@ pub(crate) fn waits() {
     let mut handle = WorkloadHandle::spawn(&config).expect("workers start");
     handle.start();
     eventually("all steps are done", || {
-        handle.snapshot_iterations()[0] >= STEPS
+        handle.snapshot_iterations()[0] >= STEP_COUNT
     });
     let reports = handle.stop_and_collect();
     observer.read_counts().expect("maps can be read");
@@ -44,7 +44,7 @@ pub(crate) fn waits() {
         .filter(|interval| interval.phase == "DataLoading" && interval.step > 0)
         .map(|interval| interval.end_ns - interval.start_ns)
         .sum();
-    let process = find(&observer, trainer.pid as u32);
+    let process = find_process(&observer, trainer.pid as u32);
     let seen = process
         .duration_histogram(DurationKind::Dataload)
         .expect("it waited");
