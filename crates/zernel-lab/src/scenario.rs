@@ -10,7 +10,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use zernel_workload::work::GpuBackend;
-use zernel_workload::{CloneMode, Spec, WorkSpec, WorkType};
+use zernel_workload::{CloneMode, WorkSpec, WorkType, WorkloadSpec};
 
 use crate::assertion::Assertion;
 use crate::topology::CpuTopology;
@@ -269,10 +269,10 @@ impl Scenario {
             return Ok(());
         }
         // The host has neither the guest's driver nor its files.
-        let spec = Spec {
+        let spec = WorkloadSpec {
             groups: self.groups.iter().map(without_driver).collect(),
             clone_mode: CloneMode::Fork,
-            ..Spec::default()
+            ..WorkloadSpec::default()
         };
         spec.check().map_err(|error| error.to_string())
     }

@@ -20,7 +20,7 @@ use zernel_lab::{
     CommandOutcome, Deterministic, KernelCache, KernelRequest, Ticks, VmError, VmSpec,
 };
 use zernel_testkit::Need;
-use zernel_workload::spec::Spec;
+use zernel_workload::spec::WorkloadSpec;
 
 type TestResult = Result<(), Box<dyn Error>>;
 
@@ -102,7 +102,7 @@ fn print_wake_latency() -> TestResult {
         .find(|line| line.contains("crng init done"));
     let ready = ready.ok_or("the kernel waits for random numbers")?;
     println!("random {random:02x?}, {ready}");
-    let spec = Spec::parse(WAKE_LATENCY, "wake_latency.toml")?;
+    let spec = WorkloadSpec::parse(WAKE_LATENCY, "wake_latency.toml")?;
     let outcome = spec.run(|_| ControlFlow::Continue(()))?;
     println!("{:#?}", outcome.reports);
     Ok(())

@@ -80,13 +80,13 @@ impl Affinity {
                 ));
             }
             Self::RandomSubset { count, seed } => random_subsets(&cpus, *count, *seed, workers),
-            Self::SingleCpu => in_turn(
+            Self::SingleCpu => sets_in_turn(
                 &cpus.iter().map(|cpu| [*cpu].into()).collect::<Vec<_>>(),
                 workers,
                 1,
             ),
-            Self::LlcAligned => in_turn(&topology.last_level_caches, workers, 1),
-            Self::SmtSiblingPair => in_turn(&smt_cores(topology)?, workers, 2),
+            Self::LlcAligned => sets_in_turn(&topology.last_level_caches, workers, 1),
+            Self::SmtSiblingPair => sets_in_turn(&smt_cores(topology)?, workers, 2),
             Self::NumaNode(node) => vec![node_cpus(topology, *node)?; workers],
         };
         Ok(Self::PerWorker(sets))
@@ -102,7 +102,7 @@ impl Affinity {
     }
 }
 
-fn in_turn(sets: &[CpuSet], workers: usize, neighbours: usize) -> Vec<CpuSet> {
+fn sets_in_turn(sets: &[CpuSet], workers: usize, neighbours: usize) -> Vec<CpuSet> {
     (0..workers)
         .filter_map(|worker| sets.get((worker / neighbours) % sets.len().max(1)).cloned())
         .collect()
@@ -142,11 +142,11 @@ fn node_cpus(topology: &Topology, node: usize) -> Result<CpuSet, String> {
 }
 
 fn random_subsets(cpus: &[usize], count: usize, seed: u64, workers: usize) -> Vec<CpuSet> {
-    let mut random = Random(seed);
+    let mut random = SplitMix64(seed);
     let mut subset = |_| {
         let mut left = cpus.to_vec();
         (0..count)
-            .map(|_| left.swap_remove(random.below(left.len())))
+            .map(|_| left.swap_remove(random.random_below(left.len())))
             .collect()
     };
     (0..workers).map(&mut subset).collect()
@@ -154,10 +154,10 @@ fn random_subsets(cpus: &[usize], count: usize, seed: u64, workers: usize) -> Ve
 
 /// A small random number generator (splitmix64): the same seed gives the same numbers everywhere.
 #[derive(Debug, Clone)]
-pub(crate) struct Random(pub(crate) u64);
+pub(crate) struct SplitMix64(pub(crate) u64);
 
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
+impl SplitMix64 {
+    pub(crate) fn next_random(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -166,62 +166,67 @@ impl Random {
     }
 
     /// A number below `limit`, which must not be 0.
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit.max(1) as u64) as usize
+    pub(crate) fn random_below(&mut self, limit: usize) -> usize {
+        (self.next_random() % limit.max(1) as u64) as usize
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::tests::two_nodes;
+    use crate::topology::tests::topology_with_two_nodes;
 
-    fn resolved(affinity: &Affinity, workers: usize) -> Vec<CpuSet> {
-        match affinity.resolve(workers, &two_nodes()).unwrap() {
+    fn resolved_sets(affinity: &Affinity, workers: usize) -> Vec<CpuSet> {
+        match affinity
+            .resolve(workers, &topology_with_two_nodes())
+            .unwrap()
+        {
             Affinity::PerWorker(sets) => sets,
             other => panic!("not resolved: {other:?}"),
         }
     }
 
     #[test]
-    fn each_kind_takes_what_it_names() {
-        assert_eq!(resolved(&Affinity::SingleCpu, 9)[8], [0].into());
+    fn each_kind_of_affinity_selects_its_cpus() {
+        assert_eq!(resolved_sets(&Affinity::SingleCpu, 9)[8], [0].into());
         assert_eq!(
-            resolved(&Affinity::LlcAligned, 3),
+            resolved_sets(&Affinity::LlcAligned, 3),
             [[0, 1, 4, 5], [2, 3, 6, 7], [0, 1, 4, 5]].map(CpuSet::from)
         );
         assert_eq!(
-            resolved(&Affinity::SmtSiblingPair, 4),
+            resolved_sets(&Affinity::SmtSiblingPair, 4),
             [[0, 4], [0, 4], [1, 5], [1, 5]].map(CpuSet::from)
         );
         assert_eq!(
-            resolved(&Affinity::NumaNode(1), 1),
+            resolved_sets(&Affinity::NumaNode(1), 1),
             [CpuSet::from([2, 3, 6, 7])]
         );
     }
 
     #[test]
     fn a_random_subset_has_the_size_asked_for_and_follows_its_seed() {
-        let subset = |seed| resolved(&Affinity::RandomSubset { count: 3, seed }, 16);
+        let subset = |seed| resolved_sets(&Affinity::RandomSubset { count: 3, seed }, 16);
         assert!(subset(1).iter().all(|cpus| cpus.len() == 3));
         assert_eq!(subset(1), subset(1));
         assert_ne!(subset(1), subset(2));
     }
 
     #[test]
-    fn what_the_machine_lacks_is_said() {
-        let error = Affinity::NumaNode(7).resolve(1, &two_nodes()).unwrap_err();
+    fn missing_smt_or_nodes_are_an_error() {
+        let error = Affinity::NumaNode(7)
+            .resolve(1, &topology_with_two_nodes())
+            .unwrap_err();
         assert!(
             error.contains("node 7") && error.contains("{0, 1}"),
             "{error}"
         );
         let error = Affinity::RandomSubset { count: 9, seed: 0 }
-            .resolve(1, &two_nodes())
+            .resolve(1, &topology_with_two_nodes())
             .unwrap_err();
         assert!(error.contains("only 8"), "{error}");
         let no_smt = Topology {
             cores: vec![[0].into()],
-            ..two_nodes()
+            ..topology_with_two_nodes()
         };
         assert!(Affinity::SmtSiblingPair.resolve(2, &no_smt).is_err());
     }

@@ -5,29 +5,34 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use rustix::thread::gettid;
 
-use crate::plan::Plan;
-use crate::shared::{RECORD_MAGIC, Shared, Stage, outcome};
-use crate::worker::{Pipe, Team, Worker};
+use crate::plan::WorkloadPlan;
+use crate::shared::{RECORD_MAGIC, SharedState, WorkerStage, outcome};
+use crate::worker::{TeamPipe, Worker, WorkerTeam};
 
 /// Applies the worker's settings to the calling thread. Fork safe.
-pub(crate) fn set_up(plan: &Plan, shared: &Shared, worker: usize) {
+pub(crate) fn apply_worker_settings(plan: &WorkloadPlan, shared: &SharedState, worker: usize) {
     let index = plan.worker(worker).group_index;
     let settings = &plan.group_of(worker).settings;
     settings.apply(index, shared.record(worker));
 }
 
 /// Reports ready, waits for the start and works. Fork safe, as far as the work is.
-pub(crate) fn run(plan: &Plan, shared: &Shared, index: usize, pipes: &[Pipe]) {
+pub(crate) fn run_worker(
+    plan: &WorkloadPlan,
+    shared: &SharedState,
+    index: usize,
+    pipes: &[TeamPipe],
+) {
     let record = shared.record(index);
     record.tid.store(gettid().as_raw_nonzero().get(), Relaxed);
     record.magic.store(RECORD_MAGIC, Relaxed);
-    shared.advance(index, Stage::Ready);
+    shared.advance(index, WorkerStage::Ready);
     shared.wait_for_start(index);
 
     let worker_plan = plan.worker(index);
     let team_plan = plan.team(worker_plan.team_number);
     let work = plan.group_of(index).work.as_work();
-    let team = Team {
+    let team = WorkerTeam {
         index: worker_plan.team_index,
         size: team_plan.size,
         can_spare_members: work.can_be_spared(team_plan.size),
@@ -54,5 +59,5 @@ pub(crate) fn run(plan: &Plan, shared: &Shared, index: usize, pipes: &[Pipe]) {
         }
     };
     record.outcome.store(ended, Release);
-    shared.advance(index, Stage::Ended);
+    shared.advance(index, WorkerStage::Ended);
 }

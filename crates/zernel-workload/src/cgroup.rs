@@ -30,16 +30,16 @@ use crate::error::{Error, Result};
 use crate::handle::WorkloadHandle;
 use crate::keys::table;
 use crate::sys::{process, signal};
-use crate::topology::{CpuSet, format_list};
+use crate::topology::{CpuSet, format_cpu_list};
 
 /// How long the janitor tries to remove a cgroup whose last processes are still dying.
 const REMOVAL_LIMIT_NS: u64 = 10_000_000_000;
-const RETRY_NS: u64 = 2_000_000;
+const REMOVAL_RETRY_NS: u64 = 2_000_000;
 /// The controllers that a cgroup has.
-const CONTROLLERS: &str = "cgroup.controllers";
+const CONTROLLERS_FILE: &str = "cgroup.controllers";
 /// The controllers that it gives its children.
-const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
-const TYPE: &str = "cgroup.type";
+const SUBTREE_CONTROL_FILE: &str = "cgroup.subtree_control";
+const TYPE_FILE: &str = "cgroup.type";
 
 table! {
     /// A cgroup as a spec file states it.
@@ -90,16 +90,17 @@ impl CgroupSpec {
     }
 
     /// The controllers that its settings need.
-    fn controllers(&self) -> impl Iterator<Item = &'static str> {
-        self.settings().map(|(_, file, _)| controller_of(file))
+    fn needed_controllers(&self) -> impl Iterator<Item = &'static str> {
+        self.files_and_values()
+            .map(|(_, file, _)| controller_of(file))
     }
 
     /// The files that hold its settings, and what to write to them.
-    fn settings(&self) -> impl Iterator<Item = (&'static str, &'static str, String)> {
+    fn files_and_values(&self) -> impl Iterator<Item = (&'static str, &'static str, String)> {
         let cpus = self
             .cpus
             .as_ref()
-            .map(|cpus| ("cpus", "cpuset.cpus", format_list(cpus)));
+            .map(|cpus| ("cpus", "cpuset.cpus", format_cpu_list(cpus)));
         let weight = self
             .weight
             .map(|weight| ("weight", "cpu.weight", weight.to_string()));
@@ -122,10 +123,10 @@ fn controller_of(file: &str) -> &str {
 }
 
 /// Controllers by name.
-type Controllers = BTreeSet<&'static str>;
+type ControllerNames = BTreeSet<&'static str>;
 
 /// Those of our controllers that a file of a cgroup lists.
-fn listed(folder: &Path, file: &str) -> Controllers {
+fn listed_controllers(folder: &Path, file: &str) -> ControllerNames {
     let text = fs::read_to_string(folder.join(file)).unwrap_or_default();
     let is_listed = |name: &&str| text.split_whitespace().any(|other| other == *name);
     ["cpu", "cpuset"].into_iter().filter(is_listed).collect()
@@ -137,8 +138,8 @@ fn mark_attribute(controller: &str) -> String {
 }
 
 /// The controllers of a cgroup's children that no workload has enabled.
-fn given_by(folder: &Path) -> Controllers {
-    let mut given = listed(folder, SUBTREE_CONTROL);
+fn controllers_given_by(folder: &Path) -> ControllerNames {
+    let mut given = listed_controllers(folder, SUBTREE_CONTROL_FILE);
     given.retain(|name| getxattr(folder, mark_attribute(name), &mut [0; 8]).is_err());
     given
 }
@@ -147,7 +148,7 @@ fn given_by(folder: &Path) -> Controllers {
 #[derive(Debug)]
 struct EnabledControllers {
     folder: PathBuf,
-    controllers: Controllers,
+    controllers: ControllerNames,
 }
 
 impl EnabledControllers {
@@ -169,17 +170,17 @@ impl EnabledControllers {
 struct CgroupSite {
     parent: PathBuf,
     /// The controllers that the children of `parent` can have.
-    controllers: Controllers,
+    controllers: ControllerNames,
     /// The changes of `parent` and its ancestors that this needs, nearest first.
     changes: Vec<EnabledControllers>,
 }
 
 impl CgroupSite {
     /// The place nearest to the caller with all controllers, or else the caller's own cgroup without them.
-    fn find(mut controllers: Controllers, mode: CloneMode) -> Option<Self> {
+    fn find_nearest(mut controllers: ControllerNames, mode: CloneMode) -> Option<Self> {
         let (root, own) = own_cgroup()?;
         // A controller that the machine lacks is reported when its settings are written.
-        let available = listed(&root, CONTROLLERS);
+        let available = listed_controllers(&root, CONTROLLERS_FILE);
         controllers.retain(|name| available.contains(name));
         let is_inside = |folder: &&Path| folder.starts_with(&root);
         let lineage: Vec<&Path> = own.ancestors().take_while(is_inside).collect();
@@ -189,7 +190,7 @@ impl CgroupSite {
             CloneMode::Fork => lineage.len(),
         };
         let place = (0..places).find_map(|place| {
-            let changes = changes_for(&lineage[place..], &controllers, mode)?;
+            let changes = controllers_to_enable(&lineage[place..], &controllers, mode)?;
             Some((lineage[place].to_owned(), changes))
         });
         Some(match place {
@@ -200,7 +201,7 @@ impl CgroupSite {
             },
             None => Self {
                 parent: own,
-                controllers: Controllers::new(),
+                controllers: ControllerNames::new(),
                 changes: Vec::new(),
             },
         })
@@ -209,20 +210,20 @@ impl CgroupSite {
 
 /// The changes that give the children of the first cgroup of `lineage` the controllers. The last cgroup of
 /// `lineage` has them. `None` if that is impossible, or needs a change of a cgroup that holds processes.
-fn changes_for(
+fn controllers_to_enable(
     lineage: &[&Path],
-    controllers: &Controllers,
+    controllers: &ControllerNames,
     mode: CloneMode,
 ) -> Option<Vec<EnabledControllers>> {
     let parent = lineage.first().filter(|parent| can_host(parent, mode))?;
     let mut changes = Vec::new();
     for folder in lineage {
-        let missing = controllers - &given_by(folder);
+        let missing = controllers - &controllers_given_by(folder);
         if missing.is_empty() {
             return Some(changes);
         }
         let is_thread_root = mode == CloneMode::Thread && folder == parent;
-        if !(is_thread_root || is_root(folder) || holds_no_processes(folder)) {
+        if !(is_thread_root || is_hierarchy_root(folder) || holds_no_processes(folder)) {
             return None;
         }
         changes.push(EnabledControllers {
@@ -235,15 +236,16 @@ fn changes_for(
 
 /// Whether this process can make cgroups for such workers below a cgroup.
 fn can_host(folder: &Path, mode: CloneMode) -> bool {
-    let kind = fs::read_to_string(folder.join(TYPE)).unwrap_or_default();
+    let kind = fs::read_to_string(folder.join(TYPE_FILE)).unwrap_or_default();
     // A process cannot be in a threaded subtree that another process has made.
-    let fits = mode == CloneMode::Thread || is_root(folder) || kind.trim_end() == "domain";
+    let fits =
+        mode == CloneMode::Thread || is_hierarchy_root(folder) || kind.trim_end() == "domain";
     fits && access(folder, Access::WRITE_OK).is_ok()
 }
 
 /// Whether this is the root of the whole hierarchy, to which the rules for the others do not apply.
-fn is_root(folder: &Path) -> bool {
-    !folder.join(TYPE).exists()
+fn is_hierarchy_root(folder: &Path) -> bool {
+    !folder.join(TYPE_FILE).exists()
 }
 
 fn holds_no_processes(folder: &Path) -> bool {
@@ -252,28 +254,28 @@ fn holds_no_processes(folder: &Path) -> bool {
 
 /// Enables controllers for the children of a cgroup. A controller that cannot be enabled is reported when
 /// its settings are written.
-fn enable(folder: &Path, controllers: &Controllers) {
+fn enable_controllers(folder: &Path, controllers: &ControllerNames) {
     for name in controllers {
-        let _ = write(folder, SUBTREE_CONTROL, &format!("+{name}"));
+        let _ = write_cgroup_file(folder, SUBTREE_CONTROL_FILE, &format!("+{name}"));
     }
 }
 
 /// The cgroups of a running workload.
 #[derive(Debug, Default)]
-pub(crate) struct Cgroups {
+pub(crate) struct WorkloadCgroups {
     made: Vec<(CgroupSpec, PathBuf)>,
-    janitor: Option<Janitor>,
+    janitor: Option<CgroupJanitor>,
     not_applied: Vec<String>,
 }
 
-impl Cgroups {
+impl WorkloadCgroups {
     /// Creates the cgroups and applies their settings. Failures are kept for the report.
     pub(crate) fn create(specs: &[CgroupSpec], mode: CloneMode) -> Self {
         let mut cgroups = Self::default();
         if specs.is_empty() {
             return cgroups;
         }
-        if let Err(problem) = cgroups.make(specs, mode) {
+        if let Err(problem) = cgroups.create_folders(specs, mode) {
             let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
             cgroups.not_applied.push(format!(
                 "cgroups {names:?}: {problem}; their groups run in the caller's cgroup"
@@ -283,15 +285,23 @@ impl Cgroups {
         cgroups
     }
 
-    fn make(&mut self, specs: &[CgroupSpec], mode: CloneMode) -> std::result::Result<(), String> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let needed = specs.iter().flat_map(CgroupSpec::controllers).collect();
-        let site = CgroupSite::find(needed, mode).ok_or("no cgroup v2 file system is mounted")?;
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    fn create_folders(
+        &mut self,
+        specs: &[CgroupSpec],
+        mode: CloneMode,
+    ) -> std::result::Result<(), String> {
+        static NEXT_FOLDER_NUMBER: AtomicU32 = AtomicU32::new(0);
+        let needed = specs
+            .iter()
+            .flat_map(CgroupSpec::needed_controllers)
+            .collect();
+        let site =
+            CgroupSite::find_nearest(needed, mode).ok_or("no cgroup v2 file system is mounted")?;
+        let number = NEXT_FOLDER_NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("zernel-{}-{number}", std::process::id());
         let top = site.parent.join(name);
         let folders: Vec<PathBuf> = specs.iter().map(|spec| top.join(&spec.name)).collect();
-        let janitor = Janitor::start(folders.iter().chain([&top]), &site.changes);
+        let janitor = CgroupJanitor::start(folders.iter().chain([&top]), &site.changes);
         let no_janitor = |error| format!("cannot start the process that removes them: {error}");
         self.janitor = Some(janitor.map_err(no_janitor)?);
         make_folder(&top)?;
@@ -301,9 +311,9 @@ impl Cgroups {
         }
         for change in site.changes.iter().rev() {
             change.mark_enabled();
-            enable(&change.folder, &change.controllers);
+            enable_controllers(&change.folder, &change.controllers);
         }
-        enable(&top, &site.controllers);
+        enable_controllers(&top, &site.controllers);
         for (spec, folder) in specs.iter().zip(folders) {
             make_folder(&folder)?;
             if mode == CloneMode::Thread {
@@ -316,8 +326,8 @@ impl Cgroups {
     }
 
     fn apply_settings(&mut self, spec: &CgroupSpec, folder: &Path) {
-        for (field, file, text) in spec.settings() {
-            if let Err(error) = write(folder, file, &text) {
+        for (field, file, text) in spec.files_and_values() {
+            if let Err(error) = write_cgroup_file(folder, file, &text) {
                 let (name, controller) = (&spec.name, controller_of(file));
                 self.not_applied.push(format!(
                     "cgroup `{name}`, field `{field}`: cannot write `{text}` to {file}: {error}; \
@@ -329,11 +339,11 @@ impl Cgroups {
     }
 
     /// Moves the workers of each cgroup's groups into it.
-    pub(crate) fn place(&mut self, handle: &WorkloadHandle) {
+    pub(crate) fn place_workers(&mut self, handle: &WorkloadHandle) {
         for (spec, folder) in &self.made {
             for group in &spec.groups {
                 for (file, id) in placements(handle, group) {
-                    if let Err(error) = write(folder, file, &id.to_string()) {
+                    if let Err(error) = write_cgroup_file(folder, file, &id.to_string()) {
                         let name = &spec.name;
                         self.not_applied
                             .push(format!("cgroup `{name}`: cannot move task {id} of group `{group}` there: {error}"));
@@ -344,7 +354,7 @@ impl Cgroups {
     }
 
     /// Removes the cgroups and returns the settings that could not be applied. All workers must have exited.
-    pub(crate) fn remove(mut self) -> Vec<String> {
+    pub(crate) fn remove_all(mut self) -> Vec<String> {
         drop(self.janitor.take());
         std::mem::take(&mut self.not_applied)
     }
@@ -387,11 +397,11 @@ fn make_folder(folder: &Path) -> std::result::Result<(), String> {
 }
 
 fn make_threaded(folder: &Path) -> std::result::Result<(), String> {
-    write(folder, TYPE, "threaded")
+    write_cgroup_file(folder, TYPE_FILE, "threaded")
         .map_err(|error| format!("cannot make {} threaded: {error}", folder.display()))
 }
 
-fn write(folder: &Path, file: &str, text: &str) -> io::Result<()> {
+fn write_cgroup_file(folder: &Path, file: &str, text: &str) -> io::Result<()> {
     // Not `fs::write`: without the controller it would try to create the file, and fail with an unrelated
     // error.
     let mut options = fs::OpenOptions::new();
@@ -403,14 +413,14 @@ fn write(folder: &Path, file: &str, text: &str) -> io::Result<()> {
 
 /// The process that removes the cgroups. Dropping this makes it do so, and waits for it.
 #[derive(Debug)]
-struct Janitor {
+struct CgroupJanitor {
     pid: libc::pid_t,
     /// The end of this pipe means that the caller is dead. A caller that is done writes a byte, because
     /// other children of its process may hold the pipe open.
     lifeline: Option<OwnedFd>,
 }
 
-impl Janitor {
+impl CgroupJanitor {
     /// It will remove `folders` and undo `changes`, both in their order.
     fn start<'a>(
         folders: impl Iterator<Item = &'a PathBuf>,
@@ -419,27 +429,27 @@ impl Janitor {
         let folders: Vec<CString> = folders
             .map(|path| c_path(path))
             .collect::<io::Result<_>>()?;
-        let undo = undo(changes)?;
+        let undo = cleanups_for(changes)?;
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         let mut lifeline = Some(writer);
         let pid = process::fork(|| {
-            signal::block_all();
+            signal::block_all_signals();
             drop(lifeline.take());
             while rustix::io::read(&reader, &mut [0; 8]) == Err(rustix::io::Errno::INTR) {}
-            folders.iter().for_each(remove);
-            undo.iter().for_each(ControllerCleanup::run);
+            folders.iter().for_each(remove_when_empty);
+            undo.iter().for_each(ControllerCleanup::disable_controller);
             0
         })?;
         Ok(Self { pid, lifeline })
     }
 }
 
-impl Drop for Janitor {
+impl Drop for CgroupJanitor {
     fn drop(&mut self) {
         if let Some(lifeline) = self.lifeline.take() {
             let _ = rustix::io::write(&lifeline, &[1]);
         }
-        let _ = process::reap(self.pid);
+        let _ = process::reap_child(self.pid);
     }
 }
 
@@ -456,13 +466,13 @@ impl ControllerCleanup {
         Ok(Self {
             folder: c_path(folder)?,
             mark: CString::new(mark_attribute(controller))?,
-            file: c_path(&folder.join(SUBTREE_CONTROL))?,
+            file: c_path(&folder.join(SUBTREE_CONTROL_FILE))?,
             text: format!("-{controller}"),
         })
     }
 
     /// The kernel refuses while another workload uses the controller. Fork safe.
-    fn run(&self) {
+    fn disable_controller(&self) {
         let file = openat(CWD, self.file.as_c_str(), OFlags::WRONLY, Mode::empty());
         if file.is_ok_and(|file| rustix::io::write(&file, self.text.as_bytes()).is_ok()) {
             let _ = removexattr(self.folder.as_c_str(), self.mark.as_c_str());
@@ -470,7 +480,7 @@ impl ControllerCleanup {
     }
 }
 
-fn undo(changes: &[EnabledControllers]) -> io::Result<Vec<ControllerCleanup>> {
+fn cleanups_for(changes: &[EnabledControllers]) -> io::Result<Vec<ControllerCleanup>> {
     let all = changes.iter().flat_map(|change| {
         let names = change.controllers.iter();
         names.map(|name| ControllerCleanup::new(&change.folder, name))
@@ -483,11 +493,11 @@ fn c_path(path: &Path) -> io::Result<CString> {
 }
 
 /// Removes a cgroup, waiting for its last processes to die. Fork safe.
-fn remove(path: &CString) {
+fn remove_when_empty(path: &CString) {
     let until_ns = clock::now_ns() + REMOVAL_LIMIT_NS;
     while unlinkat(CWD, path.as_c_str(), AtFlags::REMOVEDIR) == Err(rustix::io::Errno::BUSY)
         && clock::now_ns() < until_ns
     {
-        let _ = rustix::thread::nanosleep(&clock::timespec(RETRY_NS));
+        let _ = rustix::thread::nanosleep(&clock::ns_to_timespec(REMOVAL_RETRY_NS));
     }
 }

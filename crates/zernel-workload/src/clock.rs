@@ -8,22 +8,22 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// `CLOCK_MONOTONIC`: the clock of every stamp in a report.
 pub(crate) fn now_ns() -> u64 {
-    to_ns(clock_gettime(ClockId::Monotonic))
+    timespec_to_ns(clock_gettime(ClockId::Monotonic))
 }
 
 /// The CPU time that the calling thread has used.
 pub(crate) fn thread_cpu_ns() -> u64 {
-    to_ns(clock_gettime(ClockId::ThreadCPUTime))
+    timespec_to_ns(clock_gettime(ClockId::ThreadCPUTime))
 }
 
-fn to_ns(time: Timespec) -> u64 {
+fn timespec_to_ns(time: Timespec) -> u64 {
     (time.tv_sec as u64)
         .saturating_mul(NANOS_PER_SECOND)
         .saturating_add(time.tv_nsec as u64)
 }
 
 /// A moment or a span as the kernel takes it.
-pub(crate) fn timespec(ns: u64) -> Timespec {
+pub(crate) fn ns_to_timespec(ns: u64) -> Timespec {
     Timespec {
         tv_sec: (ns / NANOS_PER_SECOND).try_into().unwrap_or(i64::MAX),
         tv_nsec: (ns % NANOS_PER_SECOND) as i64,
@@ -31,11 +31,11 @@ pub(crate) fn timespec(ns: u64) -> Timespec {
 }
 
 /// A span in nanoseconds, as long as a `u64` holds it.
-pub(crate) fn span_ns(span: Duration) -> u64 {
+pub(crate) fn duration_to_ns(span: Duration) -> u64 {
     span.as_nanos().try_into().unwrap_or(u64::MAX)
 }
 
 /// Converts microseconds, the unit of work parameters, to nanoseconds.
-pub(crate) fn us(microseconds: u64) -> u64 {
+pub(crate) fn us_to_ns(microseconds: u64) -> u64 {
     microseconds.saturating_mul(1000)
 }

@@ -13,7 +13,7 @@ use crate::topology::Topology;
 use crate::work::WorkType;
 
 /// The longest `comm` the kernel keeps, in bytes.
-const COMM_BYTES: usize = 15;
+const MAX_COMM_BYTES: usize = 15;
 /// Largest number of workers of a group. No pid space holds more.
 const MAX_WORKERS: usize = 1 << 20;
 
@@ -252,9 +252,9 @@ impl WorkSpec {
 /// Refuses a thread name that the kernel would cut or that cannot be passed to it.
 pub(crate) fn check_comm(group: &str, field: &'static str, comm: Option<&str>) -> Result<()> {
     let Some(comm) = comm else { return Ok(()) };
-    if comm.len() > COMM_BYTES {
+    if comm.len() > MAX_COMM_BYTES {
         let problem = format!(
-            "`{comm}` has {} bytes; the kernel keeps {COMM_BYTES}",
+            "`{comm}` has {} bytes; the kernel keeps {MAX_COMM_BYTES}",
             comm.len()
         );
         return Err(Error::invalid(group, field, problem));

@@ -8,33 +8,33 @@ use rustix::thread::set_name;
 
 use crate::body;
 use crate::clock;
-use crate::plan::{Container, Plan, ProcessPlan};
+use crate::plan::{ContainerPlan, ProcessPlan, WorkloadPlan};
 use crate::settings::{set_gid, set_uid};
-use crate::shared::{Shared, command, wait_while, wake_all};
+use crate::shared::{SharedState, command, wait_while_word_is, wake_all_waiters};
 use crate::sys::signal::STOP_BIT;
 use crate::sys::{process, thread};
 use crate::team_pipes::TeamPipes;
 
 /// The stack of a worker thread.
-const STACK_BYTES: usize = 256 << 10;
+const WORKER_STACK_BYTES: usize = 256 << 10;
 /// How often the leader interrupts workers that do not notice a stop.
-const INTERRUPT_EVERY_NS: u64 = 10_000_000;
+const INTERRUPT_INTERVAL_NS: u64 = 10_000_000;
 
 /// A futex word. Each worker that ends adds one to it, and `SIGUSR1` sets [`STOP_BIT`] in it. There is one
 /// container per process.
-static BELL: AtomicU32 = AtomicU32::new(0);
+static LEADER_SIGNAL_WORD: AtomicU32 = AtomicU32::new(0);
 
 /// The word that `SIGUSR1` changes in the leader.
 pub(crate) fn signal_word() -> &'static AtomicU32 {
-    &BELL
+    &LEADER_SIGNAL_WORD
 }
 
 /// Runs the container's process and returns its exit code.
-pub(crate) fn run(
-    leader: &Container,
+pub(crate) fn run_container(
+    leader: &ContainerPlan,
     process: &ProcessPlan,
-    plan: &Plan,
-    shared: &Shared,
+    plan: &WorkloadPlan,
+    shared: &SharedState,
     pipes: &TeamPipes,
     caller: pid_t,
 ) -> i32 {
@@ -42,15 +42,15 @@ pub(crate) fn run(
     let count = workers.len();
     let member = |number: usize| {
         let worker = workers.start + number;
-        body::set_up(plan, shared, worker);
-        body::run(
+        body::apply_worker_settings(plan, shared, worker);
+        body::run_worker(
             plan,
             shared,
             worker,
             pipes.of_team(plan.worker(worker).team_number),
         );
-        BELL.fetch_add(1, Ordering::AcqRel);
-        wake_all(&BELL);
+        LEADER_SIGNAL_WORD.fetch_add(1, Ordering::AcqRel);
+        wake_all_waiters(&LEADER_SIGNAL_WORD);
     };
     let failed = |errno: Errno| {
         let word = &shared.header().container_errno;
@@ -61,24 +61,24 @@ pub(crate) fn run(
         return 1;
     }
     // A change of identity has cleared the death signal.
-    if !process::die_with(caller) {
+    if !process::die_with_parent(caller) {
         return 1;
     }
     let meanwhile = || wait_for_members(process, shared);
-    thread::run_all(count, STACK_BYTES, &member, meanwhile, failed);
+    thread::run_threads(count, WORKER_STACK_BYTES, &member, meanwhile, failed);
     0
 }
 
-fn become_leader(leader: &Container) -> Result<(), Errno> {
+fn become_leader(leader: &ContainerPlan) -> Result<(), Errno> {
     set_name(&leader.pcomm)?;
     leader.gid.map_or(Ok(()), set_gid)?;
     leader.uid.map_or(Ok(()), set_uid)
 }
 
 /// Waits until every worker has ended. Forwards a stop of the container to its workers.
-fn wait_for_members(process: &ProcessPlan, shared: &Shared) {
+fn wait_for_members(process: &ProcessPlan, shared: &SharedState) {
     loop {
-        let bell = BELL.load(Ordering::Acquire);
+        let bell = LEADER_SIGNAL_WORD.load(Ordering::Acquire);
         if (bell & !STOP_BIT) as usize >= process.workers.len() {
             return;
         }
@@ -86,20 +86,20 @@ fn wait_for_members(process: &ProcessPlan, shared: &Shared) {
         if stopping {
             stop_members(process, shared);
         }
-        let until_ns = stopping.then(|| clock::now_ns() + INTERRUPT_EVERY_NS);
-        wait_while(&BELL, bell, until_ns);
+        let until_ns = stopping.then(|| clock::now_ns() + INTERRUPT_INTERVAL_NS);
+        wait_while_word_is(&LEADER_SIGNAL_WORD, bell, until_ns);
     }
 }
 
-fn stop_members(process: &ProcessPlan, shared: &Shared) {
+fn stop_members(process: &ProcessPlan, shared: &SharedState) {
     let own_pid = rustix::process::getpid().as_raw_nonzero().get();
     for worker in process.workers.clone() {
         let record = shared.record(worker);
         record.command.fetch_or(command::STOP, Ordering::Release);
-        wake_all(&record.command);
+        wake_all_waiters(&record.command);
         let tid = record.tid.load(Ordering::Relaxed);
         if tid > 0 {
-            process::kill_thread(own_pid, tid, libc::SIGUSR1);
+            process::send_signal_to_thread(own_pid, tid, libc::SIGUSR1);
         }
     }
 }

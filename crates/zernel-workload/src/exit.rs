@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::{Deserialize, Serialize};
 
 use crate::shared::WorkerRecord;
-use crate::worker::Step;
+use crate::worker::FailingStep;
 
 /// How a worker ended, when it did not simply return from its work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,10 +57,12 @@ impl WorkerExitInfo {
     pub(crate) fn failed(record: &WorkerRecord) -> Self {
         let step = record.failed_step.load(Relaxed);
         let code = record.failed_errno.load(Relaxed);
-        let name = Step::NAMES.get(step as usize).unwrap_or(&"go on");
+        let name = FailingStep::DESCRIPTIONS
+            .get(step as usize)
+            .unwrap_or(&"go on");
         let error = match step {
-            step if step == Step::UseGpu as u32 => format!("CUDA error {code}"),
-            step if step == Step::UseNccl as u32 => format!("NCCL error {code}"),
+            step if step == FailingStep::UseGpu as u32 => format!("CUDA error {code}"),
+            step if step == FailingStep::UseNccl as u32 => format!("NCCL error {code}"),
             _ => io::Error::from_raw_os_error(code).to_string(),
         };
         Self::Failed {

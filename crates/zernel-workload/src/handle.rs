@@ -12,16 +12,16 @@ use crate::config::{WorkSpec, WorkloadConfig};
 use crate::error::{Error, Result};
 use crate::exit::WorkerExitInfo;
 use crate::histogram::Histogram;
-use crate::keeper::Keeper;
-use crate::plan::{Plan, cpu_mask};
+use crate::keeper::ProcessKeeper;
+use crate::plan::{WorkloadPlan, cpu_mask};
 use crate::report::WorkerReport;
-use crate::shared::{Shared, Stage};
+use crate::shared::{SharedState, WorkerStage};
 use crate::stop;
-use crate::threads::Threads;
-use crate::topology::{CpuSet, format_list};
+use crate::threads::WorkerThreads;
+use crate::topology::{CpuSet, format_cpu_list};
 
 /// How long the next worker may take to become ready.
-const READY_LIMIT_NS: u64 = 2_000_000_000;
+const MAX_READY_NS: u64 = 2_000_000_000;
 
 /// A handle on worker tasks that wait for [`start`](Self::start), so that they can be placed in
 /// cgroups first.
@@ -50,17 +50,17 @@ const READY_LIMIT_NS: u64 = 2_000_000_000;
 /// exit status would be lost.
 #[derive(Debug)]
 pub struct WorkloadHandle {
-    pub(crate) plan: Arc<Plan>,
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) keeper: Keeper,
-    pub(crate) threads: Threads,
+    pub(crate) plan: Arc<WorkloadPlan>,
+    pub(crate) shared: Arc<SharedState>,
+    pub(crate) keeper: ProcessKeeper,
+    pub(crate) threads: WorkerThreads,
 }
 
 impl WorkloadHandle {
     /// Creates the workers, blocked. When it returns each has applied its settings and published
     /// its tid.
     pub fn spawn(config: &WorkloadConfig) -> Result<Self> {
-        Self::from_plan(Plan::new(config)?)
+        Self::from_plan(WorkloadPlan::new(config)?)
     }
 
     /// Creates one process whose leader is named `pcomm` and hosts every worker of every spec as a
@@ -74,11 +74,16 @@ impl WorkloadHandle {
         container_gid: Option<u32>,
         specs: &[WorkSpec],
     ) -> Result<Self> {
-        Self::from_plan(Plan::container(pcomm, container_uid, container_gid, specs)?)
+        Self::from_plan(WorkloadPlan::for_container(
+            pcomm,
+            container_uid,
+            container_gid,
+            specs,
+        )?)
     }
 
-    fn from_plan(plan: Plan) -> Result<Self> {
-        let shared = Shared::new(plan.workers, plan.slots, plan.trace_capacity).map_err(
+    fn from_plan(plan: WorkloadPlan) -> Result<Self> {
+        let shared = SharedState::new(plan.workers, plan.slots, plan.trace_capacity).map_err(
             |source| Error::Spawn {
                 group: plan
                     .groups
@@ -90,15 +95,15 @@ impl WorkloadHandle {
             },
         )?;
         let (plan, shared) = (Arc::new(plan), Arc::new(shared));
-        let keeper = Keeper::spawn(&plan, &shared)?;
+        let keeper = ProcessKeeper::spawn(&plan, &shared)?;
         let mut handle = Self {
             plan,
             shared,
             keeper,
-            threads: Threads::default(),
+            threads: WorkerThreads::default(),
         };
         let was_dumpable = dumpable_behavior() == Ok(DumpableBehavior::Dumpable);
-        handle.threads = Threads::spawn(&handle.plan, &handle.shared)?;
+        handle.threads = WorkerThreads::spawn(&handle.plan, &handle.shared)?;
         let ready = handle.wait_until_ready();
         // A thread that changes its uid or gid makes the whole calling process undumpable.
         if was_dumpable {
@@ -108,25 +113,25 @@ impl WorkloadHandle {
     }
 
     fn wait_until_ready(&self) -> Result<()> {
-        let mut ready = self.shared.passed(Stage::Ready);
+        let mut ready = self.shared.passed_count(WorkerStage::Ready);
         while !self
             .shared
-            .wait_all(Stage::Ready, clock::now_ns() + READY_LIMIT_NS)
+            .wait_until_all_passed(WorkerStage::Ready, clock::now_ns() + MAX_READY_NS)
         {
-            let now_ready = self.shared.passed(Stage::Ready);
+            let now_ready = self.shared.passed_count(WorkerStage::Ready);
             if now_ready == ready {
                 return Err(self.not_ready());
             }
             ready = now_ready;
         }
-        let exited = (0..self.shared.workers())
-            .find(|worker| self.shared.has_passed(*worker, Stage::Exited));
-        exited.map_or(Ok(()), |worker| Err(self.died_early(worker)))
+        let exited = (0..self.shared.worker_count())
+            .find(|worker| self.shared.has_passed(*worker, WorkerStage::Exited));
+        exited.map_or(Ok(()), |worker| Err(self.early_death_error(worker)))
     }
 
     fn not_ready(&self) -> Error {
-        let late = (0..self.shared.workers())
-            .find(|worker| !self.shared.has_passed(*worker, Stage::Ready));
+        let late = (0..self.shared.worker_count())
+            .find(|worker| !self.shared.has_passed(*worker, WorkerStage::Ready));
         let worker = late.unwrap_or(0);
         Error::NotReady {
             group: self.plan.group_of(worker).name.clone(),
@@ -137,7 +142,7 @@ impl WorkloadHandle {
         }
     }
 
-    fn died_early(&self, worker: usize) -> Error {
+    fn early_death_error(&self, worker: usize) -> Error {
         let errno = self.shared.header().container_errno.load(Relaxed);
         let how = match errno {
             0 => stop::exit_info(self, worker).map_or_else(
@@ -186,7 +191,7 @@ impl WorkloadHandle {
 
     /// Releases all workers. Further calls do nothing.
     pub fn start(&mut self) {
-        stop::start(self);
+        stop::start_workers(self);
     }
 
     /// Sets the CPUs of one worker, by its place in [`worker_pids`](Self::worker_pids).
@@ -210,7 +215,7 @@ impl WorkloadHandle {
         sched_setaffinity(Pid::from_raw(tid), &cpu_mask(cpus)).map_err(|errno| Error::SetAffinity {
             index,
             tid,
-            cpus: format_list(cpus),
+            cpus: format_cpu_list(cpus),
             source: errno.into(),
         })
     }
@@ -230,7 +235,7 @@ impl WorkloadHandle {
     /// [`snapshot_iterations`](Self::snapshot_iterations).
     #[must_use]
     pub fn snapshot_wake_latency(&self) -> Vec<Histogram> {
-        (0..self.shared.workers())
+        (0..self.shared.worker_count())
             .map(|worker| self.shared.record(worker).wake_latency.snapshot())
             .collect()
     }
@@ -244,9 +249,9 @@ impl WorkloadHandle {
     /// behind (a thread).
     #[must_use]
     pub fn stop_and_collect(mut self) -> Vec<WorkerReport> {
-        stop::stop(&mut self);
-        (0..self.shared.workers())
-            .map(|worker| WorkerReport::of(&self, worker))
+        stop::stop_workers(&mut self);
+        (0..self.shared.worker_count())
+            .map(|worker| WorkerReport::of_worker(&self, worker))
             .collect()
     }
 }

@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use zernel_model::h2::{self, BucketRange};
 
 /// The largest value with a bucket of its own range: 18 minutes. Larger ones share its bucket.
-const LARGEST_VALUE: u64 = (1 << 40) - 1;
-const BUCKETS: usize = bucket_of(LARGEST_VALUE) + 1;
+const LARGEST_BUCKETED_NS: u64 = (1 << 40) - 1;
+const BUCKET_COUNT: usize = bucket_of(LARGEST_BUCKETED_NS) + 1;
 
 const fn bucket_of(ns: u64) -> usize {
-    h2::index(if ns > LARGEST_VALUE {
-        LARGEST_VALUE
+    h2::index(if ns > LARGEST_BUCKETED_NS {
+        LARGEST_BUCKETED_NS
     } else {
         ns
     })
@@ -30,7 +30,7 @@ pub(crate) struct SharedHistogram {
     /// The smallest value plus one; 0 while there is none, as the memory starts zeroed.
     min_plus_one: AtomicU64,
     max_ns: AtomicU64,
-    buckets: [AtomicU32; BUCKETS],
+    buckets: [AtomicU32; BUCKET_COUNT],
 }
 
 impl SharedHistogram {
@@ -185,7 +185,7 @@ impl Histogram {
 mod tests {
     use super::*;
 
-    fn recorded(values: impl IntoIterator<Item = u64>) -> Histogram {
+    fn histogram_of(values: impl IntoIterator<Item = u64>) -> Histogram {
         let shared = SharedHistogram {
             count: AtomicU64::new(0),
             sum_ns: AtomicU64::new(0),
@@ -208,12 +208,12 @@ mod tests {
                 "{value} fell into a bucket up to {bound}"
             );
         }
-        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+        assert_eq!(bucket_of(u64::MAX), BUCKET_COUNT - 1);
     }
 
     #[test]
     fn totals_are_exact_and_quantiles_close() {
-        let histogram = recorded(1..=1000);
+        let histogram = histogram_of(1..=1000);
         assert_eq!((histogram.count, histogram.sum_ns), (1000, 500_500));
         assert_eq!((histogram.min_ns, histogram.max_ns), (1, 1000));
         assert!((500..=531).contains(&histogram.quantile(0.5).unwrap()));
@@ -223,26 +223,26 @@ mod tests {
 
     #[test]
     fn a_value_beyond_the_last_bucket_keeps_its_true_total() {
-        let histogram = recorded([1 << 50]);
+        let histogram = histogram_of([1 << 50]);
         assert_eq!((histogram.sum_ns, histogram.max_ns), (1 << 50, 1 << 50));
     }
 
     #[test]
-    fn what_came_later_and_what_two_recorded_add_up() {
-        let (early, all) = (recorded(1..=10), recorded(1..=100));
+    fn since_and_merged_add_up() {
+        let (early, all) = (histogram_of(1..=10), histogram_of(1..=100));
         let late = all.since(&early);
         assert_eq!((late.count, late.sum_ns), (90, 4995));
         assert_eq!(late.max_ns, 100);
         let both = early.merged(&late);
         assert_eq!((both.count, both.sum_ns), (all.count, all.sum_ns));
         assert_eq!(both.buckets, all.buckets);
-        assert_eq!(recorded([]).merged(&all), all);
-        assert_eq!(all.since(&recorded([])), all);
+        assert_eq!(histogram_of([]).merged(&all), all);
+        assert_eq!(all.since(&histogram_of([])), all);
     }
 
     #[test]
     fn without_values_there_is_no_quantile() {
-        assert_eq!(recorded([]).quantile(0.5), None);
-        assert_eq!(recorded([]).mean_ns(), None);
+        assert_eq!(histogram_of([]).quantile(0.5), None);
+        assert_eq!(histogram_of([]).mean_ns(), None);
     }
 }

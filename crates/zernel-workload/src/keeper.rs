@@ -19,15 +19,15 @@ use libc::pid_t;
 use crate::body;
 use crate::container;
 use crate::error::{Error, Result};
-use crate::plan::{Plan, ProcessPlan};
+use crate::plan::{ProcessPlan, WorkloadPlan};
 use crate::procfs;
-use crate::shared::{Shared, Stage, outcome};
+use crate::shared::{SharedState, WorkerStage, outcome};
 use crate::sys::process::{self, ChildEnd};
 use crate::sys::signal;
 use crate::team_pipes::TeamPipes;
 
 /// The stack of the keeper, which is also the stack that a forked worker runs on.
-const STACK_BYTES: usize = 2 << 20;
+const KEEPER_STACK_BYTES: usize = 2 << 20;
 
 /// Pause between two checks for ended processes, per remaining process. A check takes time for each
 /// remaining process, so one check per ended process would take quadratic time.
@@ -48,7 +48,7 @@ pub(crate) enum ProcessEnd {
 
 /// A worker process.
 #[derive(Debug)]
-struct Process {
+struct KeptProcess {
     pid: pid_t,
     /// The handle has killed it.
     killed: bool,
@@ -57,30 +57,30 @@ struct Process {
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    processes: Vec<Process>,
+struct ProcessTable {
+    processes: Vec<KeptProcess>,
     oom_kills: u64,
 }
 
 /// The worker processes of a handle and the thread that keeps them.
 #[derive(Debug)]
-pub(crate) struct Keeper {
-    table: Arc<Mutex<Table>>,
+pub(crate) struct ProcessKeeper {
+    table: Arc<Mutex<ProcessTable>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Keeper {
+impl ProcessKeeper {
     /// Forks every process of the plan.
-    pub(crate) fn spawn(plan: &Arc<Plan>, shared: &Arc<Shared>) -> Result<Self> {
+    pub(crate) fn spawn(plan: &Arc<WorkloadPlan>, shared: &Arc<SharedState>) -> Result<Self> {
         if plan.processes.is_empty() {
             return Ok(Self {
                 table: Arc::default(),
                 thread: None,
             });
         }
-        let table = Arc::new(Mutex::new(Table {
+        let table = Arc::new(Mutex::new(ProcessTable {
             processes: Vec::with_capacity(plan.processes.len()),
-            oom_kills: procfs::oom_kills(),
+            oom_kills: procfs::system_oom_kills(),
         }));
         let (sender, forked) = sync_channel(1);
         let duty = KeeperTask {
@@ -90,7 +90,7 @@ impl Keeper {
         };
         let thread = std::thread::Builder::new()
             .name("zernel-keeper".to_owned())
-            .stack_size(STACK_BYTES)
+            .stack_size(KEEPER_STACK_BYTES)
             .spawn(move || duty.run(&sender))
             .map_err(|error| spawn_error(plan, 0, "start the thread that forks workers", error))?;
         let mut keeper = Self {
@@ -109,7 +109,7 @@ impl Keeper {
 
     /// The pid of each process, in the order of the plan.
     pub(crate) fn pids(&self) -> Vec<pid_t> {
-        lock(&self.table)
+        lock_table(&self.table)
             .processes
             .iter()
             .map(|process| process.pid)
@@ -118,7 +118,7 @@ impl Keeper {
 
     /// The pid of one process; 0 if there is none.
     pub(crate) fn pid_of(&self, process: usize) -> pid_t {
-        let table = lock(&self.table);
+        let table = lock_table(&self.table);
         table
             .processes
             .get(process)
@@ -127,7 +127,7 @@ impl Keeper {
 
     /// How a process ended; `None` while it has not.
     pub(crate) fn end_of(&self, process: usize) -> Option<ProcessEnd> {
-        lock(&self.table)
+        lock_table(&self.table)
             .processes
             .get(process)
             .and_then(|process| process.end)
@@ -135,7 +135,7 @@ impl Keeper {
 
     /// Calls `act` with the pid of a process unless it has exited. The pid cannot be reused meanwhile.
     pub(crate) fn with_living(&self, process: usize, act: impl FnOnce(pid_t)) {
-        let table = lock(&self.table);
+        let table = lock_table(&self.table);
         if let Some(process) = table
             .processes
             .get(process)
@@ -147,12 +147,12 @@ impl Keeper {
 
     /// Kills every process that `which` selects, and records that the handle killed it. A process that had
     /// already ended keeps its own end.
-    pub(crate) fn kill(&self, which: impl Fn(usize) -> bool) {
-        let mut table = lock(&self.table);
+    pub(crate) fn kill_processes(&self, which: impl Fn(usize) -> bool) {
+        let mut table = lock_table(&self.table);
         for (index, process) in table.processes.iter_mut().enumerate() {
-            if process.end.is_none() && which(index) && !process::has_ended(process.pid) {
+            if process.end.is_none() && which(index) && !process::has_child_ended(process.pid) {
                 process.killed = true;
-                process::kill(process.pid, libc::SIGKILL);
+                process::send_signal(process.pid, libc::SIGKILL);
             }
         }
     }
@@ -160,7 +160,7 @@ impl Keeper {
     /// Joins the keeper thread if all its processes have exited. Otherwise the thread keeps running and
     /// reaps the remaining processes.
     pub(crate) fn join_if_done(&mut self) {
-        let all_exited = lock(&self.table)
+        let all_exited = lock_table(&self.table)
             .processes
             .iter()
             .all(|process| process.end.is_some());
@@ -170,7 +170,12 @@ impl Keeper {
     }
 }
 
-fn spawn_error(plan: &Plan, process: usize, action: &'static str, source: io::Error) -> Error {
+fn spawn_error(
+    plan: &WorkloadPlan,
+    process: usize,
+    action: &'static str,
+    source: io::Error,
+) -> Error {
     let worker = plan
         .processes
         .get(process)
@@ -183,22 +188,22 @@ fn spawn_error(plan: &Plan, process: usize, action: &'static str, source: io::Er
     }
 }
 
-fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
+fn lock_table(table: &Mutex<ProcessTable>) -> MutexGuard<'_, ProcessTable> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the keeper thread works on: it forks the processes of the plan and reaps them.
 struct KeeperTask {
-    plan: Arc<Plan>,
-    shared: Arc<Shared>,
-    table: Arc<Mutex<Table>>,
+    plan: Arc<WorkloadPlan>,
+    shared: Arc<SharedState>,
+    table: Arc<Mutex<ProcessTable>>,
 }
 
 impl KeeperTask {
     fn run(&self, forked: &SyncSender<std::result::Result<(), (usize, io::Error)>>) {
-        signal::block_all();
+        signal::block_all_signals();
         let caller = rustix::process::getpid().as_raw_nonzero().get();
-        let caught = signal::caught();
+        let caught = signal::signals_with_handlers();
         let mut pipes = TeamPipes::default();
         for (index, process) in self.plan.processes.iter().enumerate() {
             let pid = pipes
@@ -219,8 +224,8 @@ impl KeeperTask {
     }
 
     fn enter(&self, pid: pid_t) {
-        let mut table = lock(&self.table);
-        table.processes.push(Process {
+        let mut table = lock_table(&self.table);
+        table.processes.push(KeptProcess {
             pid,
             killed: false,
             end: None,
@@ -239,26 +244,31 @@ impl KeeperTask {
             None => &self.shared.record(process.workers.start).command,
             Some(_) => container::signal_word(),
         };
-        signal::in_worker_process(caught, stop_word, || {
-            if !process::die_with(caller) {
+        signal::set_up_worker_signals(caught, stop_word, || {
+            if !process::die_with_parent(caller) {
                 return 1;
             }
             match &process.container {
                 None => self.run_single_worker(process.workers.start, pipes, caller),
-                Some(leader) => {
-                    container::run(leader, process, &self.plan, &self.shared, pipes, caller)
-                }
+                Some(leader) => container::run_container(
+                    leader,
+                    process,
+                    &self.plan,
+                    &self.shared,
+                    pipes,
+                    caller,
+                ),
             }
         })
     }
 
     fn run_single_worker(&self, worker: usize, pipes: &TeamPipes, caller: pid_t) -> i32 {
-        body::set_up(&self.plan, &self.shared, worker);
+        body::apply_worker_settings(&self.plan, &self.shared, worker);
         // A change of identity has cleared the death signal.
-        if !process::die_with(caller) {
+        if !process::die_with_parent(caller) {
             return 1;
         }
-        body::run(
+        body::run_worker(
             &self.plan,
             &self.shared,
             worker,
@@ -268,35 +278,35 @@ impl KeeperTask {
     }
 
     fn give_up(&self) {
-        lock(&self.table)
+        lock_table(&self.table)
             .processes
             .iter()
-            .for_each(|process| process::kill(process.pid, libc::SIGKILL));
+            .for_each(|process| process::send_signal(process.pid, libc::SIGKILL));
         self.reap_all();
     }
 
     fn reap_all(&self) {
         while let Ok(pid) = process::wait_own_child() {
-            let mut table = lock(&self.table);
+            let mut table = lock_table(&self.table);
             let index = table
                 .processes
                 .iter()
                 .position(|process| process.pid == pid && process.end.is_none());
             let Some(index) = index else {
                 // A child of this thread that is no worker. It is reaped so that it is not found again.
-                drop(process::reap(pid));
+                drop(process::reap_child(pid));
                 continue;
             };
-            let more_may_follow = self.is_to_end(&table, index);
-            self.reap(&mut table, index);
+            let more_may_follow = self.is_expected_to_end(&table, index);
+            self.reap_process(&mut table, index);
             self.reap_finished(&mut table);
-            let left = table.living();
+            let left = table.living_count();
             drop(table);
             if more_may_follow {
                 std::thread::sleep(PAUSE_PER_PROCESS.saturating_mul(left));
             }
         }
-        let mut table = lock(&self.table);
+        let mut table = lock_table(&self.table);
         for (index, process) in table.processes.iter_mut().enumerate() {
             if process.end.is_none() {
                 process.end = Some(ProcessEnd::TakenByOthers);
@@ -307,30 +317,30 @@ impl KeeperTask {
 
     /// Reaps the expected processes that have ended. A wait for any child makes the kernel search all
     /// children, so each process is waited for by its pid.
-    fn reap_finished(&self, table: &mut Table) {
+    fn reap_finished(&self, table: &mut ProcessTable) {
         for index in 0..table.processes.len() {
             let process = &table.processes[index];
             if process.end.is_none()
-                && self.is_to_end(table, index)
-                && process::has_ended(process.pid)
+                && self.is_expected_to_end(table, index)
+                && process::has_child_ended(process.pid)
             {
-                self.reap(table, index);
+                self.reap_process(table, index);
             }
         }
     }
 
     /// Whether a process is expected to end: its first worker has ended, or the handle has killed it.
-    fn is_to_end(&self, table: &Table, index: usize) -> bool {
+    fn is_expected_to_end(&self, table: &ProcessTable, index: usize) -> bool {
         let first_worker = self.plan.processes[index].workers.start;
         let outcome = self.shared.record(first_worker).outcome.load(Acquire);
         outcome != outcome::NONE || table.processes[index].killed
     }
 
-    fn reap(&self, table: &mut Table, index: usize) {
-        let Process { pid, killed, .. } = table.processes[index];
+    fn reap_process(&self, table: &mut ProcessTable, index: usize) {
+        let KeptProcess { pid, killed, .. } = table.processes[index];
         self.save_last_numbers(pid, index);
         let may_be_oom = self.may_be_oom_victim(pid, index);
-        let end = match process::reap(pid) {
+        let end = match process::reap_child(pid) {
             Ok(ChildEnd::Signaled {
                 signal: libc::SIGKILL,
                 ..
@@ -368,21 +378,21 @@ impl KeeperTask {
         self.plan.processes[index]
             .workers
             .clone()
-            .for_each(|worker| self.shared.advance(worker, Stage::Exited));
+            .for_each(|worker| self.shared.advance(worker, WorkerStage::Exited));
     }
 }
 
-impl Table {
+impl ProcessTable {
     /// How many processes have not ended.
-    fn living(&self) -> u32 {
-        let living = |process: &&Process| process.end.is_none();
+    fn living_count(&self) -> u32 {
+        let living = |process: &&KeptProcess| process.end.is_none();
         self.processes.iter().filter(living).count() as u32
     }
 
     /// Whether the OOM killer has killed a process since the last call. The count is the whole machine's, so
     /// the victim may be another process, and the worker may have been killed by hand.
     fn oom_kill_happened(&mut self) -> bool {
-        let before = std::mem::replace(&mut self.oom_kills, procfs::oom_kills());
+        let before = std::mem::replace(&mut self.oom_kills, procfs::system_oom_kills());
         self.oom_kills > before
     }
 }

@@ -1,5 +1,5 @@
 //! The keys of a spec file. One definition of a table gives the struct that the parser fills, its
-//! defaults, and the [`Key`]s that `zernel workload list` and `docs/workload.md` show.
+//! defaults, and the [`SpecKey`]s that `zernel workload list` and `docs/workload.md` show.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 /// One key of a table of a spec file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Key {
+pub struct SpecKey {
     /// Its name.
     pub name: &'static str,
     /// The type of its value.
@@ -20,19 +20,19 @@ pub struct Key {
     pub meaning: String,
     /// The values to choose from, when the type is a choice.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub choices: Vec<Choice>,
+    pub choices: Vec<SpecChoice>,
 }
 
 /// One value of a key whose type is a choice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Choice {
+pub struct SpecChoice {
     /// How it is written in TOML, with a type where a value goes.
     pub value: String,
     /// What it stands for.
     pub meaning: String,
     /// The keys of its own table, if it has one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub keys: Vec<Key>,
+    pub keys: Vec<SpecKey>,
 }
 
 /// A type that values of a spec file have.
@@ -41,12 +41,12 @@ pub(crate) trait SpecValue {
     fn kind() -> String;
 
     /// The values to choose from, for an enum.
-    fn choices() -> Vec<Choice> {
+    fn choices() -> Vec<SpecChoice> {
         Vec::new()
     }
 
     /// The keys, for a table.
-    fn keys() -> Vec<Key> {
+    fn keys() -> Vec<SpecKey> {
         Vec::new()
     }
 
@@ -89,7 +89,7 @@ impl<T: SpecValue> SpecValue for Option<T> {
         T::kind()
     }
 
-    fn choices() -> Vec<Choice> {
+    fn choices() -> Vec<SpecChoice> {
         T::choices()
     }
 
@@ -104,7 +104,7 @@ impl<T: SpecValue> SpecValue for Vec<T> {
         array_of(&T::kind())
     }
 
-    fn choices() -> Vec<Choice> {
+    fn choices() -> Vec<SpecChoice> {
         T::choices()
     }
 
@@ -133,7 +133,7 @@ pub(crate) fn default_text(value: &impl Serialize) -> String {
 }
 
 /// The lines of a doc comment as one text.
-pub(crate) fn meaning(lines: &[&str]) -> String {
+pub(crate) fn join_doc_lines(lines: &[&str]) -> String {
     let lines: Vec<&str> = lines.iter().map(|line| line.trim()).collect();
     lines.join(" ")
 }
@@ -151,7 +151,7 @@ pub(crate) fn snake_case(variant: &str) -> String {
 }
 
 /// How a variant is written in TOML: alone, with a value, or with a table of `keys`.
-pub(crate) fn choice_value(variant: &str, payload: Option<String>, keys: &[Key]) -> String {
+pub(crate) fn choice_value(variant: &str, payload: Option<String>, keys: &[SpecKey]) -> String {
     let name = snake_case(variant);
     if let Some(kind) = payload {
         return format!("{{ {name} = {kind} }}");
@@ -167,7 +167,7 @@ pub(crate) fn choice_value(variant: &str, payload: Option<String>, keys: &[Key])
 }
 
 /// The first element. A macro passes an optional part, if there is one, and then its default.
-pub(crate) fn first<T, const LENGTH: usize>(list: [T; LENGTH]) -> T {
+pub(crate) fn first_of<T, const LENGTH: usize>(list: [T; LENGTH]) -> T {
     list.into_iter()
         .next()
         .expect("the macro adds a last element")
@@ -209,14 +209,14 @@ macro_rules! table {
                 "table".to_owned()
             }
 
-            fn keys() -> Vec<$crate::keys::Key> {
+            fn keys() -> Vec<$crate::keys::SpecKey> {
                 use $crate::keys;
                 let defaults = Self::default();
-                vec![$(keys::Key {
-                    name: keys::first([$($key,)? stringify!($field)]),
+                vec![$(keys::SpecKey {
+                    name: keys::first_of([$($key,)? stringify!($field)]),
                     kind: <$type as keys::SpecValue>::kind(),
-                    default: keys::first([$($shown.to_owned(),)? keys::default_text(&defaults.$field)]),
-                    meaning: keys::meaning(&[$($meaning),+]),
+                    default: keys::first_of([$($shown.to_owned(),)? keys::default_text(&defaults.$field)]),
+                    meaning: keys::join_doc_lines(&[$($meaning),+]),
                     choices: <$type as keys::SpecValue>::choices(),
                 },)*]
             }
@@ -272,20 +272,20 @@ macro_rules! choice {
                 "choice".to_owned()
             }
 
-            fn choices() -> Vec<$crate::keys::Choice> {
+            fn choices() -> Vec<$crate::keys::SpecChoice> {
                 use $crate::keys;
                 vec![$({
-                    let payload = keys::first([$(Some(<$payload as keys::SpecValue>::kind()),)? None]);
-                    let keys: Vec<keys::Key> = vec![$($(keys::Key {
+                    let payload = keys::first_of([$(Some(<$payload as keys::SpecValue>::kind()),)? None]);
+                    let keys: Vec<keys::SpecKey> = vec![$($(keys::SpecKey {
                         name: stringify!($key),
                         kind: <$type as keys::SpecValue>::kind(),
-                        default: keys::first([$(keys::default_text(&<$type>::$optional()),)? "required".to_owned()]),
-                        meaning: keys::meaning(&[$($key_meaning),+]),
+                        default: keys::first_of([$(keys::default_text(&<$type>::$optional()),)? "required".to_owned()]),
+                        meaning: keys::join_doc_lines(&[$($key_meaning),+]),
                         choices: <$type as keys::SpecValue>::choices(),
                     },)+)?];
-                    keys::Choice {
+                    keys::SpecChoice {
                         value: keys::choice_value(stringify!($variant), payload, &keys),
-                        meaning: keys::meaning(&[$($meaning),+]),
+                        meaning: keys::join_doc_lines(&[$($meaning),+]),
                         keys,
                     }
                 },)+]

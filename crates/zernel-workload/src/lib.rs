@@ -49,7 +49,7 @@ pub use handle::WorkloadHandle;
 pub use histogram::Histogram;
 pub use policy::{MemoryPolicy, SchedPolicy};
 pub use report::{ReportTable, WorkerReport};
-pub use spec::Spec;
+pub use spec::WorkloadSpec;
 pub use topology::{CpuSet, Topology};
 pub use work::WorkType;
 pub use worker::Worker;

@@ -38,7 +38,7 @@ pub(crate) struct GroupPlan {
 }
 
 impl GroupPlan {
-    fn teams(&self) -> usize {
+    fn team_count(&self) -> usize {
         self.workers.len().div_ceil(self.team_size)
     }
 
@@ -87,12 +87,12 @@ pub(crate) struct TeamPlan {
 #[derive(Debug)]
 pub(crate) struct ProcessPlan {
     pub(crate) workers: Range<usize>,
-    pub(crate) container: Option<Box<Container>>,
+    pub(crate) container: Option<Box<ContainerPlan>>,
 }
 
 /// Settings of a container's leader.
 #[derive(Debug, Clone)]
-pub(crate) struct Container {
+pub(crate) struct ContainerPlan {
     pub(crate) pcomm: CString,
     pub(crate) uid: Option<u32>,
     pub(crate) gid: Option<u32>,
@@ -101,7 +101,7 @@ pub(crate) struct Container {
 /// The whole workload. Workers in processes come first, in the order of the processes; then those
 /// that are threads.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct WorkloadPlan {
     pub(crate) groups: Vec<GroupPlan>,
     /// How many workers there are.
     pub(crate) workers: usize,
@@ -112,7 +112,7 @@ pub(crate) struct Plan {
     pub(crate) stop_grace: Duration,
 }
 
-impl Plan {
+impl WorkloadPlan {
     /// Lays out a configuration.
     pub(crate) fn new(config: &WorkloadConfig) -> Result<Self> {
         let specs = config.named_specs();
@@ -147,7 +147,7 @@ impl Plan {
     }
 
     /// Lays out one container.
-    pub(crate) fn container(
+    pub(crate) fn for_container(
         pcomm: &str,
         uid: Option<u32>,
         gid: Option<u32>,
@@ -158,7 +158,7 @@ impl Plan {
         let specs = config
             .named_specs()
             .into_iter()
-            .map(|spec| member_of(spec, pcomm))
+            .map(|spec| container_member(spec, pcomm))
             .collect::<Result<Vec<_>>>()?;
         let mut plan = Self {
             stop_grace: config.stop_grace,
@@ -180,8 +180,8 @@ impl Plan {
         specs.for_each(|spec| self.add_group(spec));
         let workers = first..self.workers;
         if !workers.is_empty() {
-            let container = Some(Box::new(Container {
-                pcomm: c_string(pcomm),
+            let container = Some(Box::new(ContainerPlan {
+                pcomm: checked_c_string(pcomm),
                 uid,
                 gid,
             }));
@@ -210,16 +210,17 @@ impl Plan {
         let first_team = self
             .groups
             .last()
-            .map_or(0, |group| group.first_team + group.teams());
+            .map_or(0, |group| group.first_team + group.team_count());
         self.groups.push(GroupPlan {
             name: spec.name.clone(),
             work: spec.work_type.clone(),
-            settings: settings(spec),
-            workers: take(&mut self.workers, spec.workers),
+            settings: settings_of(spec),
+            workers: take_range(&mut self.workers, spec.workers),
             team_size,
             first_team,
-            first_slot: take(&mut self.slots, teams * work.slot_count(team_size)).start,
-            first_trace_entry: take(&mut self.trace_capacity, teams * trace_entries_of_team).start,
+            first_slot: take_range(&mut self.slots, teams * work.slot_count(team_size)).start,
+            first_trace_entry: take_range(&mut self.trace_capacity, teams * trace_entries_of_team)
+                .start,
             trace_entries_of_team,
         });
     }
@@ -250,13 +251,13 @@ impl Plan {
     pub(crate) fn team(&self, team: usize) -> TeamPlan {
         let group = self
             .groups
-            .partition_point(|group| group.first_team + group.teams() <= team);
+            .partition_point(|group| group.first_team + group.team_count() <= team);
         let group = &self.groups[group];
         group.team(team - group.first_team)
     }
 }
 
-fn member_of(spec: WorkSpec, pcomm: &str) -> Result<WorkSpec> {
+fn container_member(spec: WorkSpec, pcomm: &str) -> Result<WorkSpec> {
     if let Some(other) = spec.pcomm.as_ref().filter(|other| *other != pcomm) {
         let problem =
             format!("`{other}` is not the container `{pcomm}` that is to host it; leave it out");
@@ -267,26 +268,26 @@ fn member_of(spec: WorkSpec, pcomm: &str) -> Result<WorkSpec> {
     Ok(spec)
 }
 
-fn take(used: &mut usize, count: usize) -> Range<usize> {
+fn take_range(used: &mut usize, count: usize) -> Range<usize> {
     let start = *used;
     *used += count;
     start..*used
 }
 
-fn settings(spec: &WorkSpec) -> Settings {
+fn settings_of(spec: &WorkSpec) -> Settings {
     Settings {
         memory_policy: spec.memory_policy.clone(),
         affinity: spec.affinity.clone(),
         policy: spec.policy.clone(),
         nice: spec.nice,
-        comm: spec.comm.as_deref().map(c_string),
+        comm: spec.comm.as_deref().map(checked_c_string),
         gid: spec.gid,
         uid: spec.uid,
     }
 }
 
 /// Converts a name that was checked to contain no NUL byte.
-fn c_string(name: &str) -> CString {
+fn checked_c_string(name: &str) -> CString {
     CString::new(name).unwrap_or_default()
 }
 

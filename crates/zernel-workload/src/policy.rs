@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::clock::us;
+use crate::clock::us_to_ns;
 use crate::keys::choice;
 use crate::sys::sched::SchedAttributes;
 
@@ -86,7 +86,7 @@ impl SchedPolicy {
         match *self {
             Self::Normal => with(libc::SCHED_OTHER),
             Self::NormalSlice { slice_us } => SchedAttributes {
-                runtime_ns: us(slice_us),
+                runtime_ns: us_to_ns(slice_us),
                 ..with(libc::SCHED_OTHER)
             },
             Self::Batch => with(libc::SCHED_BATCH),
@@ -107,9 +107,9 @@ impl SchedPolicy {
                 period_us,
             } => SchedAttributes {
                 policy: libc::SCHED_DEADLINE as u32,
-                runtime_ns: us(runtime_us),
-                deadline_ns: us(deadline_us),
-                period_ns: us(period_us),
+                runtime_ns: us_to_ns(runtime_us),
+                deadline_ns: us_to_ns(deadline_us),
+                period_ns: us_to_ns(period_us),
                 ..SchedAttributes::default()
             },
             Self::Ext => SchedAttributes {
@@ -132,7 +132,7 @@ pub fn outrank_all_threads() -> std::io::Result<()> {
         priority: 99,
         ..SchedAttributes::default()
     };
-    Ok(crate::sys::sched::set_attributes(0, attributes)?)
+    Ok(crate::sys::sched::set_sched_attributes(0, attributes)?)
 }
 
 choice! {

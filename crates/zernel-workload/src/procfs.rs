@@ -66,7 +66,7 @@ pub(crate) fn read_counters(process: pid_t, thread: pid_t, counters: &KernelCoun
 }
 
 /// OOM kills since boot.
-pub(crate) fn oom_kills() -> u64 {
+pub(crate) fn system_oom_kills() -> u64 {
     oom_kills_in(Path::new("/proc/vmstat")).unwrap_or(0)
 }
 
@@ -122,7 +122,7 @@ impl KernelCounters {
     }
 
     /// Voluntary and involuntary context switches since the first run.
-    pub(crate) fn switches(&self) -> (u64, u64) {
+    pub(crate) fn context_switches(&self) -> (u64, u64) {
         let voluntary = self.since_first_run(2, self.voluntary_switches.load(Relaxed));
         (
             voluntary,

@@ -12,7 +12,7 @@ use crate::exit::WorkerExitInfo;
 use crate::handle::WorkloadHandle;
 use crate::histogram::Histogram;
 use crate::settings::Setting;
-use crate::shared::{RECORD_MAGIC, Stage, TraceEntry, WorkerRecord};
+use crate::shared::{RECORD_MAGIC, TraceEntry, WorkerRecord, WorkerStage};
 use crate::stop;
 use crate::work::ml_training::PHASE_NAMES;
 
@@ -50,7 +50,7 @@ pub struct WorkerReport {
     pub run_delay_ns: Option<u64>,
     /// The longest time that passed between two rounds while it did not block; `None` if it never
     /// ran.
-    pub largest_gap: Option<Gap>,
+    pub largest_gap: Option<WorkGap>,
     /// How often it was seen on another CPU than before.
     pub migrations: u64,
     /// The CPUs it was seen on.
@@ -86,7 +86,7 @@ pub struct WorkerPhaseInterval {
 
 /// The longest gap of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Gap {
+pub struct WorkGap {
     /// How long.
     pub ns: u64,
     /// When it began.
@@ -106,14 +106,14 @@ pub struct SettingError {
 
 impl WorkerReport {
     /// The report of a worker that was stopped.
-    pub(crate) fn of(handle: &WorkloadHandle, worker: usize) -> Self {
+    pub(crate) fn of_worker(handle: &WorkloadHandle, worker: usize) -> Self {
         let record = handle.shared.record(worker);
         let counters = &handle.shared.counters()[worker];
         let work_units = counters.work_units.load(Relaxed);
         let exit_info = stop::exit_info(handle, worker)
             .or_else(|| is_corrupt(record).then_some(WorkerExitInfo::Corrupt));
         let completed = exit_info.is_none();
-        let has_run = handle.shared.has_passed(worker, Stage::Running)
+        let has_run = handle.shared.has_passed(worker, WorkerStage::Running)
             && record.first_run_ns.load(Relaxed) > 0;
         let ended_ns = ended_ns(record);
         let wall_ns = match has_run {
@@ -121,7 +121,7 @@ impl WorkerReport {
             false => 0,
         };
         let cpu_ns = record.kernel.cpu_ns();
-        let (voluntary_switches, involuntary_switches) = record.kernel.switches();
+        let (voluntary_switches, involuntary_switches) = record.kernel.context_switches();
         let traced = record.traced_entries.load(Acquire);
         let phase_intervals = phase_intervals(handle, worker, traced);
         Self {
@@ -134,7 +134,7 @@ impl WorkerReport {
             completed,
             exit_info,
             unfinished_work_units: if completed { 0 } else { work_units },
-            start_delay_ns: has_run.then(|| start_delay(handle, record)),
+            start_delay_ns: has_run.then(|| start_delay_ns(handle, record)),
             wall_ns,
             cpu_ns,
             off_cpu_ns: wall_ns.saturating_sub(cpu_ns),
@@ -157,7 +157,7 @@ fn is_corrupt(record: &WorkerRecord) -> bool {
     record.magic.load(Acquire) != RECORD_MAGIC || record.tid.load(Relaxed) <= 0
 }
 
-fn start_delay(handle: &WorkloadHandle, record: &WorkerRecord) -> u64 {
+fn start_delay_ns(handle: &WorkloadHandle, record: &WorkerRecord) -> u64 {
     record
         .first_run_ns
         .load(Relaxed)
@@ -173,14 +173,14 @@ fn ended_ns(record: &WorkerRecord) -> u64 {
 }
 
 /// The longest gap, including the one in which a worker ended.
-fn largest_gap(record: &WorkerRecord, ended_ns: u64) -> Gap {
+fn largest_gap(record: &WorkerRecord, ended_ns: u64) -> WorkGap {
     let last_seen_ns = record.last_seen_ns.load(Relaxed);
-    let closed = Gap {
+    let closed = WorkGap {
         ns: record.gap_ns.load(Relaxed),
         at_ns: record.gap_at_ns.load(Relaxed),
         cpu: record.gap_cpu.load(Relaxed),
     };
-    let open = Gap {
+    let open = WorkGap {
         ns: ended_ns.saturating_sub(last_seen_ns),
         at_ns: last_seen_ns,
         cpu: record.cpu.load(Relaxed),
@@ -272,12 +272,12 @@ impl fmt::Display for ReportTable<'_> {
                 report.group,
                 report.tid,
                 units,
-                seconds(report.cpu_ns),
-                seconds(report.wall_ns),
-                milliseconds(report.run_delay_ns),
-                milliseconds(report.largest_gap.map(|gap| gap.ns)),
-                microseconds(report.wake_latency.quantile(0.5)),
-                microseconds(report.wake_latency.quantile(0.99)),
+                ns_to_seconds(report.cpu_ns),
+                ns_to_seconds(report.wall_ns),
+                format_milliseconds(report.run_delay_ns),
+                format_milliseconds(report.largest_gap.map(|gap| gap.ns)),
+                format_microseconds(report.wake_latency.quantile(0.5)),
+                format_microseconds(report.wake_latency.quantile(0.99)),
                 report.migrations,
                 report
                     .exit_info
@@ -297,15 +297,15 @@ impl fmt::Display for ReportTable<'_> {
     }
 }
 
-fn seconds(ns: u64) -> f64 {
+fn ns_to_seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-fn milliseconds(ns: Option<u64>) -> String {
+fn format_milliseconds(ns: Option<u64>) -> String {
     ns.map_or_else(|| "-".to_owned(), |ns| format!("{:.3}", ns as f64 / 1e6))
 }
 
-fn microseconds(ns: Option<u64>) -> String {
+fn format_microseconds(ns: Option<u64>) -> String {
     ns.map_or_else(|| "-".to_owned(), |ns| format!("{:.1}us", ns as f64 / 1e3))
 }
 

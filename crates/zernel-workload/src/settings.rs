@@ -105,7 +105,7 @@ impl Settings {
             // refused.
             Setting::Policy => self.policy.as_ref().map_or(Ok(()), |policy| {
                 let nice = sched::attributes(0).map_or(0, |attributes| attributes.nice);
-                sched::set_attributes(0, policy.attributes(nice))
+                sched::set_sched_attributes(0, policy.attributes(nice))
             }),
             Setting::Nice => self
                 .nice

@@ -36,7 +36,7 @@ pub(crate) mod command {
 /// first of thousands of workers before it had written the last word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Pace {
+pub(crate) enum WorkerPace {
     /// As fast as they can.
     Full = 0,
     /// Work, but give way: others have not had the CPU yet, and the handle waits for them.
@@ -49,7 +49,7 @@ pub(crate) enum Pace {
 /// How far a worker has come. Stages are passed in this order and never left backwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
-pub(crate) enum Stage {
+pub(crate) enum WorkerStage {
     /// It published its tid, applied its settings and waits for the start.
     Ready = 1,
     /// It has run after the start.
@@ -62,7 +62,7 @@ pub(crate) enum Stage {
     Exited = 5,
 }
 
-const STAGES: usize = 5;
+const STAGE_COUNT: usize = 5;
 
 /// How a worker's body ended.
 pub(crate) mod outcome {
@@ -79,11 +79,11 @@ pub(crate) mod outcome {
 /// The handle's own words.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub(crate) struct Header {
+pub(crate) struct SharedHeader {
     /// 0 until the start.
     go: AtomicU32,
     /// How many workers have passed each stage.
-    passed: [AtomicU32; STAGES],
+    passed: [AtomicU32; STAGE_COUNT],
     /// When the start was given.
     pub(crate) started_ns: AtomicU64,
     /// Why a container could not be set up.
@@ -91,7 +91,7 @@ pub(crate) struct Header {
     pace: PaceWord,
 }
 
-/// A [`Pace`], on a cache line of its own: every worker reads it in every round.
+/// A [`WorkerPace`], on a cache line of its own: every worker reads it in every round.
 #[derive(Debug)]
 #[repr(C, align(128))]
 struct PaceWord(AtomicU32);
@@ -100,7 +100,7 @@ struct PaceWord(AtomicU32);
 /// once.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Counters {
+pub(crate) struct WorkerCounters {
     pub(crate) iterations: AtomicU64,
     pub(crate) work_units: AtomicU64,
 }
@@ -156,20 +156,20 @@ pub(crate) struct KernelCounters {
 /// A futex word with the times of its last changes. Workers of a team wait on it and wake each other.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Slot {
+pub(crate) struct FutexSlot {
     /// The word that is waited on.
     pub(crate) word: AtomicU32,
     /// The time of each change, indexed by the value before it. One stamp is not enough: a waiter that gets
     /// the CPU late needs the time of the change that woke it, not of the latest change.
-    stamps_ns: [AtomicU64; STAMPS as usize],
+    stamps_ns: [AtomicU64; REMEMBERED_STAMPS as usize],
 }
 
 /// How many changes of its word a slot remembers.
-const STAMPS: u32 = 256;
+const REMEMBERED_STAMPS: u32 = 256;
 
-impl Slot {
+impl FutexSlot {
     /// Notes that the word is about to change from `value`.
-    pub(crate) fn stamp(&self, value: u32) {
+    pub(crate) fn note_change_from(&self, value: u32) {
         self.stamp_of(value)
             .store(clock::now_ns(), Ordering::Release);
     }
@@ -180,7 +180,7 @@ impl Slot {
         let word = self.word.load(Ordering::Acquire);
         let missed = word.wrapping_sub(seen);
         // A word that went down has missed nothing. The stamp of `word` may be written just now.
-        let is_lost = (STAMPS..u32::MAX / 2).contains(&missed);
+        let is_lost = (REMEMBERED_STAMPS..u32::MAX / 2).contains(&missed);
         let value = if is_lost { word.wrapping_add(1) } else { seen };
         self.stamp_of(value).load(Ordering::Acquire)
     }
@@ -193,12 +193,12 @@ impl Slot {
     }
 
     /// The message that was left.
-    pub(crate) fn message<const WORDS: usize>(&self) -> [u64; WORDS] {
+    pub(crate) fn read_message<const WORDS: usize>(&self) -> [u64; WORDS] {
         std::array::from_fn(|index| self.stamps_ns[index].load(Ordering::Acquire))
     }
 
     fn stamp_of(&self, value: u32) -> &AtomicU64 {
-        &self.stamps_ns[(value % STAMPS) as usize]
+        &self.stamps_ns[(value % REMEMBERED_STAMPS) as usize]
     }
 }
 
@@ -213,19 +213,19 @@ pub(crate) struct TraceEntry {
 }
 
 // SAFETY: `#[repr(C)]`, atomics only.
-unsafe impl SharedPlain for Header {}
+unsafe impl SharedPlain for SharedHeader {}
 // SAFETY: `#[repr(C)]`, atomics only.
-unsafe impl SharedPlain for Counters {}
+unsafe impl SharedPlain for WorkerCounters {}
 // SAFETY: `#[repr(C)]`, atomics only.
 unsafe impl SharedPlain for WorkerRecord {}
 // SAFETY: `#[repr(C)]`, atomics only.
-unsafe impl SharedPlain for Slot {}
+unsafe impl SharedPlain for FutexSlot {}
 // SAFETY: `#[repr(C)]`, atomics only.
 unsafe impl SharedPlain for TraceEntry {}
 
 /// The mapping with its layout.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
     mapping: SharedMapping,
     workers: usize,
     records_at: usize,
@@ -233,15 +233,16 @@ pub(crate) struct Shared {
     trace_at: usize,
 }
 
-impl Shared {
+impl SharedState {
     /// Maps room for this many of each.
     pub(crate) fn new(workers: usize, slots: usize, trace_capacity: usize) -> io::Result<Self> {
         let too_large = || io::Error::from(rustix::io::Errno::NOMEM);
-        let (_, end) = place::<Header>(0, 1).ok_or_else(too_large)?;
-        let (_, end) = place::<Counters>(end, workers).ok_or_else(too_large)?;
-        let (records_at, end) = place::<WorkerRecord>(end, workers).ok_or_else(too_large)?;
-        let (slots_at, end) = place::<Slot>(end, slots).ok_or_else(too_large)?;
-        let (trace_at, end) = place::<TraceEntry>(end, trace_capacity).ok_or_else(too_large)?;
+        let (_, end) = place_region::<SharedHeader>(0, 1).ok_or_else(too_large)?;
+        let (_, end) = place_region::<WorkerCounters>(end, workers).ok_or_else(too_large)?;
+        let (records_at, end) = place_region::<WorkerRecord>(end, workers).ok_or_else(too_large)?;
+        let (slots_at, end) = place_region::<FutexSlot>(end, slots).ok_or_else(too_large)?;
+        let (trace_at, end) =
+            place_region::<TraceEntry>(end, trace_capacity).ok_or_else(too_large)?;
         Ok(Self {
             mapping: SharedMapping::new(end)?,
             workers,
@@ -251,12 +252,12 @@ impl Shared {
         })
     }
 
-    pub(crate) fn header(&self) -> &Header {
+    pub(crate) fn header(&self) -> &SharedHeader {
         &self.mapping.slice(0, 1)[0]
     }
 
-    pub(crate) fn counters(&self) -> &[Counters] {
-        self.mapping.slice(size_of::<Header>(), self.workers)
+    pub(crate) fn counters(&self) -> &[WorkerCounters] {
+        self.mapping.slice(size_of::<SharedHeader>(), self.workers)
     }
 
     pub(crate) fn records(&self) -> &[WorkerRecord] {
@@ -267,9 +268,11 @@ impl Shared {
         &self.records()[worker]
     }
 
-    pub(crate) fn slots(&self, range: &Range<usize>) -> &[Slot] {
-        self.mapping
-            .slice(self.slots_at + range.start * size_of::<Slot>(), range.len())
+    pub(crate) fn slots(&self, range: &Range<usize>) -> &[FutexSlot] {
+        self.mapping.slice(
+            self.slots_at + range.start * size_of::<FutexSlot>(),
+            range.len(),
+        )
     }
 
     pub(crate) fn trace(&self, range: &Range<usize>) -> &[TraceEntry] {
@@ -279,14 +282,14 @@ impl Shared {
         )
     }
 
-    pub(crate) fn workers(&self) -> usize {
+    pub(crate) fn worker_count(&self) -> usize {
         self.workers
     }
 
     /// Records that a worker has passed `stage` and all stages before it. Called by the worker itself or by
     /// the thread that reaped it.
-    pub(crate) fn advance(&self, worker: usize, stage: Stage) {
-        if stage == Stage::Exited {
+    pub(crate) fn advance(&self, worker: usize, stage: WorkerStage) {
+        if stage == WorkerStage::Exited {
             let ended_ns = &self.record(worker).ended_ns;
             let now = clock::now_ns();
             let _ = ended_ns.compare_exchange(0, now, Ordering::AcqRel, Ordering::Acquire);
@@ -298,22 +301,22 @@ impl Shared {
         for passed in before..stage as u32 {
             let word = &self.header().passed[passed as usize];
             if word.fetch_add(1, Ordering::AcqRel) + 1 == self.workers as u32 {
-                wake_all(word);
+                wake_all_waiters(word);
             }
         }
     }
 
-    pub(crate) fn has_passed(&self, worker: usize, stage: Stage) -> bool {
+    pub(crate) fn has_passed(&self, worker: usize, stage: WorkerStage) -> bool {
         self.record(worker).stage.load(Ordering::Acquire) >= stage as u32
     }
 
     /// How many workers have passed `stage`.
-    pub(crate) fn passed(&self, stage: Stage) -> usize {
+    pub(crate) fn passed_count(&self, stage: WorkerStage) -> usize {
         self.header().passed[stage as usize - 1].load(Ordering::Acquire) as usize
     }
 
     /// Waits until all workers have passed `stage`, at most until `until_ns`. Returns whether all have.
-    pub(crate) fn wait_all(&self, stage: Stage, until_ns: u64) -> bool {
+    pub(crate) fn wait_until_all_passed(&self, stage: WorkerStage, until_ns: u64) -> bool {
         let word = &self.header().passed[stage as usize - 1];
         loop {
             let passed = word.load(Ordering::Acquire);
@@ -323,7 +326,7 @@ impl Shared {
             if clock::now_ns() >= until_ns {
                 return false;
             }
-            wait_while(word, passed, Some(until_ns));
+            wait_while_word_is(word, passed, Some(until_ns));
         }
     }
 
@@ -333,12 +336,12 @@ impl Shared {
     }
 
     /// Gives the start; the second time does nothing.
-    pub(crate) fn start(&self) {
+    pub(crate) fn give_start(&self) {
         if !self.is_started() {
             let header = self.header();
             header.started_ns.store(clock::now_ns(), Ordering::Release);
             header.go.store(1, Ordering::Release);
-            wake_all(&header.go);
+            wake_all_waiters(&header.go);
         }
     }
 
@@ -349,7 +352,7 @@ impl Shared {
         while started.load(Ordering::Acquire) == 0
             && command.load(Ordering::Acquire) & command::STOP == 0
         {
-            wait_while(started, 0, None);
+            wait_while_word_is(started, 0, None);
         }
     }
 
@@ -363,25 +366,25 @@ impl Shared {
         }
         self.records()
             .iter()
-            .for_each(|record| wake_all(&record.command));
+            .for_each(|record| wake_all_waiters(&record.command));
     }
 
     /// Sets the pace of all workers.
-    pub(crate) fn set_pace(&self, pace: Pace) {
+    pub(crate) fn set_pace(&self, pace: WorkerPace) {
         self.header().pace.0.store(pace as u32, Ordering::Release);
     }
 
-    pub(crate) fn pace(&self) -> Pace {
+    pub(crate) fn pace(&self) -> WorkerPace {
         match self.header().pace.0.load(Ordering::Acquire) {
-            0 => Pace::Full,
-            1 => Pace::GiveWay,
-            _ => Pace::Hold,
+            0 => WorkerPace::Full,
+            1 => WorkerPace::GiveWay,
+            _ => WorkerPace::Hold,
         }
     }
 }
 
 /// The start and end of `count` values of type `T` behind offset `end`; `None` on overflow.
-fn place<T>(end: usize, count: usize) -> Option<(usize, usize)> {
+fn place_region<T>(end: usize, count: usize) -> Option<(usize, usize)> {
     let start = end.checked_next_multiple_of(align_of::<T>())?;
     let bytes = count.checked_mul(size_of::<T>())?;
     Some((start, start.checked_add(bytes)?))
@@ -389,8 +392,8 @@ fn place<T>(end: usize, count: usize) -> Option<(usize, usize)> {
 
 /// Waits while `word` is `seen`, until the moment `until_ns` at most. Wakes early on any signal. Fork
 /// safe.
-pub(crate) fn wait_while(word: &AtomicU32, seen: u32, until_ns: Option<u64>) {
-    let until = until_ns.map(clock::timespec);
+pub(crate) fn wait_while_word_is(word: &AtomicU32, seen: u32, until_ns: Option<u64>) {
+    let until = until_ns.map(clock::ns_to_timespec);
     // With a bitset the kernel takes an absolute time, so a delay before the call does not make the wait
     // longer. After every outcome (woken, changed, timed out, interrupted) the callers check the word again.
     let _ = futex::wait_bitset(
@@ -403,13 +406,13 @@ pub(crate) fn wait_while(word: &AtomicU32, seen: u32, until_ns: Option<u64>) {
 }
 
 /// Wakes up to `count` waiters of `word`. Fork safe.
-pub(crate) fn wake(word: &AtomicU32, count: u32) {
+pub(crate) fn wake_waiters(word: &AtomicU32, count: u32) {
     let _ = futex::wake(word, futex::Flags::empty(), count);
 }
 
 /// Wakes every waiter of `word`. Fork safe.
-pub(crate) fn wake_all(word: &AtomicU32) {
-    wake(word, i32::MAX as u32);
+pub(crate) fn wake_all_waiters(word: &AtomicU32) {
+    wake_waiters(word, i32::MAX as u32);
 }
 
 #[cfg(test)]
@@ -418,27 +421,27 @@ mod tests {
 
     #[test]
     fn stages_count_each_worker_once_and_skipped_ones_too() {
-        let shared = Shared::new(2, 0, 0).unwrap();
-        shared.advance(0, Stage::Ready);
-        shared.advance(0, Stage::Ready);
-        assert_eq!(shared.passed(Stage::Ready), 1);
-        assert!(!shared.wait_all(Stage::Ready, 0));
-        shared.advance(1, Stage::Exited);
-        assert!(shared.wait_all(Stage::Ready, 0));
-        assert_eq!(shared.passed(Stage::Running), 1);
+        let shared = SharedState::new(2, 0, 0).unwrap();
+        shared.advance(0, WorkerStage::Ready);
+        shared.advance(0, WorkerStage::Ready);
+        assert_eq!(shared.passed_count(WorkerStage::Ready), 1);
+        assert!(!shared.wait_until_all_passed(WorkerStage::Ready, 0));
+        shared.advance(1, WorkerStage::Exited);
+        assert!(shared.wait_until_all_passed(WorkerStage::Ready, 0));
+        assert_eq!(shared.passed_count(WorkerStage::Running), 1);
     }
 
     #[test]
     fn a_waiter_finds_the_first_change_since_it_looked_or_the_oldest_known() {
-        let shared = Shared::new(1, 1, 0).unwrap();
+        let shared = SharedState::new(1, 1, 0).unwrap();
         let slot = &shared.slots(&(0..1))[0];
         let mut moments_ns = Vec::new();
-        for value in 0..2 * STAMPS {
-            slot.stamp(value);
+        for value in 0..2 * REMEMBERED_STAMPS {
+            slot.note_change_from(value);
             slot.word.store(value + 1, Ordering::Release);
             moments_ns.push(slot.stamp_of(value).load(Ordering::Acquire));
-            let first_kept = (value + 1).saturating_sub(STAMPS - 1) as usize;
-            let first_ns = match value < STAMPS - 1 {
+            let first_kept = (value + 1).saturating_sub(REMEMBERED_STAMPS - 1) as usize;
+            let first_ns = match value < REMEMBERED_STAMPS - 1 {
                 true => moments_ns[0],
                 false => moments_ns[first_kept],
             };
@@ -452,16 +455,16 @@ mod tests {
         let word = AtomicU32::new(1);
         let until_ns = clock::now_ns() + 20_000_000;
         while clock::now_ns() < until_ns {
-            wait_while(&word, 1, Some(until_ns));
+            wait_while_word_is(&word, 1, Some(until_ns));
         }
         // A moment that has passed is no wait, however large it is as a span.
-        wait_while(&word, 1, Some(until_ns));
+        wait_while_word_is(&word, 1, Some(until_ns));
     }
 
     #[test]
     fn regions_do_not_overlap() {
-        let shared = Shared::new(3, 2, 4).unwrap();
-        shared.slots(&(0..2))[1].stamp(STAMPS - 1);
+        let shared = SharedState::new(3, 2, 4).unwrap();
+        shared.slots(&(0..2))[1].note_change_from(REMEMBERED_STAMPS - 1);
         shared.trace(&(1..4))[2].end_ns.store(9, Ordering::Relaxed);
         shared.counters()[2].work_units.store(5, Ordering::Relaxed);
         assert!(
@@ -474,11 +477,11 @@ mod tests {
     }
 
     #[test]
-    fn what_no_memory_can_hold_is_refused() {
+    fn a_region_beyond_all_memory_is_refused() {
         for (workers, slots, entries) in
             [(usize::MAX, 0, 0), (1, usize::MAX / 64, 0), (1, 1, 1 << 62)]
         {
-            assert!(Shared::new(workers, slots, entries).is_err());
+            assert!(SharedState::new(workers, slots, entries).is_err());
         }
     }
 }

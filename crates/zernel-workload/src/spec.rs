@@ -21,7 +21,7 @@
 //! weight = 50
 //! ```
 //!
-//! [`Spec::load`] reads and checks a file, [`Spec::run`] runs it.
+//! [`WorkloadSpec::load`] reads and checks a file, [`WorkloadSpec::run`] runs it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -34,24 +34,24 @@ use rustix::fs::{Mode, OFlags, open};
 use serde::{Deserialize, Serialize};
 
 use crate::affinity::Affinity;
-use crate::cgroup::{CgroupSpec, Cgroups};
+use crate::cgroup::{CgroupSpec, WorkloadCgroups};
 use crate::config::{CloneMode, WorkSpec, WorkloadConfig};
 use crate::error::{Error, Result};
 use crate::handle::WorkloadHandle;
-use crate::keys::{Key, SpecValue, table};
-use crate::plan::{GroupPlan, Plan};
+use crate::keys::{SpecKey, SpecValue, table};
+use crate::plan::{GroupPlan, WorkloadPlan};
 use crate::report::WorkerReport;
 use crate::topology::Topology;
 
 /// Time between two progress reports.
-const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The smallest group that does something.
-const SMALLEST_GROUP: &str = "[[group]]\nworkers = 1\nwork = \"spin_wait\"";
+const SMALLEST_GROUP_TOML: &str = "[[group]]\nworkers = 1\nwork = \"spin_wait\"";
 
 table! {
     /// A workload as a file states it.
-    pub struct Spec {
+    pub struct WorkloadSpec {
         /// Run time.
         pub duration_ms: u64 = 10_000,
         /// How workers are created that have no `pcomm`.
@@ -68,7 +68,7 @@ table! {
 
 /// Progress of a running workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Progress {
+pub struct WorkloadProgress {
     /// Time since the start.
     pub elapsed: Duration,
     /// Run time of the spec.
@@ -79,7 +79,7 @@ pub struct Progress {
 
 /// Result of a workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct WorkloadOutcome {
     /// One report per worker.
     pub reports: Vec<WorkerReport>,
     /// Whether the workload was stopped early.
@@ -107,7 +107,7 @@ fn read_spec(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-impl Spec {
+impl WorkloadSpec {
     /// Reads and checks a file, or stdin for `-`.
     pub fn load(path: &Path) -> Result<Self> {
         let file = path.display().to_string();
@@ -138,7 +138,7 @@ impl Spec {
     /// The tables of a spec file and their keys. The parameters of a work type are
     /// [`WorkType::parameters`](crate::WorkType::parameters).
     #[must_use]
-    pub fn tables() -> [(&'static str, Vec<Key>); 3] {
+    pub fn documented_tables() -> [(&'static str, Vec<SpecKey>); 3] {
         [
             ("", Self::keys()),
             ("[[group]]", WorkSpec::keys()),
@@ -149,7 +149,9 @@ impl Spec {
     /// Refuses a spec that would run nothing.
     fn check_workers(&self) -> Result<(), String> {
         if self.groups.is_empty() {
-            return Err(format!("there is no [[group]]; add one:\n{SMALLEST_GROUP}"));
+            return Err(format!(
+                "there is no [[group]]; add one:\n{SMALLEST_GROUP_TOML}"
+            ));
         }
         match self.groups.iter().any(|group| group.workers > 0) {
             true => Ok(()),
@@ -184,7 +186,7 @@ impl Spec {
             false => group.clone().affinity(Affinity::Inherit),
         };
         let groups = self.groups.iter().map(anywhere).collect();
-        Plan::new(&WorkloadConfig::from_specs(self.clone_mode, groups)).map(|_| ())
+        WorkloadPlan::new(&WorkloadConfig::from_specs(self.clone_mode, groups)).map(|_| ())
     }
 
     fn check_cgroups(&self, groups: &BTreeSet<&str>) -> Result<()> {
@@ -247,44 +249,47 @@ impl Spec {
     /// early, with reports.
     ///
     /// No worker or cgroup remains when it returns, nor when the caller is killed meanwhile.
-    pub fn run(&self, mut watch: impl FnMut(&Progress) -> ControlFlow<()>) -> Result<Outcome> {
+    pub fn run(
+        &self,
+        mut watch: impl FnMut(&WorkloadProgress) -> ControlFlow<()>,
+    ) -> Result<WorkloadOutcome> {
         let config = self.config(&Topology::read()?)?;
-        let mut cgroups = Cgroups::create(&self.cgroups, self.clone_mode);
+        let mut cgroups = WorkloadCgroups::create(&self.cgroups, self.clone_mode);
         let mut handle = WorkloadHandle::spawn(&config)?;
-        cgroups.place(&handle);
+        cgroups.place_workers(&handle);
         handle.start();
-        let interrupted = self.wait(&handle, &mut watch).is_break();
+        let interrupted = self.wait_for_end(&handle, &mut watch).is_break();
         let reports = handle.stop_and_collect();
-        Ok(Outcome {
+        Ok(WorkloadOutcome {
             reports,
             interrupted,
-            not_applied: cgroups.remove(),
+            not_applied: cgroups.remove_all(),
         })
     }
 
-    fn wait(
+    fn wait_for_end(
         &self,
         handle: &WorkloadHandle,
-        watch: &mut impl FnMut(&Progress) -> ControlFlow<()>,
+        watch: &mut impl FnMut(&WorkloadProgress) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
         let (begin, total) = (Instant::now(), Duration::from_millis(self.duration_ms));
         loop {
             let elapsed = begin.elapsed();
-            let progress = Progress {
+            let progress = WorkloadProgress {
                 elapsed,
                 total,
-                rounds: self.rounds(handle),
+                rounds: self.rounds_by_group(handle),
             };
             let verdict = watch(&progress);
             if elapsed >= total {
                 return ControlFlow::Continue(());
             }
             verdict?;
-            std::thread::sleep(PROGRESS_EVERY.min(total - elapsed));
+            std::thread::sleep(PROGRESS_INTERVAL.min(total - elapsed));
         }
     }
 
-    fn rounds(&self, handle: &WorkloadHandle) -> Vec<(String, u64)> {
+    fn rounds_by_group(&self, handle: &WorkloadHandle) -> Vec<(String, u64)> {
         let plan = &handle.plan;
         let counts = handle.snapshot_iterations();
         let rounds = |group: &GroupPlan| counts[group.workers.clone()].iter().sum();
@@ -306,13 +311,15 @@ mod tests {
     use super::*;
     use crate::work::WorkType;
 
-    fn refused(text: &str) -> String {
-        Spec::parse(text, "job.toml").unwrap_err().to_string()
+    fn parse_error_text(text: &str) -> String {
+        WorkloadSpec::parse(text, "job.toml")
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]
     fn a_file_says_what_to_run() {
-        let spec = Spec::parse(
+        let spec = WorkloadSpec::parse(
             r#"
             duration_ms = 5
             clone_mode = "thread"
@@ -353,7 +360,7 @@ mod tests {
             "[[group]]\n[[cgroup]]\ncolour = 1",
             "[[group]]\nwork = \"custom\"",
         ] {
-            let error = refused(text);
+            let error = parse_error_text(text);
             assert!(error.starts_with("job.toml: "), "{text}: {error}");
             assert!(
                 error.contains("unknown") || error.contains("unexpected keys"),
@@ -363,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_names_group_and_field() {
+    fn an_invalid_group_is_named_with_its_field() {
         for (text, place) in [
             (
                 "[[group]]\nname = \"a\"\nnice = 30",
@@ -402,7 +409,7 @@ mod tests {
                 "field `work.gpu`: there is no GPU driver library at `/no/libcuda.so.1`; `make softgpu` builds",
             ),
         ] {
-            let error = refused(text);
+            let error = parse_error_text(text);
             assert!(error.contains(place), "{text}: {error}");
         }
     }
@@ -410,24 +417,24 @@ mod tests {
     #[test]
     fn a_spec_without_workers_is_refused_with_what_to_add() {
         for text in ["", "duration_ms = 5", "[[cgroup]]\nname = 'c'"] {
-            let error = refused(text);
+            let error = parse_error_text(text);
             assert!(
                 error.starts_with("job.toml: there is no [[group]]; add one:"),
                 "{error}"
             );
-            assert!(error.ends_with(SMALLEST_GROUP), "{error}");
+            assert!(error.ends_with(SMALLEST_GROUP_TOML), "{error}");
         }
-        let error = refused("[[group]]\nworkers = 0\n[[group]]\nworkers = 0");
+        let error = parse_error_text("[[group]]\nworkers = 0\n[[group]]\nworkers = 0");
         assert!(
             error.starts_with("job.toml: every group has `workers = 0`; set `workers`"),
             "{error}"
         );
-        assert!(Spec::parse("[[group]]\nworkers = 0\n[[group]]", "job.toml").is_ok());
+        assert!(WorkloadSpec::parse("[[group]]\nworkers = 0\n[[group]]", "job.toml").is_ok());
     }
 
     #[test]
     fn the_smallest_group_runs() {
-        assert!(Spec::parse(SMALLEST_GROUP, "job.toml").is_ok());
+        assert!(WorkloadSpec::parse(SMALLEST_GROUP_TOML, "job.toml").is_ok());
     }
 
     #[test]
@@ -436,7 +443,7 @@ mod tests {
         let file = folder.join("job.toml");
         let parse = |path: &str| {
             let text = format!("[[group]]\nwork.random_read = {{ folder = '{path}' }}");
-            let spec = Spec::parse(&text, file.to_str().unwrap()).unwrap();
+            let spec = WorkloadSpec::parse(&text, file.to_str().unwrap()).unwrap();
             match &spec.groups[0].work_type {
                 WorkType::RandomRead(work) => work.folder.clone(),
                 other => panic!("{other:?}"),
@@ -446,7 +453,9 @@ mod tests {
         assert_eq!(parse("/"), Path::new("/"));
         let text =
             "[[group]]\nworkers = 2\nwork.ml_training = { gpu = { driver = 'no/libcuda.so.1' } }";
-        let error = Spec::parse(text, "/jobs/job.toml").unwrap_err().to_string();
+        let error = WorkloadSpec::parse(text, "/jobs/job.toml")
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("`/jobs/no/libcuda.so.1`"), "{error}");
     }
 
@@ -466,22 +475,22 @@ mod tests {
             name = 'y'
             groups = ['b']
         ";
-        let error = refused(groups);
+        let error = parse_error_text(groups);
         let place = "`a` in cgroup `x` and `b` in cgroup `y`";
         assert!(error.contains(place), "{error}");
-        let error = refused(&groups.replace("['b']", "[]"));
+        let error = parse_error_text(&groups.replace("['b']", "[]"));
         assert!(
             error.contains("`a` in cgroup `x` and `b` in none"),
             "{error}"
         );
         let together = groups.replace("['a']", "['a', 'b']");
         let together = together.replace("groups = ['b']", "");
-        assert!(Spec::parse(&together, "job.toml").is_ok());
+        assert!(WorkloadSpec::parse(&together, "job.toml").is_ok());
     }
 
     #[test]
     fn a_missing_file_is_named() {
-        let error = Spec::load(Path::new("/nowhere/job.toml"))
+        let error = WorkloadSpec::load(Path::new("/nowhere/job.toml"))
             .unwrap_err()
             .to_string();
         assert!(error.starts_with("/nowhere/job.toml: "), "{error}");
@@ -490,7 +499,8 @@ mod tests {
     #[test]
     fn a_run_reports_progress_and_can_be_ended_early() {
         let mut spec =
-            Spec::parse("duration_ms = 600000\n[[group]]\nworkers = 2", "job.toml").unwrap();
+            WorkloadSpec::parse("duration_ms = 600000\n[[group]]\nworkers = 2", "job.toml")
+                .unwrap();
         let mut seen = 0;
         let outcome = spec.run(|progress| {
             seen = progress.rounds[0].1;
@@ -532,7 +542,7 @@ mod tests {
             pcomm = 'box'
             workers = 2
         ";
-        let spec = Spec::parse(text, "job.toml").unwrap();
+        let spec = WorkloadSpec::parse(text, "job.toml").unwrap();
         let mut last = Vec::new();
         let outcome = spec.run(|progress| {
             last.clone_from(&progress.rounds);

@@ -11,27 +11,27 @@ use crate::exit::WorkerExitInfo;
 use crate::handle::WorkloadHandle;
 use crate::keeper::ProcessEnd;
 use crate::procfs;
-use crate::shared::{Pace, Shared, Stage, WorkerRecord, outcome};
+use crate::shared::{SharedState, WorkerPace, WorkerRecord, WorkerStage, outcome};
 use crate::sys::process::{self, ChildEnd};
 use crate::sys::sched::{self, SchedAttributes};
-use crate::threads::Threads;
+use crate::threads::WorkerThreads;
 
-const MILLISECOND: u64 = 1_000_000;
+const MILLISECOND_NS: u64 = 1_000_000;
 /// Time from the start to a worker's first round, at most. A worker that takes longer is starved, and its
 /// report must show that.
-const FIRST_ROUND_LIMIT_NS: u64 = 5_000 * MILLISECOND;
+const MAX_FIRST_ROUND_NS: u64 = 5_000 * MILLISECOND_NS;
 /// Time between two rounds that interrupt workers that do not stop.
-const ROUND_NS: u64 = 20 * MILLISECOND;
+const INTERRUPT_ROUND_NS: u64 = 20 * MILLISECOND_NS;
 /// How long a killed process may take to die; only one stuck in the kernel takes longer.
-const DEATH_LIMIT_NS: u64 = 5_000 * MILLISECOND;
+const MAX_DEATH_NS: u64 = 5_000 * MILLISECOND_NS;
 
 /// Raises the calling thread's priority above its workers' while it signals them, if the kernel permits
 /// that. Among thousands of workers it would wait for seconds whenever it loses the CPU.
-struct Urgency {
+struct RaisedCallerPriority {
     nice: Option<i32>,
 }
 
-impl Urgency {
+impl RaisedCallerPriority {
     fn new() -> Self {
         let nice = getpriority_process(None).ok();
         Self {
@@ -40,7 +40,7 @@ impl Urgency {
     }
 }
 
-impl Drop for Urgency {
+impl Drop for RaisedCallerPriority {
     fn drop(&mut self) {
         // A nice value can always be raised again.
         let _ = self.nice.map(|nice| setpriority_process(None, nice));
@@ -52,30 +52,32 @@ fn is_real_time(attributes: &SchedAttributes) -> bool {
 }
 
 /// Releases all workers.
-pub(crate) fn start(handle: &WorkloadHandle) {
+pub(crate) fn start_workers(handle: &WorkloadHandle) {
     if handle.shared.is_started() {
         return;
     }
     // Workers that are awake yield until all are awake. Otherwise each would use its time slice before the
     // caller could wake the next. The pace is set back last, when the caller no longer has a higher
     // priority.
-    handle.shared.set_pace(Pace::GiveWay);
-    let urgency = Urgency::new();
-    handle.shared.start();
+    handle.shared.set_pace(WorkerPace::GiveWay);
+    let urgency = RaisedCallerPriority::new();
+    handle.shared.give_start();
     drop(urgency);
-    handle.shared.set_pace(Pace::Full);
+    handle.shared.set_pace(WorkerPace::Full);
 }
 
 /// Starts workers that were not started, waits until each has done a round, requests the stop of all, and
 /// waits until they have exited.
-pub(crate) fn stop(handle: &mut WorkloadHandle) {
-    let _urgency = Urgency::new();
+pub(crate) fn stop_workers(handle: &mut WorkloadHandle) {
+    let _urgency = RaisedCallerPriority::new();
     wait_for_first_rounds(&handle.shared);
     handle.shared.request_stop();
-    let grace_ns = clock::span_ns(handle.plan.stop_grace);
+    let grace_ns = clock::duration_to_ns(handle.plan.stop_grace);
     if !wait_until_exited(handle, grace_ns) {
-        handle.keeper.kill(|process| is_unfinished(handle, process));
-        wait_until_exited(handle, DEATH_LIMIT_NS);
+        handle
+            .keeper
+            .kill_processes(|process| is_unfinished(handle, process));
+        wait_until_exited(handle, MAX_DEATH_NS);
     }
     handle.threads.join_exited(&handle.shared);
     handle.keeper.join_if_done();
@@ -83,29 +85,29 @@ pub(crate) fn stop(handle: &mut WorkloadHandle) {
 
 /// Waits until each worker has done its first round. Workers that have done theirs are held, so that the CPU
 /// goes to the others. Members of a team yield but keep working, because other members wait for them.
-fn wait_for_first_rounds(shared: &Shared) {
-    if shared.wait_all(Stage::Worked, 0) {
+fn wait_for_first_rounds(shared: &SharedState) {
+    if shared.wait_until_all_passed(WorkerStage::Worked, 0) {
         return;
     }
-    shared.set_pace(Pace::Hold);
-    shared.start();
+    shared.set_pace(WorkerPace::Hold);
+    shared.give_start();
     let started_ns = shared.header().started_ns.load(Relaxed);
-    shared.wait_all(
-        Stage::Worked,
-        started_ns.saturating_add(FIRST_ROUND_LIMIT_NS),
+    shared.wait_until_all_passed(
+        WorkerStage::Worked,
+        started_ns.saturating_add(MAX_FIRST_ROUND_NS),
     );
 }
 
 /// Ends every worker as fast as possible. Used when a handle is dropped without reports.
 pub(crate) fn abandon(handle: &mut WorkloadHandle) {
-    let _urgency = Urgency::new();
+    let _urgency = RaisedCallerPriority::new();
     handle.shared.request_stop();
-    handle.keeper.kill(|_| true);
-    handle.shared.start();
+    handle.keeper.kill_processes(|_| true);
+    handle.shared.give_start();
     let limit = if handle.threads.workers().is_empty() {
-        DEATH_LIMIT_NS
+        MAX_DEATH_NS
     } else {
-        clock::span_ns(handle.plan.stop_grace)
+        clock::duration_to_ns(handle.plan.stop_grace)
     };
     wait_until_exited(handle, limit);
     handle.threads.join_exited(&handle.shared);
@@ -116,7 +118,7 @@ fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
     handle.plan.processes[process]
         .workers
         .clone()
-        .any(|worker| !handle.shared.has_passed(worker, Stage::Exited))
+        .any(|worker| !handle.shared.has_passed(worker, WorkerStage::Exited))
 }
 
 /// Waits until all workers have exited; false if it gave up. It gives up when no worker has ended or exited
@@ -127,53 +129,54 @@ fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
 /// the CPU time that they need to end.
 fn wait_until_exited(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
     let shared = &handle.shared;
-    let mut stragglers = Stragglers::new(shared.workers());
-    let progress = || shared.passed(Stage::Ended) + shared.passed(Stage::Exited);
+    let mut stragglers = RemainingWorkers::new(shared.worker_count());
+    let progress =
+        || shared.passed_count(WorkerStage::Ended) + shared.passed_count(WorkerStage::Exited);
     let mut before = progress();
     let mut quiet_rounds = 0;
     // Workers that compute check their stop word anyway, and thousands of signals would delay them.
-    interrupt(handle, |record| record.is_blocked.load(Relaxed) != 0);
-    while !shared.wait_all(Stage::Exited, clock::now_ns() + ROUND_NS) {
+    interrupt_workers(handle, |record| record.is_blocked.load(Relaxed) != 0);
+    while !shared.wait_until_all_passed(WorkerStage::Exited, clock::now_ns() + INTERRUPT_ROUND_NS) {
         let now = progress();
         if now > before {
             (before, quiet_rounds) = (now, 0);
             continue;
         }
         quiet_rounds += 1;
-        stragglers.help(handle);
-        if quiet_rounds > quiet_limit_ns.div_ceil(ROUND_NS) {
+        stragglers.raise_priority_of_waiting(handle);
+        if quiet_rounds > quiet_limit_ns.div_ceil(INTERRUPT_ROUND_NS) {
             return false;
         }
-        interrupt(handle, |_| true);
+        interrupt_workers(handle, |_| true);
     }
     true
 }
 
 /// Interrupts the blocking calls of the remaining workers that `which` selects.
-fn interrupt(handle: &WorkloadHandle, which: impl Fn(&WorkerRecord) -> bool) {
+fn interrupt_workers(handle: &WorkloadHandle, which: impl Fn(&WorkerRecord) -> bool) {
     let shared = &handle.shared;
     let concerns = |worker: &usize| {
-        !shared.has_passed(*worker, Stage::Exited) && which(shared.record(*worker))
+        !shared.has_passed(*worker, WorkerStage::Exited) && which(shared.record(*worker))
     };
     for (index, plan) in handle.plan.processes.iter().enumerate() {
         for worker in plan.workers.clone().filter(concerns) {
             let tid = shared.record(worker).tid.load(Relaxed);
-            handle
-                .keeper
-                .with_living(index, |pid| process::kill_thread(pid, tid, libc::SIGUSR1));
+            handle.keeper.with_living(index, |pid| {
+                process::send_signal_to_thread(pid, tid, libc::SIGUSR1);
+            });
         }
     }
     for worker in handle.threads.workers().filter(concerns) {
-        Threads::interrupt(shared, worker);
+        WorkerThreads::interrupt(shared, worker);
     }
 }
 
 /// Workers that have not exited, with their CPU time at the last check.
-struct Stragglers {
+struct RemainingWorkers {
     cpu_ns: Vec<Option<u64>>,
 }
 
-impl Stragglers {
+impl RemainingWorkers {
     fn new(workers: usize) -> Self {
         Self {
             cpu_ns: vec![None; workers],
@@ -182,23 +185,23 @@ impl Stragglers {
 
     /// Raises the priority of workers that got no CPU time since the last check: they are starved, not hung.
     /// Also refreshes their kernel counters.
-    fn help(&mut self, handle: &WorkloadHandle) {
+    fn raise_priority_of_waiting(&mut self, handle: &WorkloadHandle) {
         for (index, plan) in handle.plan.processes.iter().enumerate() {
             for worker in plan.workers.clone() {
-                handle
-                    .keeper
-                    .with_living(index, |pid| self.help_one(handle, worker, pid));
+                handle.keeper.with_living(index, |pid| {
+                    self.raise_priority_if_waiting(handle, worker, pid);
+                });
             }
         }
         let own_pid = rustix::process::getpid().as_raw_nonzero().get();
         handle
             .threads
             .workers()
-            .for_each(|worker| self.help_one(handle, worker, own_pid));
+            .for_each(|worker| self.raise_priority_if_waiting(handle, worker, own_pid));
     }
 
-    fn help_one(&mut self, handle: &WorkloadHandle, worker: usize, pid: i32) {
-        if handle.shared.has_passed(worker, Stage::Exited) {
+    fn raise_priority_if_waiting(&mut self, handle: &WorkloadHandle, worker: usize, pid: i32) {
+        if handle.shared.has_passed(worker, WorkerStage::Exited) {
             return;
         }
         let record = handle.shared.record(worker);
@@ -222,7 +225,7 @@ fn raise_priority(tid: i32) {
         return;
     }
     // A failure leaves its priority as it is.
-    let _ = sched::set_attributes(
+    let _ = sched::set_sched_attributes(
         tid,
         SchedAttributes {
             policy: libc::SCHED_OTHER as u32,

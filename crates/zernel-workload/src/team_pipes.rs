@@ -8,37 +8,41 @@ use std::ops::Range;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::plan::Plan;
-use crate::worker::Pipe;
+use crate::plan::WorkloadPlan;
+use crate::worker::TeamPipe;
 
 /// Open pipes by team.
 #[derive(Debug, Default)]
-pub(crate) struct TeamPipes(BTreeMap<usize, Vec<Pipe>>);
+pub(crate) struct TeamPipes(BTreeMap<usize, Vec<TeamPipe>>);
 
 impl TeamPipes {
     /// Opens the pipes of the teams that `workers` belong to, and closes all others.
-    pub(crate) fn open_for(&mut self, plan: &Plan, workers: &Range<usize>) -> io::Result<()> {
+    pub(crate) fn open_for(
+        &mut self,
+        plan: &WorkloadPlan,
+        workers: &Range<usize>,
+    ) -> io::Result<()> {
         let team_of = |worker: usize| plan.worker(worker).team_number;
         let teams = team_of(workers.start)..=team_of(workers.end - 1);
         self.0.retain(|team, _| teams.contains(team));
         for team in teams {
             if let Entry::Vacant(entry) = self.0.entry(team) {
-                entry.insert(open(plan.team(team).pipes)?);
+                entry.insert(open_pipes(plan.team(team).pipes)?);
             }
         }
         Ok(())
     }
 
     /// The pipes of a team. Fork safe.
-    pub(crate) fn of_team(&self, team: usize) -> &[Pipe] {
+    pub(crate) fn of_team(&self, team: usize) -> &[TeamPipe] {
         self.0.get(&team).map_or(&[], Vec::as_slice)
     }
 }
 
-fn open(count: usize) -> io::Result<Vec<Pipe>> {
+fn open_pipes(count: usize) -> io::Result<Vec<TeamPipe>> {
     let open_one = |_| {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-        Ok(Pipe { reader, writer })
+        Ok(TeamPipe { reader, writer })
     };
     (0..count).map(open_one).collect()
 }

@@ -11,24 +11,24 @@ use std::thread::JoinHandle;
 
 use crate::body;
 use crate::error::{Error, Result};
-use crate::plan::Plan;
-use crate::shared::{Shared, Stage, outcome};
+use crate::plan::WorkloadPlan;
+use crate::shared::{SharedState, WorkerStage, outcome};
 use crate::sys::{process, signal};
 use crate::team_pipes::TeamPipes;
 
 /// Size of the stack of a worker thread.
-const STACK_BYTES: usize = 256 << 10;
+const WORKER_STACK_BYTES: usize = 256 << 10;
 
 /// The thread workers of a handle.
 #[derive(Debug, Default)]
-pub(crate) struct Threads {
+pub(crate) struct WorkerThreads {
     first: usize,
     handles: Vec<JoinHandle<()>>,
 }
 
-impl Threads {
+impl WorkerThreads {
     /// Starts every thread of the plan.
-    pub(crate) fn spawn(plan: &Arc<Plan>, shared: &Arc<Shared>) -> Result<Self> {
+    pub(crate) fn spawn(plan: &Arc<WorkloadPlan>, shared: &Arc<SharedState>) -> Result<Self> {
         let mut threads = Self {
             first: plan.threads.start,
             handles: Vec::with_capacity(plan.threads.len()),
@@ -36,7 +36,7 @@ impl Threads {
         if plan.threads.is_empty() {
             return Ok(threads);
         }
-        signal::thread_interrupt();
+        signal::thread_interrupt_signal();
         let mut pipes = TeamPipes::default();
         let failed = |worker: usize, action, source| Error::Spawn {
             group: plan.group_of(worker).name.clone(),
@@ -53,7 +53,7 @@ impl Threads {
         }
         let pipes = Arc::new(pipes);
         for worker in plan.threads.clone() {
-            match spawn_one(plan, shared, &pipes, worker) {
+            match spawn_worker_thread(plan, shared, &pipes, worker) {
                 Ok(handle) => threads.handles.push(handle),
                 Err(error) => {
                     threads.abandon_unstarted(shared);
@@ -70,52 +70,52 @@ impl Threads {
     }
 
     /// Interrupts the blocking call of a worker.
-    pub(crate) fn interrupt(shared: &Shared, worker: usize) {
+    pub(crate) fn interrupt(shared: &SharedState, worker: usize) {
         let tid = shared.record(worker).tid.load(Relaxed);
         if tid > 0 {
             let own_pid = rustix::process::getpid().as_raw_nonzero().get();
-            process::kill_thread(own_pid, tid, signal::thread_interrupt());
+            process::send_signal_to_thread(own_pid, tid, signal::thread_interrupt_signal());
         }
     }
 
     /// Joins the threads of all workers that have exited, and detaches the other threads.
-    pub(crate) fn join_exited(&mut self, shared: &Shared) {
+    pub(crate) fn join_exited(&mut self, shared: &SharedState) {
         for (number, handle) in self.handles.drain(..).enumerate() {
-            if shared.has_passed(self.first + number, Stage::Exited) {
+            if shared.has_passed(self.first + number, WorkerStage::Exited) {
                 let _ = handle.join();
             }
         }
     }
 
-    fn abandon_unstarted(&mut self, shared: &Shared) {
+    fn abandon_unstarted(&mut self, shared: &SharedState) {
         shared.request_stop();
-        shared.start();
+        shared.give_start();
         self.handles.drain(..).for_each(|handle| {
             let _ = handle.join();
         });
     }
 }
 
-fn spawn_one(
-    plan: &Arc<Plan>,
-    shared: &Arc<Shared>,
+fn spawn_worker_thread(
+    plan: &Arc<WorkloadPlan>,
+    shared: &Arc<SharedState>,
     pipes: &Arc<TeamPipes>,
     worker: usize,
 ) -> std::io::Result<JoinHandle<()>> {
     let (plan, shared, pipes) = (Arc::clone(plan), Arc::clone(shared), Arc::clone(pipes));
     std::thread::Builder::new()
-        .stack_size(STACK_BYTES)
+        .stack_size(WORKER_STACK_BYTES)
         .spawn(move || {
             signal::unblock_thread_interrupt();
-            body::set_up(&plan, &shared, worker);
+            body::apply_worker_settings(&plan, &shared, worker);
             let team = plan.worker(worker).team_number;
-            let body = || body::run(&plan, &shared, worker, pipes.of_team(team));
+            let body = || body::run_worker(&plan, &shared, worker, pipes.of_team(team));
             if catch_unwind(AssertUnwindSafe(body)).is_err() {
                 shared
                     .record(worker)
                     .outcome
                     .store(outcome::PANICKED, Release);
             }
-            shared.advance(worker, Stage::Exited);
+            shared.advance(worker, WorkerStage::Exited);
         })
 }

@@ -35,13 +35,13 @@ impl Topology {
             Some(allowed) => cpus.intersection(allowed).copied().collect(),
             None => cpus,
         };
-        let cpus: CpuSet = usable(read_list(&root.join("cpu/online"))?);
+        let cpus: CpuSet = usable(read_cpu_list(&root.join("cpu/online"))?);
         let mut cores = BTreeSet::new();
         let mut caches = BTreeSet::new();
         for cpu in &cpus {
             let folder = root.join(format!("cpu/cpu{cpu}"));
             // Without this file each CPU is its own core, and all CPUs share one cache.
-            let core = read_list(&folder.join("topology/thread_siblings_list"));
+            let core = read_cpu_list(&folder.join("topology/thread_siblings_list"));
             cores.insert(usable(core.unwrap_or_else(|_| [*cpu].into())));
             caches.insert(usable(
                 last_level_cache(&folder).unwrap_or_else(|| cpus.clone()),
@@ -69,7 +69,7 @@ fn last_level_cache(cpu_folder: &Path) -> Option<CpuSet> {
             .ok()?;
         Some((
             level,
-            read_list(&entry.path().join("shared_cpu_list")).ok()?,
+            read_cpu_list(&entry.path().join("shared_cpu_list")).ok()?,
         ))
     });
     caches
@@ -85,10 +85,10 @@ fn numa_nodes(root: &Path) -> Result<Vec<(usize, CpuSet)>> {
     let with_cpus = |node| {
         Ok((
             node,
-            read_list(&root.join(format!("node/node{node}/cpulist")))?,
+            read_cpu_list(&root.join(format!("node/node{node}/cpulist")))?,
         ))
     };
-    read_list(&nodes)?.into_iter().map(with_cpus).collect()
+    read_cpu_list(&nodes)?.into_iter().map(with_cpus).collect()
 }
 
 /// The CPUs that the calling thread may use.
@@ -101,18 +101,18 @@ fn allowed_cpus() -> CpuSet {
         .collect()
 }
 
-fn read_list(path: &Path) -> Result<CpuSet> {
+fn read_cpu_list(path: &Path) -> Result<CpuSet> {
     let failed = |problem: String| Error::Topology {
         path: path.display().to_string(),
         problem,
     };
     let text = fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-    parse_list(text.trim())
+    parse_cpu_list(text.trim())
         .ok_or_else(|| failed(format!("`{}` is not a list such as `0-3,8`", text.trim())))
 }
 
 /// Reads the kernel's list format: `0-3,8,10-11`.
-fn parse_list(text: &str) -> Option<CpuSet> {
+fn parse_cpu_list(text: &str) -> Option<CpuSet> {
     let parts = text.split(',').filter(|part| !part.is_empty());
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -129,7 +129,7 @@ fn parse_list(text: &str) -> Option<CpuSet> {
 }
 
 /// Writes a set in the kernel's list format.
-pub(crate) fn format_list(cpus: &CpuSet) -> String {
+pub(crate) fn format_cpu_list(cpus: &CpuSet) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for &cpu in cpus {
         match ranges.last_mut() {
@@ -153,7 +153,7 @@ pub(crate) mod tests {
 
     /// Two nodes with two cores of two threads each: CPUs 0,4 and 1,5 on node 0, 2,6 and 3,7 on
     /// node 1.
-    pub(crate) fn two_nodes() -> Topology {
+    pub(crate) fn topology_with_two_nodes() -> Topology {
         let root = tempfile::tempdir().unwrap();
         let write = |path: String, text: &str| {
             let path = root.path().join(path);
@@ -184,7 +184,7 @@ pub(crate) mod tests {
 
     #[test]
     fn cores_caches_and_nodes_are_read() {
-        let topology = two_nodes();
+        let topology = topology_with_two_nodes();
         assert_eq!(topology.cpus, (0..8).collect());
         assert_eq!(
             topology.cores,
@@ -233,7 +233,7 @@ pub(crate) mod tests {
     #[test]
     fn lists_are_written_as_they_are_read() {
         for text in ["0", "0-3", "0-3,8,10-11", ""] {
-            assert_eq!(format_list(&parse_list(text).unwrap()), text);
+            assert_eq!(format_cpu_list(&parse_cpu_list(text).unwrap()), text);
         }
     }
 }

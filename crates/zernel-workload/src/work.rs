@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::keys::{Key, SpecValue};
+use crate::keys::{SpecKey, SpecValue};
 use crate::worker::{Failure, Worker};
 
 mod affinity_churn;
@@ -143,7 +143,7 @@ macro_rules! work_types {
 
             /// The keys of its table in a spec file; none for a type without parameters.
             #[must_use]
-            pub fn parameters(&self) -> Vec<Key> {
+            pub fn parameters(&self) -> Vec<SpecKey> {
                 match self {
                     $(Self::$plain => Vec::new(),)*
                     $(Self::$variant(_) => <$work as SpecValue>::keys(),)*

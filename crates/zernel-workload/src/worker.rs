@@ -14,48 +14,48 @@ use rustix::thread::sched_getcpu;
 use crate::clock;
 use crate::procfs;
 use crate::shared::{
-    Counters, MAX_CPUS, Pace, Shared, Slot, Stage, TraceEntry, WorkerRecord, command, wait_while,
-    wake,
+    FutexSlot, MAX_CPUS, SharedState, TraceEntry, WorkerCounters, WorkerPace, WorkerRecord,
+    WorkerStage, command, wait_while_word_is, wake_waiters,
 };
 use crate::sys::sched::context_switches;
 
 /// Time between two refreshes of a worker's kernel counters. A refresh takes about 10 µs.
-const REFRESH_NS: u64 = 100_000_000;
+const COUNTER_REFRESH_NS: u64 = 100_000_000;
 /// Rounds of the spin loop between two looks at a clock: about a microsecond.
-const SPIN_ROUNDS: u32 = 1024;
+const SPIN_ROUNDS_PER_CLOCK_READ: u32 = 1024;
 
 /// A pipe between two workers of a team.
 #[derive(Debug)]
-pub(crate) struct Pipe {
+pub(crate) struct TeamPipe {
     pub(crate) reader: OwnedFd,
     pub(crate) writer: OwnedFd,
 }
 
 /// The workers that work together (a ping-pong pair, a herd), as one of them sees them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Team<'a> {
+pub(crate) struct WorkerTeam<'a> {
     /// This worker's place in the team.
     pub(crate) index: usize,
     /// How many there are.
     pub(crate) size: usize,
     /// Whether a member may sleep although others work.
     pub(crate) can_spare_members: bool,
-    pub(crate) slots: &'a [Slot],
-    pub(crate) pipes: &'a [Pipe],
+    pub(crate) slots: &'a [FutexSlot],
+    pub(crate) pipes: &'a [TeamPipe],
 }
 
-/// Why a worker gave up: the step that failed, as an index into [`Step::NAMES`], and the kernel's
+/// Why a worker gave up: the step that failed, as an index into [`FailingStep::DESCRIPTIONS`], and the kernel's
 /// error.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Failure {
-    pub(crate) step: Step,
+    pub(crate) step: FailingStep,
     pub(crate) errno: Errno,
 }
 
 /// A step of a work function that the kernel may refuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Step {
+pub(crate) enum FailingStep {
     MapMemory,
     MakeFile,
     WriteFile,
@@ -73,9 +73,9 @@ pub(crate) enum Step {
     RunLoader,
 }
 
-impl Step {
+impl FailingStep {
     /// What each step does, in the order of the variants.
-    pub(crate) const NAMES: [&'static str; 15] = [
+    pub(crate) const DESCRIPTIONS: [&'static str; 15] = [
         "map memory",
         "make a temporary file",
         "write to its file",
@@ -108,12 +108,12 @@ impl Step {
 /// threads use. Memory allocation is safe with the system allocator.
 #[derive(Debug)]
 pub struct Worker<'a> {
-    shared: &'a Shared,
+    shared: &'a SharedState,
     number: usize,
     index: usize,
     record: &'a WorkerRecord,
-    counters: &'a Counters,
-    team: Team<'a>,
+    counters: &'a WorkerCounters,
+    team: WorkerTeam<'a>,
     trace: &'a [TraceEntry],
     last_seen_ns: u64,
     refreshed_ns: u64,
@@ -123,10 +123,10 @@ pub struct Worker<'a> {
 impl<'a> Worker<'a> {
     /// The worker `number` of the handle, `index` of its group, at its first run.
     pub(crate) fn begin(
-        shared: &'a Shared,
+        shared: &'a SharedState,
         number: usize,
         index: usize,
-        team: Team<'a>,
+        team: WorkerTeam<'a>,
         trace: &'a [TraceEntry],
     ) -> Self {
         let now = clock::now_ns();
@@ -147,9 +147,9 @@ impl<'a> Worker<'a> {
         record.first_run_ns.store(now, Relaxed);
         record.last_seen_ns.store(now, Relaxed);
         worker.note_cpu();
-        worker.refresh();
+        worker.refresh_counters();
         record.kernel.remember_first_run();
-        shared.advance(number, Stage::Running);
+        shared.advance(number, WorkerStage::Running);
         worker
     }
 
@@ -157,10 +157,10 @@ impl<'a> Worker<'a> {
     pub(crate) fn end(&mut self) {
         if self.record.ended_ns.load(Relaxed) == 0 {
             self.checkpoint();
-            self.refresh();
+            self.refresh_counters();
             self.record.ended_ns.store(self.last_seen_ns, Relaxed);
         }
-        self.shared.advance(self.number, Stage::Worked);
+        self.shared.advance(self.number, WorkerStage::Worked);
     }
 
     /// Index of the worker among the workers of its group.
@@ -169,7 +169,7 @@ impl<'a> Worker<'a> {
         self.index
     }
 
-    pub(crate) fn team(&self) -> Team<'a> {
+    pub(crate) fn team(&self) -> WorkerTeam<'a> {
         self.team
     }
 
@@ -185,16 +185,16 @@ impl<'a> Worker<'a> {
     pub fn proceed(&mut self) -> bool {
         self.checkpoint();
         let pace = self.shared.pace();
-        if pace != Pace::Full && !self.is_stopped() {
+        if pace != WorkerPace::Full && !self.is_stopped() {
             self.yield_or_hold(pace);
         }
         !self.is_stopped()
     }
 
-    fn yield_or_hold(&mut self, pace: Pace) {
+    fn yield_or_hold(&mut self, pace: WorkerPace) {
         let has_worked = self.counters.iterations.load(Relaxed) > 0;
-        if pace == Pace::Hold && has_worked && self.team.can_spare_members {
-            self.hold();
+        if pace == WorkerPace::Hold && has_worked && self.team.can_spare_members {
+            self.hold_until_stop();
         } else {
             rustix::thread::sched_yield();
         }
@@ -204,11 +204,11 @@ impl<'a> Worker<'a> {
     ///
     /// The handle holds the worker, so its report ends here: later time counts neither as wall time, gap nor
     /// blocked time, and later wake-ups and context switches do not count. Built-in work returns afterwards.
-    fn hold(&mut self) {
-        self.refresh();
+    fn hold_until_stop(&mut self) {
+        self.refresh_counters();
         self.record.ended_ns.store(self.last_seen_ns, Relaxed);
         while !self.is_stopped() {
-            wait_while(&self.record.command, 0, None);
+            wait_while_word_is(&self.record.command, 0, None);
         }
         self.last_seen_ns = clock::now_ns();
     }
@@ -219,13 +219,13 @@ impl<'a> Worker<'a> {
         add(&self.counters.iterations, 1);
         add(&self.counters.work_units, work_units);
         if is_first {
-            self.shared.advance(self.number, Stage::Worked);
+            self.shared.advance(self.number, WorkerStage::Worked);
         }
     }
 
     /// Uses `cpu_time` of CPU time, or less if the stop is requested meanwhile.
     pub fn burn(&mut self, cpu_time: Duration) {
-        self.burn_ns(clock::span_ns(cpu_time));
+        self.burn_ns(clock::duration_to_ns(cpu_time));
     }
 
     pub(crate) fn burn_ns(&mut self, cpu_ns: u64) {
@@ -237,21 +237,21 @@ impl<'a> Worker<'a> {
 
     /// Keeps the CPU busy for about a microsecond.
     pub(crate) fn spin(&self) {
-        for _ in 0..SPIN_ROUNDS {
+        for _ in 0..SPIN_ROUNDS_PER_CLOCK_READ {
             std::hint::black_box(());
         }
     }
 
     /// Sleeps for `span`; false after the stop request, which ends the sleep at once.
     pub fn sleep(&mut self, span: Duration) -> bool {
-        self.sleep_until_ns(clock::now_ns().saturating_add(clock::span_ns(span)));
+        self.sleep_until_ns(clock::now_ns().saturating_add(clock::duration_to_ns(span)));
         !self.is_stopped()
     }
 
     /// Sleeps until `deadline_ns`. The delay after the deadline counts as a wake-up latency, with the timer
     /// as waker.
     pub(crate) fn sleep_until_ns(&mut self, deadline_ns: u64) {
-        let began = self.before_block();
+        let began = self.begin_block();
         loop {
             let command = self.record.command.load(Acquire);
             let now = clock::now_ns();
@@ -262,23 +262,23 @@ impl<'a> Worker<'a> {
                 );
                 return;
             }
-            wait_while(&self.record.command, command, Some(deadline_ns));
+            wait_while_word_is(&self.record.command, command, Some(deadline_ns));
         }
     }
 
     /// Waits while the slot's word is `seen`; false after the stop request. The wake-up latency
     /// counts from the first change of the word.
-    pub(crate) fn wait_while(&mut self, slot: &Slot, seen: u32) -> bool {
+    pub(crate) fn wait_while(&mut self, slot: &FutexSlot, seen: u32) -> bool {
         if slot.word.load(Acquire) != seen {
             return !self.is_stopped();
         }
-        let began = self.before_block();
+        let began = self.begin_block();
         while slot.word.load(Acquire) == seen {
             if self.is_stopped() {
                 self.after_block(began, None);
                 return false;
             }
-            wait_while(&slot.word, seen, None);
+            wait_while_word_is(&slot.word, seen, None);
         }
         self.after_block(began, Some(slot.changed_from_ns(seen)));
         true
@@ -286,7 +286,7 @@ impl<'a> Worker<'a> {
 
     /// Takes one of the units that others post to the slot, and waits if there is none; false after the stop
     /// request.
-    pub(crate) fn take(&mut self, slot: &Slot) -> bool {
+    pub(crate) fn take_from_slot(&mut self, slot: &FutexSlot) -> bool {
         loop {
             let there = slot.word.load(Acquire);
             if there == 0 {
@@ -304,30 +304,31 @@ impl<'a> Worker<'a> {
     }
 
     /// Changes the slot's word by one and wakes up to `count` waiters.
-    pub(crate) fn post(&self, slot: &Slot, count: u32) {
-        slot.stamp(slot.word.load(Acquire));
+    pub(crate) fn post_to_slot(&self, slot: &FutexSlot, count: u32) {
+        slot.note_change_from(slot.word.load(Acquire));
         slot.word.fetch_add(1, AcqRel);
-        wake(&slot.word, count);
+        wake_waiters(&slot.word, count);
     }
 
     /// Changes the slot's word by one and wakes every waiter.
-    pub(crate) fn post_all(&self, slot: &Slot) {
-        self.post(slot, i32::MAX as u32);
+    pub(crate) fn post_to_all_waiters(&self, slot: &FutexSlot) {
+        self.post_to_slot(slot, i32::MAX as u32);
     }
 
     /// Sends the current time through a pipe; false after the stop request.
-    pub(crate) fn send(&self, pipe: &Pipe) -> Result<bool, Errno> {
+    pub(crate) fn send_through_pipe(&self, pipe: &TeamPipe) -> Result<bool, Errno> {
         let message = clock::now_ns().to_ne_bytes();
-        self.retry(|| rustix::io::write(pipe.writer.as_fd(), &message))
+        self.retry_interrupted(|| rustix::io::write(pipe.writer.as_fd(), &message))
             .map(|written| written.is_some())
     }
 
-    /// Receives the time that [`send`](Self::send) sent; false after the stop request. The wake-up latency
+    /// Receives the time that [`send_through_pipe`](Self::send_through_pipe) sent; false after the stop request. The wake-up latency
     /// counts from that time.
-    pub(crate) fn receive(&mut self, pipe: &Pipe) -> Result<bool, Errno> {
-        let began = self.before_block();
+    pub(crate) fn receive_from_pipe(&mut self, pipe: &TeamPipe) -> Result<bool, Errno> {
+        let began = self.begin_block();
         let mut message = [0; 8];
-        let received = self.retry(|| rustix::io::read(pipe.reader.as_fd(), &mut message))?;
+        let received =
+            self.retry_interrupted(|| rustix::io::read(pipe.reader.as_fd(), &mut message))?;
         let stamp = u64::from_ne_bytes(message);
         let slept = received.is_some() && stamp > began;
         self.after_block(began, slept.then_some(stamp));
@@ -335,7 +336,10 @@ impl<'a> Worker<'a> {
     }
 
     /// Repeats an interrupted call until it is done (`Some`) or the stop is requested (`None`).
-    fn retry<T>(&self, mut call: impl FnMut() -> Result<T, Errno>) -> Result<Option<T>, Errno> {
+    fn retry_interrupted<T>(
+        &self,
+        mut call: impl FnMut() -> Result<T, Errno>,
+    ) -> Result<Option<T>, Errno> {
         while !self.is_stopped() {
             match call() {
                 Err(Errno::INTR) => {}
@@ -346,15 +350,15 @@ impl<'a> Worker<'a> {
     }
 
     /// Runs a call that may block for long, such as file I/O, and counts its duration as blocked.
-    pub(crate) fn blocking<T>(&mut self, call: impl FnOnce() -> T) -> T {
-        let began = self.before_block();
+    pub(crate) fn count_as_blocked<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        let began = self.begin_block();
         let result = call();
         self.after_block(began, None);
         result
     }
 
     /// Notes an interval of the training job's ground truth.
-    pub(crate) fn trace(&self, step: u32, phase: u32, start_ns: u64, end_ns: u64) {
+    pub(crate) fn trace_interval(&self, step: u32, phase: u32, start_ns: u64, end_ns: u64) {
         let index = self.record.traced_entries.load(Relaxed);
         if let Some(entry) = usize::try_from(index)
             .ok()
@@ -368,7 +372,7 @@ impl<'a> Worker<'a> {
         self.record.traced_entries.store(index + 1, Release);
     }
 
-    fn before_block(&mut self) -> u64 {
+    fn begin_block(&mut self) -> u64 {
         self.checkpoint();
         self.record.is_blocked.store(1, Relaxed);
         self.last_seen_ns
@@ -404,9 +408,9 @@ impl<'a> Worker<'a> {
             add(&self.record.migrations, 1);
             self.note_cpu();
         }
-        if now - self.refreshed_ns >= REFRESH_NS {
+        if now - self.refreshed_ns >= COUNTER_REFRESH_NS {
             self.refreshed_ns = now;
-            self.refresh();
+            self.refresh_counters();
         }
     }
 
@@ -416,7 +420,7 @@ impl<'a> Worker<'a> {
         self.record.cpus[cpu / 64].fetch_or(1 << (cpu % 64), Relaxed);
     }
 
-    fn refresh(&self) {
+    fn refresh_counters(&self) {
         let kernel = &self.record.kernel;
         let (voluntary, involuntary) = context_switches();
         kernel.voluntary_switches.store(voluntary, Relaxed);
@@ -437,7 +441,7 @@ fn add(counter: &AtomicU64, value: u64) {
 mod tests {
     use super::*;
 
-    const TEAM_OF_ONE: Team<'_> = Team {
+    const TEAM_OF_ONE: WorkerTeam<'_> = WorkerTeam {
         index: 0,
         size: 1,
         can_spare_members: true,
@@ -447,7 +451,7 @@ mod tests {
 
     #[test]
     fn the_gap_before_a_stop_and_the_one_before_the_end_count() {
-        let shared = Shared::new(1, 0, 0).unwrap();
+        let shared = SharedState::new(1, 0, 0).unwrap();
         let record = shared.record(0);
         let mut worker = Worker::begin(&shared, 0, 0, TEAM_OF_ONE, &[]);
         shared.request_stop();
@@ -461,10 +465,10 @@ mod tests {
 
     #[test]
     fn a_held_worker_sleeps_until_the_stop_and_its_numbers_do_not_show_it() {
-        let shared = Shared::new(1, 0, 0).unwrap();
+        let shared = SharedState::new(1, 0, 0).unwrap();
         let record = shared.record(0);
         let mut worker = Worker::begin(&shared, 0, 0, TEAM_OF_ONE, &[]);
-        shared.set_pace(Pace::Hold);
+        shared.set_pace(WorkerPace::Hold);
         assert!(worker.proceed(), "a worker without a round is not held");
         worker.done(1);
         let stop = || {
@@ -491,18 +495,18 @@ mod tests {
         assert!(record.gap_ns.load(Relaxed) <= ended_ns - record.first_run_ns.load(Relaxed));
         assert_eq!(record.blocked.snapshot().count, 0);
         assert_eq!(record.wake_latency.snapshot().count, 0);
-        assert_eq!(shared.passed(Stage::Worked), 1);
+        assert_eq!(shared.passed_count(WorkerStage::Worked), 1);
     }
 
     #[test]
     fn a_worker_that_others_need_is_not_held() {
-        let shared = Shared::new(1, 0, 0).unwrap();
-        let team = Team {
+        let shared = SharedState::new(1, 0, 0).unwrap();
+        let team = WorkerTeam {
             can_spare_members: false,
             ..TEAM_OF_ONE
         };
         let mut worker = Worker::begin(&shared, 0, 0, team, &[]);
-        shared.set_pace(Pace::Hold);
+        shared.set_pace(WorkerPace::Hold);
         worker.done(1);
         assert!(worker.proceed());
         assert_eq!(shared.record(0).ended_ns.load(Relaxed), 0);
@@ -510,15 +514,15 @@ mod tests {
 
     #[test]
     fn a_worker_has_worked_after_its_first_round_or_at_its_end() {
-        let shared = Shared::new(2, 0, 0).unwrap();
+        let shared = SharedState::new(2, 0, 0).unwrap();
         let busy = Worker::begin(&shared, 0, 0, TEAM_OF_ONE, &[]);
         let mut idle = Worker::begin(&shared, 1, 1, TEAM_OF_ONE, &[]);
-        assert_eq!(shared.passed(Stage::Running), 2);
-        assert_eq!(shared.passed(Stage::Worked), 0);
+        assert_eq!(shared.passed_count(WorkerStage::Running), 2);
+        assert_eq!(shared.passed_count(WorkerStage::Worked), 0);
         busy.done(1);
         busy.done(1);
-        assert_eq!(shared.passed(Stage::Worked), 1);
+        assert_eq!(shared.passed_count(WorkerStage::Worked), 1);
         idle.end();
-        assert_eq!(shared.passed(Stage::Worked), 2);
+        assert_eq!(shared.passed_count(WorkerStage::Worked), 2);
     }
 }

@@ -12,49 +12,58 @@ use std::process::{ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{MODES, exists, helper_command, kill, run_helper, spinner_config, wait_for_progress};
+use common::{
+    CLONE_MODES, helper_command, process_exists, run_helper, send_signal, spinner_config,
+    wait_for_progress,
+};
 use rustix::process::Signal;
 use zernel_lab::{KernelRequest, VmSpec};
 use zernel_testkit::{Need, eventually, root, trial, vm};
 use zernel_workload::work::CgroupChurn;
-use zernel_workload::{CloneMode, Spec, WorkType, WorkerExitInfo, WorkloadConfig, WorkloadHandle};
+use zernel_workload::{
+    CloneMode, WorkType, WorkerExitInfo, WorkloadConfig, WorkloadHandle, WorkloadSpec,
+};
 
 fn main() -> ExitCode {
-    if let Some(helper) = common::helper() {
-        be(&helper);
+    if let Some(helper) = common::requested_helper() {
+        run_as_helper(&helper);
         return ExitCode::SUCCESS;
     }
-    let cgroup2 = [root(), CGROUP2];
-    let guest = [root(), GUEST];
+    let cgroup2 = [root(), CGROUP2_NEED];
+    let guest = [root(), GUEST_NEED];
     zernel_testkit::main([
         trial(
             "an_oom_kill_is_distinguished_from_others",
-            &[root(), MEMORY_CGROUP],
-            oom_kill,
+            &[root(), MEMORY_CGROUP_NEED],
+            an_oom_kill_is_distinguished_from_others,
         ),
         trial(
             "thread_workers_can_be_placed_with_cgroup_threads",
             &cgroup2,
-            place_thread_workers,
+            thread_workers_can_be_placed_with_cgroup_threads,
         ),
-        trial("cgroup_churn_moves_only_the_worker", &cgroup2, cgroup_churn),
+        trial(
+            "cgroup_churn_moves_only_the_worker",
+            &cgroup2,
+            cgroup_churn_moves_only_the_worker,
+        ),
         trial(
             "a_spec_runs_in_its_cgroups_and_removes_them",
             &cgroup2,
-            spec_cgroups,
+            a_spec_runs_in_its_cgroups_and_removes_them,
         ),
         trial(
             "cgroups_are_removed_after_a_killed_caller",
             &cgroup2,
             || {
-                killed_spec_caller(Signal::KILL);
+                kill_spec_caller(Signal::KILL);
             },
         ),
         trial(
             "cgroups_are_removed_after_an_interrupted_caller",
             &cgroup2,
             || {
-                killed_spec_caller(Signal::INT);
+                kill_spec_caller(Signal::INT);
             },
         ),
         trial("a_run_ends_while_another_goes_on", &cgroup2, || {
@@ -65,20 +74,20 @@ fn main() -> ExitCode {
             run_helper("settings thread");
         }),
         trial("settings_hold_for_a_caller_in_a_session", &guest, || {
-            let session = Cgroup::new(&cgroup2_root().unwrap());
+            let session = TestCgroup::new(&cgroup2_root().unwrap());
             run_helper(&format!("settings fork {}", session.0));
             run_helper(&format!("settings thread {}", session.0));
         }),
         trial(
             "settings_hold_for_no_caller_that_was_killed",
             &guest,
-            killed_caller_in_a_session,
+            settings_hold_for_no_caller_that_was_killed,
         ),
         trial(
             "settings_hold_until_the_last_of_two_runs_ends",
             &guest,
             || {
-                let session = Cgroup::new(&cgroup2_root().unwrap());
+                let session = TestCgroup::new(&cgroup2_root().unwrap());
                 for mode in ["fork", "thread"] {
                     run_helper(&format!("concurrent-settings {mode}"));
                     run_helper(&format!("concurrent-settings {mode} {}", session.0));
@@ -88,34 +97,34 @@ fn main() -> ExitCode {
         trial(
             "settings_hold_only_where_no_busy_cgroup_has_to_change",
             &guest,
-            caller_below_a_busy_cgroup,
+            settings_hold_only_where_no_busy_cgroup_has_to_change,
         ),
         trial(
             "cgroups_work_where_there_are_controllers",
             &[vm::newest()],
-            settings_in_a_vm,
+            cgroups_work_where_there_are_controllers,
         ),
     ])
 }
 
 /// Runs a helper.
-fn be(helper: &str) {
+fn run_as_helper(helper: &str) {
     let words: Vec<&str> = helper.split(' ').collect();
     if let Some(cgroup) = words.get(2) {
         fs::write(format!("{cgroup}/cgroup.procs"), "0").unwrap();
     }
     match words[0] {
-        "concurrent" => concurrent_runs(SPEC),
-        "concurrent-settings" => concurrent_settings(words[1]),
+        "concurrent" => run_concurrently(SPEC_WITH_CGROUPS),
+        "concurrent-settings" => check_concurrent_settings(words[1]),
         "idle" => drop(std::io::stdin().read_line(&mut String::new())),
-        "settings" => settings_caller(words[1]),
-        "no-settings" => settingless_caller(words[1]),
-        "caller" => spec_caller(&settings_spec(words[1])),
-        _ => spec_caller(SPEC),
+        "settings" => run_with_applied_settings(words[1]),
+        "no-settings" => run_without_applied_settings(words[1]),
+        "caller" => run_spec_until_killed(&spec_with_settings(words[1])),
+        _ => run_spec_until_killed(SPEC_WITH_CGROUPS),
     }
 }
 
-const MEMORY_CGROUP: Need = Need {
+const MEMORY_CGROUP_NEED: Need = Need {
     name: "memory-cgroup",
     check: || match fs::exists("/sys/fs/cgroup/memory/memory.limit_in_bytes") {
         Ok(true) => Ok(()),
@@ -123,7 +132,7 @@ const MEMORY_CGROUP: Need = Need {
     },
 };
 
-const CGROUP2: Need = Need {
+const CGROUP2_NEED: Need = Need {
     name: "cgroup2",
     check: || {
         cgroup2_root()
@@ -133,19 +142,19 @@ const CGROUP2: Need = Need {
 };
 
 /// Set in the virtual machine.
-const IN_GUEST: &str = "ZERNEL_CGROUP_GUEST";
+const IN_GUEST_VARIABLE: &str = "ZERNEL_CGROUP_GUEST";
 
 /// The need for a cgroup hierarchy with controllers and without other users.
-const GUEST: Need = Need {
+const GUEST_NEED: Need = Need {
     name: "guest",
-    check: || match std::env::var_os(IN_GUEST) {
+    check: || match std::env::var_os(IN_GUEST_VARIABLE) {
         Some(_) => Ok(()),
         None => Err("run in a virtual machine by another test".into()),
     },
 };
 
 /// A file of a cgroup; empty if it has no such file.
-fn read(folder: &str, file: &str) -> String {
+fn read_cgroup_file(folder: &str, file: &str) -> String {
     fs::read_to_string(format!("{folder}/{file}")).unwrap_or_default()
 }
 
@@ -160,12 +169,12 @@ fn cgroup2_root() -> Option<String> {
 }
 
 /// A cgroup that is removed on drop.
-struct Cgroup(String);
+struct TestCgroup(String);
 
-impl Cgroup {
+impl TestCgroup {
     fn new(parent: &str) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        static NEXT_CGROUP_NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT_CGROUP_NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = format!("{parent}/test-{}-{number}", std::process::id());
         fs::create_dir(&path).unwrap();
         Self(path)
@@ -176,7 +185,7 @@ impl Cgroup {
     }
 }
 
-impl Drop for Cgroup {
+impl Drop for TestCgroup {
     fn drop(&mut self) {
         let limit = Instant::now() + Duration::from_secs(5);
         for inner in fs::read_dir(&self.0).unwrap().flatten() {
@@ -188,8 +197,8 @@ impl Drop for Cgroup {
     }
 }
 
-fn oom_kill() {
-    let cgroup = Cgroup::new("/sys/fs/cgroup/memory");
+fn an_oom_kill_is_distinguished_from_others() {
+    let cgroup = TestCgroup::new("/sys/fs/cgroup/memory");
     cgroup.write("memory.limit_in_bytes", "16777216");
     let greedy = WorkType::custom("greedy", |worker| {
         let mut hoard = Vec::new();
@@ -203,14 +212,14 @@ fn oom_kill() {
     let pid = handle.worker_pids_for_cgroup_procs().unwrap()[0];
     cgroup.write("cgroup.procs", &pid.to_string());
     handle.start();
-    eventually("the death of the greedy worker", || !exists(pid));
+    eventually("the death of the greedy worker", || !process_exists(pid));
     let reports = handle.stop_and_collect();
     assert_eq!(reports[0].exit_info, Some(WorkerExitInfo::OomKilled));
     assert!(reports[0].unfinished_work_units > 0);
 }
 
-fn place_thread_workers() {
-    let cgroup = Cgroup::new(&cgroup2_root().unwrap());
+fn thread_workers_can_be_placed_with_cgroup_threads() {
+    let cgroup = TestCgroup::new(&cgroup2_root().unwrap());
     cgroup.write("cgroup.type", "threaded");
     let mut handle = WorkloadHandle::spawn(&spinner_config(CloneMode::Thread, 2)).unwrap();
     let tids = handle.worker_pids();
@@ -238,15 +247,15 @@ fn cgroup_of(task: &str) -> String {
         .to_owned()
 }
 
-fn cgroup_churn() {
+fn cgroup_churn_moves_only_the_worker() {
     let before = cgroup_of("self");
-    let cgroup = Cgroup::new(&cgroup2_root().unwrap());
+    let cgroup = TestCgroup::new(&cgroup2_root().unwrap());
     let folders = ["a", "b"].map(|name| {
         let folder = format!("{}/{name}", cgroup.0);
         fs::create_dir(&folder).unwrap();
         folder
     });
-    for mode in MODES {
+    for mode in CLONE_MODES {
         if mode == CloneMode::Thread {
             cgroup.write("cgroup.type", "threaded");
             folders.iter().for_each(|folder| {
@@ -286,7 +295,7 @@ fn cgroup_churn() {
     }
 }
 
-const SPEC: &str = r#"
+const SPEC_WITH_CGROUPS: &str = r#"
     duration_ms = 600000
     [[group]]
     name = "spinners"
@@ -325,16 +334,16 @@ fn folders_below(folder: &str) -> Vec<String> {
         .collect()
 }
 
-fn spec_cgroups() {
+fn a_spec_runs_in_its_cgroups_and_removes_them() {
     for mode in ["fork", "thread"] {
-        let text = format!("clone_mode = \"{mode}\"\n{SPEC}");
+        let text = format!("clone_mode = \"{mode}\"\n{SPEC_WITH_CGROUPS}");
         // A process cannot be in the threaded cgroup that threads of another process need.
         let text = if mode == "thread" {
             text.replace("pcomm", "comm")
         } else {
             text
         };
-        let spec = Spec::parse(&text, "job.toml").unwrap();
+        let spec = WorkloadSpec::parse(&text, "job.toml").unwrap();
         let mut members = 0;
         let outcome = spec.run(|progress| {
             let mine = cgroups_of(std::process::id());
@@ -366,8 +375,8 @@ fn spec_cgroups() {
     }
 }
 
-fn spec_caller(text: &str) {
-    let spec = Spec::parse(text, "job.toml").unwrap();
+fn run_spec_until_killed(text: &str) {
+    let spec = WorkloadSpec::parse(text, "job.toml").unwrap();
     let mut is_announced = false;
     let _ = spec.run(|progress| {
         if !is_announced && progress.rounds.iter().all(|(_, rounds)| *rounds > 0) {
@@ -378,11 +387,11 @@ fn spec_caller(text: &str) {
     });
 }
 
-fn killed_spec_caller(signal: Signal) {
-    killed_caller("spec", signal);
+fn kill_spec_caller(signal: Signal) {
+    kill_caller_and_check_cgroups("spec", signal);
 }
 
-fn killed_caller(helper: &str, signal: Signal) {
+fn kill_caller_and_check_cgroups(helper: &str, signal: Signal) {
     let mut caller = helper_command(helper)
         .stdout(Stdio::piped())
         .spawn()
@@ -393,7 +402,7 @@ fn killed_caller(helper: &str, signal: Signal) {
         .unwrap();
     assert_eq!(line, "running\n");
     assert_eq!(cgroups_of(caller.id()).len(), 1);
-    kill(i32::try_from(caller.id()).unwrap(), signal);
+    send_signal(i32::try_from(caller.id()).unwrap(), signal);
     caller.wait().unwrap();
     eventually("the removal of its cgroups", || {
         cgroups_of(caller.id()).is_empty()
@@ -402,14 +411,14 @@ fn killed_caller(helper: &str, signal: Signal) {
 
 /// Two runs of one process. The first ends while the second is running. Both must leave the cgroup
 /// hierarchy as it was.
-fn concurrent_settings(mode: &str) {
-    let before = hierarchy();
-    concurrent_runs(&settings_spec(mode));
-    assert_eq!(hierarchy(), before);
+fn check_concurrent_settings(mode: &str) {
+    let before = read_hierarchy();
+    run_concurrently(&spec_with_settings(mode));
+    assert_eq!(read_hierarchy(), before);
 }
 
-fn concurrent_runs(text: &str) {
-    let spec = Spec::parse(text, "job.toml").unwrap();
+fn run_concurrently(text: &str) {
+    let spec = WorkloadSpec::parse(text, "job.toml").unwrap();
     let [is_first_up, is_second_up, is_over] = [const { AtomicBool::new(false) }; 3];
     let run = |is_up: &AtomicBool, is_over: &AtomicBool| {
         spec.run(|_| {
@@ -433,7 +442,7 @@ fn concurrent_runs(text: &str) {
     });
 }
 
-fn settings_spec(mode: &str) -> String {
+fn spec_with_settings(mode: &str) -> String {
     format!(
         r#"
         duration_ms = 600000
@@ -452,14 +461,14 @@ fn settings_spec(mode: &str) -> String {
 }
 
 /// Every cgroup with its type and its controllers. A workload must not change this.
-fn hierarchy() -> Vec<[String; 3]> {
+fn read_hierarchy() -> Vec<[String; 3]> {
     let root = cgroup2_root().unwrap();
     let mut folders = folders_below(&root);
     folders.push(root);
     folders.sort();
     let describe = |folder: String| {
-        let kind = read(&folder, "cgroup.type");
-        let controllers = read(&folder, "cgroup.subtree_control");
+        let kind = read_cgroup_file(&folder, "cgroup.type");
+        let controllers = read_cgroup_file(&folder, "cgroup.subtree_control");
         [folder, kind, controllers]
     };
     folders.into_iter().map(describe).collect()
@@ -468,28 +477,29 @@ fn hierarchy() -> Vec<[String; 3]> {
 /// Runs a spec with settings, and checks that the hierarchy is unchanged afterwards. Returns the settings
 /// during the run, and those that were not applied.
 fn run_with_settings(mode: &str) -> ([String; 3], Vec<String>) {
-    let before = hierarchy();
-    let spec = Spec::parse(&settings_spec(mode), "job.toml").unwrap();
+    let before = read_hierarchy();
+    let spec = WorkloadSpec::parse(&spec_with_settings(mode), "job.toml").unwrap();
     let mut settings = [const { String::new() }; 3];
     let mut members = 0;
     let outcome = spec.run(|_| {
         let inner = format!("{}/inner", cgroups_of(std::process::id())[0]);
-        settings = ["cpu.weight", "cpu.max", "cpuset.cpus"].map(|file| read(&inner, file));
-        members = read(&inner, "cgroup.threads").lines().count();
+        settings =
+            ["cpu.weight", "cpu.max", "cpuset.cpus"].map(|file| read_cgroup_file(&inner, file));
+        members = read_cgroup_file(&inner, "cgroup.threads").lines().count();
         ControlFlow::Break(())
     });
     assert_eq!(members, 2);
-    assert_eq!(hierarchy(), before);
+    assert_eq!(read_hierarchy(), before);
     (settings, outcome.unwrap().not_applied)
 }
 
-fn settings_caller(mode: &str) {
+fn run_with_applied_settings(mode: &str) {
     let (settings, not_applied) = run_with_settings(mode);
     assert_eq!(settings, ["50\n", "70000 100000\n", "0\n"]);
     assert!(not_applied.is_empty(), "{not_applied:?}");
 }
 
-fn settingless_caller(mode: &str) {
+fn run_without_applied_settings(mode: &str) {
     let (settings, not_applied) = run_with_settings(mode);
     assert_eq!(settings, ["", "", ""]);
     for field in ["`weight`", "`max_ms_per_100ms`", "`cpus`"] {
@@ -499,9 +509,9 @@ fn settingless_caller(mode: &str) {
 }
 
 /// Threads stay below the caller's cgroup, which gets its controllers from one with processes.
-fn caller_below_a_busy_cgroup() {
-    let busy = Cgroup::new(&cgroup2_root().unwrap());
-    let session = Cgroup::new(&busy.0);
+fn settings_hold_only_where_no_busy_cgroup_has_to_change() {
+    let busy = TestCgroup::new(&cgroup2_root().unwrap());
+    let session = TestCgroup::new(&busy.0);
     let mut idle = helper_command("idle")
         .stdin(Stdio::piped())
         .spawn()
@@ -513,19 +523,19 @@ fn caller_below_a_busy_cgroup() {
     idle.wait().unwrap();
 }
 
-fn killed_caller_in_a_session() {
-    let session = Cgroup::new(&cgroup2_root().unwrap());
-    let before = hierarchy();
+fn settings_hold_for_no_caller_that_was_killed() {
+    let session = TestCgroup::new(&cgroup2_root().unwrap());
+    let before = read_hierarchy();
     for mode in ["fork", "thread"] {
-        killed_caller(&format!("caller {mode} {}", session.0), Signal::KILL);
-        eventually("the hierarchy as it was", || hierarchy() == before);
+        kill_caller_and_check_cgroups(&format!("caller {mode} {}", session.0), Signal::KILL);
+        eventually("the hierarchy as it was", || read_hierarchy() == before);
     }
 }
 
 /// Runs those tests of this program that need controllers, in a virtual machine.
-fn settings_in_a_vm() {
+fn cgroups_work_where_there_are_controllers() {
     let outcome = VmSpec::new(vm::obtain(&KernelRequest::SchedExt).unwrap())
-        .environment(IN_GUEST, "1")
+        .environment(IN_GUEST_VARIABLE, "1")
         .timeout(Duration::from_secs(300))
         .run(
             std::env::current_exe().unwrap(),

@@ -6,12 +6,12 @@ use std::fmt::Write;
 use std::ops::ControlFlow;
 use std::{env, fs};
 
-use zernel_workload::keys::Key;
-use zernel_workload::{ReportTable, Spec, WorkType};
+use zernel_workload::keys::SpecKey;
+use zernel_workload::{ReportTable, WorkType, WorkloadSpec};
 
-const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/workload.md");
+const WORKLOAD_DOCUMENT_PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/workload.md");
 
-const INTRODUCTION: &str = "\
+const DOCUMENT_INTRODUCTION: &str = "\
 # Workload files
 
 `zernel workload run FILE` runs the workload that a TOML file describes and prints one report per worker. This page lists
@@ -28,7 +28,7 @@ This file runs as it is:
 ```toml
 ";
 
-const EXAMPLE: &str = r#"duration_ms = 2000
+const EXAMPLE_SPEC: &str = r#"duration_ms = 2000
 
 [[group]]
 name = "batch"
@@ -57,7 +57,7 @@ groups = ["batch"]
 weight = 50
 "#;
 
-const CONVENTIONS: &str = "\
+const DOCUMENT_CONVENTIONS: &str = "\
 ```
 
 The report names a cgroup setting or a worker setting that the machine refuses, for example for want of privilege.
@@ -72,8 +72,8 @@ The report names a cgroup setting or a worker setting that the machine refuses, 
 ";
 
 fn documentation() -> String {
-    let mut text = [INTRODUCTION, EXAMPLE, CONVENTIONS].concat();
-    for (table, keys) in Spec::tables() {
+    let mut text = [DOCUMENT_INTRODUCTION, EXAMPLE_SPEC, DOCUMENT_CONVENTIONS].concat();
+    for (table, keys) in WorkloadSpec::documented_tables() {
         let title = match table {
             "" => "Keys of the file".to_owned(),
             table => format!("Keys of `{table}`"),
@@ -100,14 +100,14 @@ fn documentation() -> String {
     text
 }
 
-fn table_of(keys: &[Key]) -> String {
+fn table_of(keys: &[SpecKey]) -> String {
     let mut text = "| key | type | default | meaning |\n|---|---|---|---|\n".to_owned();
     for key in keys {
         let default = match key.default.as_str() {
             word @ ("required" | "not set") => word.to_owned(),
             value => format!("`{value}`"),
         };
-        let Key {
+        let SpecKey {
             name,
             kind,
             meaning,
@@ -132,9 +132,9 @@ fn table_of(keys: &[Key]) -> String {
 fn every_key_is_documented() {
     let wanted = documentation();
     if env::var_os("ZERNEL_REWRITE").is_some() {
-        fs::write(FILE, &wanted).expect("the file can be written");
+        fs::write(WORKLOAD_DOCUMENT_PATH, &wanted).expect("the file can be written");
     }
-    let file = fs::read_to_string(FILE).unwrap_or_default();
+    let file = fs::read_to_string(WORKLOAD_DOCUMENT_PATH).unwrap_or_default();
     assert!(
         file == wanted,
         "docs/workload.md is out of date: run this test with ZERNEL_REWRITE=1"
@@ -143,23 +143,25 @@ fn every_key_is_documented() {
 
 /// The names that the parser takes where `spec` has the unknown name `nonsense`, from its error.
 fn accepted(spec: &str) -> BTreeSet<String> {
-    let error = Spec::parse(spec, "spec.toml").unwrap_err().to_string();
+    let error = WorkloadSpec::parse(spec, "spec.toml")
+        .unwrap_err()
+        .to_string();
     let (_, expected) = error.split_once("`nonsense`, ").expect(&error);
     let names = expected.split('`').skip(1).step_by(2);
     names.map(str::to_owned).collect()
 }
 
 /// The names of `keys`.
-fn names(keys: &[Key]) -> BTreeSet<String> {
+fn key_names(keys: &[SpecKey]) -> BTreeSet<String> {
     keys.iter().map(|key| key.name.to_owned()).collect()
 }
 
 #[test]
 fn the_parser_takes_the_documented_keys_and_no_others() {
-    let [(_, file), (_, group), (_, cgroup)] = Spec::tables();
-    assert_eq!(accepted("nonsense = 1"), names(&file));
-    assert_eq!(accepted("[[group]]\nnonsense = 1"), names(&group));
-    assert_eq!(accepted("[[cgroup]]\nnonsense = 1"), names(&cgroup));
+    let [(_, file), (_, group), (_, cgroup)] = WorkloadSpec::documented_tables();
+    assert_eq!(accepted("nonsense = 1"), key_names(&file));
+    assert_eq!(accepted("[[group]]\nnonsense = 1"), key_names(&group));
+    assert_eq!(accepted("[[cgroup]]\nnonsense = 1"), key_names(&cgroup));
     let types = WorkType::all();
     let documented = types.iter().map(|work| work.name().to_owned());
     assert_eq!(
@@ -168,15 +170,15 @@ fn the_parser_takes_the_documented_keys_and_no_others() {
     );
     for work in types.iter().filter(|work| !work.parameters().is_empty()) {
         let spec = format!("[[group]]\nwork.{} = {{ nonsense = 1 }}", work.name());
-        assert_eq!(accepted(&spec), names(&work.parameters()), "{spec}");
+        assert_eq!(accepted(&spec), key_names(&work.parameters()), "{spec}");
     }
 }
 
 #[test]
 fn the_parser_takes_the_documented_choices_and_no_others() {
-    let in_group = |key: &Key| format!("[[group]]\n{} = 'nonsense'", key.name);
-    let [(_, file), (_, group), _] = Spec::tables();
-    let mut keys: Vec<(Key, String)> = group
+    let in_group = |key: &SpecKey| format!("[[group]]\n{} = 'nonsense'", key.name);
+    let [(_, file), (_, group), _] = WorkloadSpec::documented_tables();
+    let mut keys: Vec<(SpecKey, String)> = group
         .into_iter()
         .map(|key| (key.clone(), in_group(&key)))
         .collect();
@@ -228,7 +230,7 @@ fn the_defaults_are_what_the_parser_fills_in() {
             let absent = format!("[[group]]\nworkers = 2\nwork.{name} = {{}}");
             // `cgroup_churn` has a parameter without a usable default.
             if name != "cgroup_churn" {
-                let parse = |spec: &str| Spec::parse(spec, "spec.toml").unwrap();
+                let parse = |spec: &str| WorkloadSpec::parse(spec, "spec.toml").unwrap();
                 assert_eq!(parse(&stated), parse(&absent), "{stated}");
                 checked += 1;
             }
@@ -239,7 +241,7 @@ fn the_defaults_are_what_the_parser_fills_in() {
 
 #[test]
 fn the_example_runs() {
-    let spec = Spec::parse(EXAMPLE, "example.toml").unwrap();
+    let spec = WorkloadSpec::parse(EXAMPLE_SPEC, "example.toml").unwrap();
     let outcome = spec
         .run(
             |progress| match progress.rounds.iter().all(|(_, rounds)| *rounds > 2) {

@@ -3,18 +3,18 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use zernel_workload::Spec;
+use zernel_workload::WorkloadSpec;
 use zernel_workload::work::{GpuBackend, MlTraining};
 use zernel_workload::{ReportTable, WorkType};
 
-fn example(name: &str) -> PathBuf {
+fn example_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../examples")
         .join(name)
 }
 
 /// Runs a spec until every group has made progress.
-fn run(spec: &Spec) {
+fn run_until_progress(spec: &WorkloadSpec) {
     let outcome =
         spec.run(
             |progress| match progress.rounds.iter().all(|(_, rounds)| *rounds > 2) {
@@ -31,18 +31,18 @@ fn run(spec: &Spec) {
 }
 
 #[test]
-fn batch_beside_interactive_work() {
-    run(&Spec::load(&example("mixed.toml")).unwrap());
+fn the_batch_example_makes_progress() {
+    run_until_progress(&WorkloadSpec::load(&example_path("mixed.toml")).unwrap());
 }
 
 #[test]
-fn ways_to_wake_up() {
-    run(&Spec::load(&example("wakeups.toml")).unwrap());
+fn the_wake_up_example_makes_progress() {
+    run_until_progress(&WorkloadSpec::load(&example_path("wakeups.toml")).unwrap());
 }
 
 #[test]
-fn training_without_the_software_gpu() {
-    let text = std::fs::read_to_string(example("training.toml")).unwrap();
+fn the_training_example_needs_no_software_gpu() {
+    let text = std::fs::read_to_string(example_path("training.toml")).unwrap();
     let with_gpu = text
         .lines()
         .filter(|line| line.starts_with("gpu ="))
@@ -52,9 +52,9 @@ fn training_without_the_software_gpu() {
         .lines()
         .filter(|line| !line.starts_with("gpu ="))
         .collect();
-    let spec = Spec::parse(&without.join("\n"), "training.toml").unwrap();
+    let spec = WorkloadSpec::parse(&without.join("\n"), "training.toml").unwrap();
     let cpu_time = MlTraining::default().gpu;
     assert!(matches!(&spec.groups[0].work_type, WorkType::MlTraining(job) if job.gpu == cpu_time));
     assert_eq!(cpu_time, GpuBackend::CpuTime);
-    run(&spec);
+    run_until_progress(&spec);
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use zernel_testkit::allocation::CountingAllocator;
 use zernel_testkit::fuzz::FuzzTarget;
-use zernel_workload::Spec;
+use zernel_workload::WorkloadSpec;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -37,7 +37,7 @@ fn fuzz_spec() {
     let mut read = 0_u64;
     let outcome = target.run(|bytes| {
         let text = String::from_utf8_lossy(bytes);
-        read += u64::from(Spec::parse(&text, "folder/spec.toml").is_ok());
+        read += u64::from(WorkloadSpec::parse(&text, "folder/spec.toml").is_ok());
     });
     assert!(read > outcome.inputs / 50, "{read} specs: {outcome:?}");
 }

@@ -12,7 +12,7 @@ use zernel_workload::{
     WorkerReport, WorkloadConfig, WorkloadHandle,
 };
 
-const MODES: [CloneMode; 2] = [CloneMode::Fork, CloneMode::Thread];
+const CLONE_MODES: [CloneMode; 2] = [CloneMode::Fork, CloneMode::Thread];
 
 fn spinner_config(mode: CloneMode, workers: usize) -> WorkloadConfig {
     WorkloadConfig::default()
@@ -42,7 +42,7 @@ fn a_handle_can_be_sent_and_shared() {
 
 #[test]
 fn workers_block_until_started_and_then_make_progress() {
-    for mode in MODES {
+    for mode in CLONE_MODES {
         let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 3)).unwrap();
         assert_eq!(handle.worker_pids().len(), 3);
         assert!(handle.worker_pids().iter().all(|pid| *pid > 0));
@@ -69,7 +69,7 @@ fn workers_block_until_started_and_then_make_progress() {
 
 #[test]
 fn stopping_starts_workers_that_were_never_started() {
-    for mode in MODES {
+    for mode in CLONE_MODES {
         let reports = WorkloadHandle::spawn(&spinner_config(mode, 16))
             .unwrap()
             .stop_and_collect();
@@ -82,7 +82,7 @@ fn stopping_starts_workers_that_were_never_started() {
 /// Far more spinners than CPUs: those that have worked are held until the last one has.
 #[test]
 fn every_one_of_many_spinners_works_and_ends_by_itself() {
-    for mode in MODES {
+    for mode in CLONE_MODES {
         let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 512)).unwrap();
         handle.start();
         let reports = handle.stop_and_collect();
@@ -148,7 +148,7 @@ fn forked_workers_are_processes_and_threads_are_threads_of_the_caller() {
 
 #[test]
 fn a_bad_index_is_an_error() {
-    for mode in MODES {
+    for mode in CLONE_MODES {
         let handle = WorkloadHandle::spawn(&spinner_config(mode, 2)).unwrap();
         let error = handle.set_affinity(2, &BTreeSet::from([0])).unwrap_err();
         assert!(
@@ -170,7 +170,7 @@ fn a_bad_index_is_an_error() {
 
 #[test]
 fn an_affinity_set_before_the_start_is_kept_and_a_bad_one_refused() {
-    for mode in MODES {
+    for mode in CLONE_MODES {
         let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 2)).unwrap();
         let cpu = first_usable_cpu();
         handle.set_affinity(1, &BTreeSet::from([cpu])).unwrap();
@@ -202,7 +202,7 @@ fn first_usable_cpu() -> usize {
 
 #[test]
 fn no_workers_give_no_reports() {
-    for mode in MODES {
+    for mode in CLONE_MODES {
         let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 0)).unwrap();
         handle.start();
         assert!(handle.worker_pids().is_empty() && handle.snapshot_iterations().is_empty());
@@ -232,7 +232,7 @@ fn sigusr1_stops_a_forked_worker() {
 #[test]
 fn each_worker_knows_its_place_in_its_group() {
     let place = WorkType::custom("place", |worker| worker.done(worker.index() as u64 + 1));
-    for mode in MODES {
+    for mode in CLONE_MODES {
         let config =
             spinner_config(mode, 2).group(WorkSpec::new().workers(3).work_type(place.clone()));
         let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
@@ -250,7 +250,7 @@ fn a_panic_is_reported_and_ends_only_its_own_worker() {
         worker.done(3);
         std::panic::resume_unwind(Box::new("on purpose"));
     });
-    for mode in MODES {
+    for mode in CLONE_MODES {
         let config = spinner_config(mode, 2).group(WorkSpec::new().work_type(panics.clone()));
         let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
         assert!(all_completed(&reports[..2]));
@@ -389,7 +389,7 @@ fn containers_and_threads_share_a_handle() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_group_and_field() {
+fn an_invalid_configuration_is_refused_with_group_and_field() {
     let refused = |spec: WorkSpec| {
         let config = WorkloadConfig::from_specs(CloneMode::Fork, vec![spec.name("noisy")]);
         WorkloadHandle::spawn(&config).unwrap_err().to_string()
@@ -441,7 +441,7 @@ fn topology_relative_affinity_works_once_resolved() {
 #[test]
 fn a_setting_that_is_refused_is_in_the_report() {
     let offline = Affinity::Exact(BTreeSet::from([1023]));
-    for mode in MODES {
+    for mode in CLONE_MODES {
         let config = spinner_config(mode, 1).affinity(offline.clone());
         let reports = WorkloadHandle::spawn(&config).unwrap().stop_and_collect();
         assert!(reports[0].completed);
@@ -473,7 +473,7 @@ fn policies_that_need_no_privilege_are_applied() {
         (SchedPolicy::Batch, 3),
         (SchedPolicy::Idle, 5),
     ] {
-        for mode in MODES {
+        for mode in CLONE_MODES {
             let handle =
                 WorkloadHandle::spawn(&spinner_config(mode, 1).policy(policy.clone())).unwrap();
             assert_eq!(policy_of(handle.worker_pids()[0]), number);

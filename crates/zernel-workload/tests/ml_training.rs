@@ -13,82 +13,108 @@ use zernel_softgpu::truth::{Event, EventKind, TruthLog};
 use zernel_testkit::{eventually, trial};
 use zernel_workload::report::WorkerPhaseInterval;
 use zernel_workload::work::{GpuBackend, GpuWait, Inference, MlTraining};
-use zernel_workload::{CloneMode, Spec, WorkType, WorkerReport, WorkloadConfig, WorkloadHandle};
+use zernel_workload::{
+    CloneMode, WorkType, WorkerReport, WorkloadConfig, WorkloadHandle, WorkloadSpec,
+};
 
 /// Where this test puts the software GPU's libraries.
-const LIBRARIES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/ml_training");
-const DRIVER: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/ml_training/libcuda.so.1");
+const LIBRARIES_FOLDER: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/ml_training");
+const DRIVER_PATH: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/ml_training/libcuda.so.1");
 
 fn main() -> ExitCode {
-    if let Some(name) = common::helper() {
-        helper(&name);
+    if let Some(name) = common::requested_helper() {
+        run_as_helper(&name);
         return ExitCode::SUCCESS;
     }
-    install(Path::new(LIBRARIES), Prologue::Push).expect("cargo has built the software GPU");
+    install(Path::new(LIBRARIES_FOLDER), Prologue::Push).expect("cargo has built the software GPU");
     zernel_testkit::main([
         trial(
             "each_step_goes_through_its_phases_in_order",
             &[],
-            phases_in_order,
+            each_step_goes_through_its_phases_in_order,
         ),
         trial(
             "ranks_step_together_and_loaders_keep_to_the_queue",
             &[],
-            ranks_and_queue,
+            ranks_step_together_and_loaders_keep_to_the_queue,
         ),
-        trial("a_trainer_may_fork_its_loaders_itself", &[], forked_loaders),
+        trial(
+            "a_trainer_may_fork_its_loaders_itself",
+            &[],
+            a_trainer_may_fork_its_loaders_itself,
+        ),
         trial(
             "forked_loaders_that_cannot_load_are_reported",
             &[],
-            failing_loaders,
+            forked_loaders_that_cannot_load_are_reported,
         ),
         trial(
             "a_backward_thread_works_once_per_step",
             &[],
-            backward_thread,
+            a_backward_thread_works_once_per_step,
         ),
         trial(
             "a_request_lasts_from_its_arrival_to_its_answer",
             &[],
-            inference_requests,
+            a_request_lasts_from_its_arrival_to_its_answer,
         ),
-        trial("the_bottleneck_shows_in_the_truth", &[], bottleneck),
-        trial("steps_beyond_the_trace_are_counted", &[], lost_intervals),
-        trial("every_way_to_wait_takes_the_gpus_time", &[], ways_to_wait),
-        trial("a_driver_that_is_none_is_refused", &[], bad_driver),
+        trial(
+            "the_bottleneck_shows_in_the_truth",
+            &[],
+            the_bottleneck_shows_in_the_truth,
+        ),
+        trial(
+            "steps_beyond_the_trace_are_counted",
+            &[],
+            steps_beyond_the_trace_are_counted,
+        ),
+        trial(
+            "every_way_to_wait_takes_the_gpus_time",
+            &[],
+            every_way_to_wait_takes_the_gpus_time,
+        ),
+        trial(
+            "a_driver_that_is_none_is_refused",
+            &[],
+            a_driver_that_is_none_is_refused,
+        ),
         trial("trains_on_the_software_gpu", &[], || {
-            software_gpu(CloneMode::Fork);
+            train_on_software_gpu(CloneMode::Fork);
         }),
         // In a process of its own: a process that has used the driver cannot fork ones that use it.
         trial("threads_train_on_the_software_gpu", &[], || {
             common::run_helper("threads");
         }),
         trial("forked_ranks_reduce_with_nccl", &[], || {
-            reduces_with_nccl("fork");
+            check_reductions_with_nccl("fork");
         }),
         trial("ranks_that_are_threads_reduce_with_nccl", &[], || {
-            reduces_with_nccl("thread");
+            check_reductions_with_nccl("thread");
         }),
         trial("forked_ranks_stop_together_at_any_moment", &[], || {
-            stops_at_any_moment("fork");
+            check_stops_at_any_moment("fork");
         }),
         trial(
             "ranks_that_are_threads_stop_together_at_any_moment",
             &[],
             || {
-                stops_at_any_moment("thread");
+                check_stops_at_any_moment("thread");
             },
         ),
-        trial("nccl_that_is_none_is_named", &[], bad_nccl),
+        trial(
+            "nccl_that_is_none_is_named",
+            &[],
+            nccl_that_is_none_is_named,
+        ),
         trial(
             "the_example_trains_on_the_software_gpu",
             &[],
-            example_on_software_gpu,
+            the_example_trains_on_the_software_gpu,
         ),
     ])
 }
 
-fn job() -> MlTraining {
+fn small_job() -> MlTraining {
     MlTraining {
         decode_us: 200,
         gpu_us: 1_000,
@@ -100,7 +126,7 @@ fn job() -> MlTraining {
 }
 
 /// Trains until each trainer has done `steps` steps.
-fn train(mode: CloneMode, job: &MlTraining, steps: u64) -> Vec<WorkerReport> {
+fn train_steps(mode: CloneMode, job: &MlTraining, steps: u64) -> Vec<WorkerReport> {
     let workers_per_rank = match job.forked_loaders {
         true => 1,
         false => 1 + job.loaders,
@@ -133,9 +159,16 @@ fn total_ns(intervals: &[WorkerPhaseInterval], phase: &str) -> u64 {
         .sum()
 }
 
-fn phases_in_order() {
+fn each_step_goes_through_its_phases_in_order() {
     for mode in [CloneMode::Fork, CloneMode::Thread] {
-        let reports = train(mode, &MlTraining { ranks: 2, ..job() }, 5);
+        let reports = train_steps(
+            mode,
+            &MlTraining {
+                ranks: 2,
+                ..small_job()
+            },
+            5,
+        );
         for trainer in [&reports[0], &reports[2]] {
             let order = [
                 "DataLoading",
@@ -164,14 +197,14 @@ fn phases_in_order() {
     }
 }
 
-fn ranks_and_queue() {
+fn ranks_step_together_and_loaders_keep_to_the_queue() {
     let job = MlTraining {
         ranks: 3,
         loaders: 2,
         queue_depth: 2,
-        ..job()
+        ..small_job()
     };
-    let reports = train(CloneMode::Fork, &job, 10);
+    let reports = train_steps(CloneMode::Fork, &job, 10);
     let steps: Vec<u64> = reports
         .iter()
         .step_by(3)
@@ -192,13 +225,13 @@ fn ranks_and_queue() {
     }
 }
 
-fn bottleneck() {
+fn the_bottleneck_shows_in_the_truth() {
     let slow_loader = MlTraining {
         decode_us: 8_000,
         gpu_us: 500,
-        ..job()
+        ..small_job()
     };
-    let trainer = &train(CloneMode::Fork, &slow_loader, 8)[0];
+    let trainer = &train_steps(CloneMode::Fork, &slow_loader, 8)[0];
     let loading = total_ns(&trainer.phase_intervals, "DataLoading");
     assert!(loading > total_ns(&trainer.phase_intervals, "GpuCompute"));
 
@@ -207,19 +240,19 @@ fn bottleneck() {
         gpu_us: 20_000,
         loaders: 2,
         queue_depth: 4,
-        ..job()
+        ..small_job()
     };
-    let trainer = &train(CloneMode::Fork, &slow_gpu, 8)[0];
+    let trainer = &train_steps(CloneMode::Fork, &slow_gpu, 8)[0];
     let computing = total_ns(&trainer.phase_intervals, "GpuCompute");
     assert!(computing > total_ns(&trainer.phase_intervals, "DataLoading"));
 }
 
-fn lost_intervals() {
-    let trainer = &train(
+fn steps_beyond_the_trace_are_counted() {
+    let trainer = &train_steps(
         CloneMode::Fork,
         &MlTraining {
             traced_steps: 2,
-            ..job()
+            ..small_job()
         },
         5,
     )[0];
@@ -227,10 +260,13 @@ fn lost_intervals() {
     assert!(trainer.lost_intervals > 0);
 }
 
-fn ways_to_wait() {
+fn every_way_to_wait_takes_the_gpus_time() {
     for gpu_wait in [GpuWait::Block, GpuWait::Spin, GpuWait::Yield] {
-        let job = MlTraining { gpu_wait, ..job() };
-        let trainer = &train(CloneMode::Fork, &job, 5)[0];
+        let job = MlTraining {
+            gpu_wait,
+            ..small_job()
+        };
+        let trainer = &train_steps(CloneMode::Fork, &job, 5)[0];
         let mut computing = trainer
             .phase_intervals
             .iter()
@@ -245,11 +281,11 @@ fn ways_to_wait() {
     }
 }
 
-fn bad_driver() {
+fn a_driver_that_is_none_is_refused() {
     let with_driver = |path: &str| {
         let job = MlTraining {
             gpu: GpuBackend::Driver(path.into()),
-            ..job()
+            ..small_job()
         };
         WorkloadConfig::default()
             .workers(2)
@@ -273,14 +309,14 @@ fn bad_driver() {
     );
 }
 
-fn software_gpu(mode: CloneMode) {
-    let gpu = GpuBackend::Driver(DRIVER.into());
-    let reports = train(
+fn train_on_software_gpu(mode: CloneMode) {
+    let gpu = GpuBackend::Driver(DRIVER_PATH.into());
+    let reports = train_steps(
         mode,
         &MlTraining {
             ranks: 2,
             gpu,
-            ..job()
+            ..small_job()
         },
         5,
     );
@@ -292,10 +328,10 @@ fn software_gpu(mode: CloneMode) {
 }
 
 /// How often ranks are stopped at a random moment.
-const STOPS: usize = 50;
+const RANDOM_STOPS: usize = 50;
 
 /// The trainer waits for its backward thread in every step, so their counts differ by at most one.
-fn backward_thread() {
+fn a_backward_thread_works_once_per_step() {
     let work = MlTraining {
         backward_us: 500,
         gpu_us: 500,
@@ -327,7 +363,7 @@ fn backward_thread() {
     assert_eq!(trainer.pid, backward.pid);
 }
 
-fn inference_requests() {
+fn a_request_lasts_from_its_arrival_to_its_answer() {
     let work = Inference {
         period_us: 3_000,
         launches: 4,
@@ -352,7 +388,7 @@ fn inference_requests() {
     }
 }
 
-fn helper(name: &str) {
+fn run_as_helper(name: &str) {
     let mode = match name.ends_with("fork") {
         true => CloneMode::Fork,
         false => CloneMode::Thread,
@@ -361,12 +397,12 @@ fn helper(name: &str) {
         ranks: 2,
         loaders: 2,
         gradient_kib: 256,
-        gpu: GpuBackend::Driver(DRIVER.into()),
-        ..job()
+        gpu: GpuBackend::Driver(DRIVER_PATH.into()),
+        ..small_job()
     };
     let reports = match name.split_once(' ') {
-        None => return software_gpu(mode),
-        Some(("train", _)) => vec![train(mode, &job, 20)],
+        None => return train_on_software_gpu(mode),
+        Some(("train", _)) => vec![train_steps(mode, &job, 20)],
         Some(_) => stop_at_random_moments(mode, &job),
     };
     println!("{}", serde_json::to_string(&reports).unwrap());
@@ -387,11 +423,11 @@ fn stop_at_random_moments(mode: CloneMode, job: &MlTraining) -> Vec<Vec<WorkerRe
         std::thread::sleep(Duration::from_micros((random >> 33) % 40_000));
         handle.stop_and_collect()
     };
-    (0..STOPS).map(|_| once()).collect()
+    (0..RANDOM_STOPS).map(|_| once()).collect()
 }
 
 /// The reports of a helper's workers, one list per handle, and the truth log of their calls.
-fn logged(name: &str) -> (Vec<Vec<WorkerReport>>, TruthLog) {
+fn reports_and_log_of_helper(name: &str) -> (Vec<Vec<WorkerReport>>, TruthLog) {
     let log = tempfile::tempdir().unwrap();
     let output = common::helper_command(name)
         .env(zernel_softgpu::config::LOG, log.path())
@@ -405,7 +441,7 @@ fn logged(name: &str) -> (Vec<Vec<WorkerReport>>, TruthLog) {
 }
 
 /// The calls of a thread to a function that succeeded.
-fn calls<'a>(truth: &'a TruthLog, thread: i32, symbol: &str) -> Vec<&'a Event> {
+fn successful_calls<'a>(truth: &'a TruthLog, thread: i32, symbol: &str) -> Vec<&'a Event> {
     let events = truth.processes.iter().flat_map(|process| &process.events);
     let is_meant = |event: &&Event| {
         event.kind == EventKind::Call
@@ -418,7 +454,7 @@ fn calls<'a>(truth: &'a TruthLog, thread: i32, symbol: &str) -> Vec<&'a Event> {
     calls
 }
 
-fn collectives(trainer: &WorkerReport) -> Vec<&WorkerPhaseInterval> {
+fn collective_intervals(trainer: &WorkerReport) -> Vec<&WorkerPhaseInterval> {
     let intervals = trainer.phase_intervals.iter();
     intervals
         .filter(|interval| interval.phase == "NcclCollective")
@@ -426,10 +462,10 @@ fn collectives(trainer: &WorkerReport) -> Vec<&WorkerPhaseInterval> {
 }
 
 /// Each collective of the ground truth is a call of NCCL and the wait for it, and nothing else.
-fn matches_truth(trainer: &WorkerReport, truth: &TruthLog) {
-    let reduced = calls(truth, trainer.tid, "ncclAllReduce");
-    let waited = calls(truth, trainer.tid, "cuStreamSynchronize");
-    let intervals = collectives(trainer);
+fn assert_matches_truth(trainer: &WorkerReport, truth: &TruthLog) {
+    let reduced = successful_calls(truth, trainer.tid, "ncclAllReduce");
+    let waited = successful_calls(truth, trainer.tid, "cuStreamSynchronize");
+    let intervals = collective_intervals(trainer);
     assert_eq!(reduced.len(), intervals.len());
     for (call, interval) in reduced.into_iter().zip(intervals) {
         let wait = waited.iter().find(|wait| wait.enter >= call.leave).unwrap();
@@ -444,39 +480,49 @@ fn matches_truth(trainer: &WorkerReport, truth: &TruthLog) {
     assert!(neighbours.all(|pair| pair[0].end_ns <= pair[1].start_ns));
 }
 
-fn reduces_with_nccl(mode: &str) {
-    let (reports, truth) = logged(&format!("train {mode}"));
+fn check_reductions_with_nccl(mode: &str) {
+    let (reports, truth) = reports_and_log_of_helper(&format!("train {mode}"));
     let trainers = [&reports[0][0], &reports[0][3]];
     for trainer in trainers {
-        assert_eq!(calls(&truth, trainer.tid, "ncclCommInitRank").len(), 1);
-        assert_eq!(calls(&truth, trainer.tid, "ncclCommDestroy").len(), 1);
-        matches_truth(trainer, &truth);
-        assert!(collectives(trainer).len() as u64 >= trainer.work_units);
+        assert_eq!(
+            successful_calls(&truth, trainer.tid, "ncclCommInitRank").len(),
+            1
+        );
+        assert_eq!(
+            successful_calls(&truth, trainer.tid, "ncclCommDestroy").len(),
+            1
+        );
+        assert_matches_truth(trainer, &truth);
+        assert!(collective_intervals(trainer).len() as u64 >= trainer.work_units);
     }
-    let [first, second] = trainers.map(|trainer| collectives(trainer).len());
+    let [first, second] = trainers.map(|trainer| collective_intervals(trainer).len());
     assert!(first == second && first >= 20, "{first} and {second}");
     // No rank leaves a collective before all ranks have entered it.
-    for (first, second) in collectives(trainers[0])
+    for (first, second) in collective_intervals(trainers[0])
         .iter()
-        .zip(collectives(trainers[1]))
+        .zip(collective_intervals(trainers[1]))
     {
         assert!(first.start_ns < second.end_ns && second.start_ns < first.end_ns);
     }
     let loaders = [1, 2, 4, 5].map(|worker: usize| &reports[0][worker]);
-    assert!(loaders.iter().all(|loader| collectives(loader).is_empty()));
+    assert!(
+        loaders
+            .iter()
+            .all(|loader| collective_intervals(loader).is_empty())
+    );
 }
 
-fn stops_at_any_moment(mode: &str) {
-    let (reports, truth) = logged(&format!("stop {mode}"));
-    assert_eq!(reports.len(), STOPS);
+fn check_stops_at_any_moment(mode: &str) {
+    let (reports, truth) = reports_and_log_of_helper(&format!("stop {mode}"));
+    assert_eq!(reports.len(), RANDOM_STOPS);
     for reports in &reports {
         assert!(
             reports.iter().all(|report| report.completed),
             "{reports:#?}"
         );
         assert_eq!(
-            collectives(&reports[0]).len(),
-            collectives(&reports[3]).len()
+            collective_intervals(&reports[0]).len(),
+            collective_intervals(&reports[3]).len()
         );
     }
     let is_reduction =
@@ -485,19 +531,19 @@ fn stops_at_any_moment(mode: &str) {
     let noted = reports
         .iter()
         .flatten()
-        .map(|report| collectives(report).len());
+        .map(|report| collective_intervals(report).len());
     assert_eq!(called.filter(is_reduction).count(), noted.sum::<usize>());
 }
 
-fn forked_loaders() {
+fn a_trainer_may_fork_its_loaders_itself() {
     for mode in [CloneMode::Fork, CloneMode::Thread] {
         let job = MlTraining {
             ranks: 2,
             loaders: 2,
             forked_loaders: true,
-            ..job()
+            ..small_job()
         };
-        let reports = train(mode, &job, 5);
+        let reports = train_steps(mode, &job, 5);
         assert_eq!(reports.len(), 2, "loaders are no workers");
         for report in &reports {
             assert!(total_ns(&report.phase_intervals, "GpuCompute") > 0);
@@ -505,12 +551,12 @@ fn forked_loaders() {
     }
 }
 
-fn failing_loaders() {
+fn forked_loaders_that_cannot_load_are_reported() {
     let job = MlTraining {
         forked_loaders: true,
         // A folder in which no file can be made.
         folder: "/proc".into(),
-        ..job()
+        ..small_job()
     };
     let config = WorkloadConfig::default()
         .workers(1)
@@ -520,15 +566,15 @@ fn failing_loaders() {
     assert!(ended.starts_with("could not run a loader"), "{ended}");
 }
 
-fn bad_nccl() {
+fn nccl_that_is_none_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let driver = folder.path().join("libcuda.so.1");
-    std::fs::copy(DRIVER, &driver).unwrap();
+    std::fs::copy(DRIVER_PATH, &driver).unwrap();
     std::fs::write(folder.path().join("libnccl.so.2"), "no library").unwrap();
     let job = MlTraining {
         ranks: 2,
         gpu: GpuBackend::Driver(driver),
-        ..job()
+        ..small_job()
     };
     let config = WorkloadConfig::default()
         .workers(4)
@@ -541,11 +587,11 @@ fn bad_nccl() {
 }
 
 /// The example of the repository, with the driver that the tests build.
-fn example_on_software_gpu() {
+fn the_example_trains_on_the_software_gpu() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/training.toml");
     let text = std::fs::read_to_string(file).unwrap();
-    let text = text.replace("../target/softgpu/libcuda.so.1", DRIVER);
-    let spec = Spec::parse(&text, file).unwrap();
+    let text = text.replace("../target/softgpu/libcuda.so.1", DRIVER_PATH);
+    let spec = WorkloadSpec::parse(&text, file).unwrap();
     let outcome =
         spec.run(
             |progress| match progress.rounds.iter().all(|(_, rounds)| *rounds > 20) {

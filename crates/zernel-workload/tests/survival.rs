@@ -11,7 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{MODES, exists, helper_command, kill, run_helper, spinner_config, wait_for_progress};
+use common::{
+    CLONE_MODES, helper_command, process_exists, run_helper, send_signal, spinner_config,
+    wait_for_progress,
+};
 use rustix::process::{DumpableBehavior, Pid, Signal, dumpable_behavior, set_child_subreaper};
 use zernel_testkit::{eventually, root, trial};
 use zernel_workload::work::{PipePingPong, ThunderingHerd};
@@ -21,21 +24,25 @@ use zernel_workload::{
 };
 
 fn main() -> ExitCode {
-    if let Some(name) = common::helper() {
-        helper(&name);
+    if let Some(name) = common::requested_helper() {
+        run_as_helper(&name);
         return ExitCode::SUCCESS;
     }
     zernel_testkit::main([
         trial(
             "one_slow_worker_does_not_cost_others_their_reports",
             &[],
-            one_slow_worker,
+            one_slow_worker_does_not_cost_others_their_reports,
         ),
-        trial("starved_workers_still_report", &[root()], starved_workers),
+        trial(
+            "starved_workers_still_report",
+            &[root()],
+            starved_workers_still_report,
+        ),
         trial(
             "dropping_a_sleeping_thread_worker_ends_it",
             &[],
-            drop_sleeping_thread,
+            dropping_a_sleeping_thread_worker_ends_it,
         ),
         trial(
             "dropping_a_deaf_thread_worker_neither_crashes_nor_leaks",
@@ -47,43 +54,43 @@ fn main() -> ExitCode {
         trial(
             "uid_of_a_thread_worker_is_not_the_callers",
             &[root()],
-            uid_of_thread,
+            uid_of_a_thread_worker_is_not_the_callers,
         ),
         trial(
             "uid_of_processes_and_containers",
             &[root()],
-            uid_of_processes,
+            uid_of_processes_and_containers,
         ),
         trial(
             "workers_outlive_the_thread_that_spawned_them",
             &[],
-            outlive_spawning_thread,
+            workers_outlive_the_thread_that_spawned_them,
         ),
         trial("workers_die_with_a_killed_caller", &[], || {
-            dies_with("wait", Some(Signal::KILL));
+            workers_die_with_caller("wait", Some(Signal::KILL));
         }),
         trial("held_workers_die_with_a_killed_caller", &[], || {
-            dies_with("stop", Some(Signal::KILL));
+            workers_die_with_caller("stop", Some(Signal::KILL));
         }),
         trial(
             "held_workers_end_although_another_never_works",
             &[],
-            held_workers_end_beside_idle_ones,
+            held_workers_end_although_another_never_works,
         ),
         trial("workers_die_with_an_interrupted_caller", &[], || {
-            dies_with("wait", Some(Signal::INT));
+            workers_die_with_caller("wait", Some(Signal::INT));
         }),
         trial("workers_die_with_a_caller_that_exits", &[], || {
-            dies_with("exit", None);
+            workers_die_with_caller("exit", None);
         }),
         trial("workers_die_with_a_caller_that_panics", &[], || {
-            dies_with("panic", None);
+            workers_die_with_caller("panic", None);
         }),
         trial(
             "workers_of_another_user_die_with_the_caller",
             &[root()],
             || {
-                dies_with("other_user", Some(Signal::KILL));
+                workers_die_with_caller("other_user", Some(Signal::KILL));
             },
         ),
         trial("workers_die_under_a_subreaper", &[], || {
@@ -92,23 +99,27 @@ fn main() -> ExitCode {
         trial(
             "signals_to_the_process_group_are_the_callers_business",
             &[],
-            group_signals,
+            signals_to_the_process_group_are_the_callers_business,
         ),
-        trial("dropping_many_running_workers_leaves_none", &[], drop_many),
+        trial(
+            "dropping_many_running_workers_leaves_none",
+            &[],
+            dropping_many_running_workers_leaves_none,
+        ),
         trial(
             "our_kill_is_distinguished_from_any_other",
             &[],
-            our_kill_and_others,
+            our_kill_is_distinguished_from_any_other,
         ),
         trial(
             "wake_latency_counts_from_the_first_of_many_wake_ups",
             &[],
-            late_after_many_wake_ups,
+            wake_latency_counts_from_the_first_of_many_wake_ups,
         ),
         trial(
             "the_last_gap_of_a_killed_worker_counts",
             &[],
-            last_gap_of_killed,
+            the_last_gap_of_a_killed_worker_counts,
         ),
         trial("many_forked_workers_need_few_files", &[], || {
             run_helper("few_files");
@@ -123,7 +134,7 @@ fn main() -> ExitCode {
         trial(
             "other_children_of_the_caller_are_left_alone",
             &[],
-            other_children,
+            other_children_of_the_caller_are_left_alone,
         ),
         trial(
             "a_caller_that_ignores_sigchld_still_gets_reports",
@@ -138,16 +149,16 @@ fn main() -> ExitCode {
     ])
 }
 
-fn helper(name: &str) {
+fn run_as_helper(name: &str) {
     match name {
-        "deaf_thread" => deaf_thread(),
-        "wait" | "exit" | "panic" | "other_user" => caller_that_ends(name),
-        "stop" => caller_that_stops(),
-        "subreaper" => subreaper(),
-        "few_files" => few_files(),
-        "busy_caller" => busy_caller(),
-        "ignored_sigchld" => ignored_sigchld(),
-        "failed_spawn" => failed_spawn(),
+        "deaf_thread" => drop_a_thread_that_ignores_the_stop(),
+        "wait" | "exit" | "panic" | "other_user" => run_workers_and_end(name),
+        "stop" => stop_and_be_killed(),
+        "subreaper" => workers_die_with_caller_under_subreaper(),
+        "few_files" => many_forked_workers_need_few_files(),
+        "busy_caller" => a_busy_caller_can_spawn(),
+        "ignored_sigchld" => workers_are_reaped_with_ignored_sigchld(),
+        "failed_spawn" => a_failed_spawn_leaves_nothing_behind(),
         other => panic!("no helper is called {other}"),
     }
 }
@@ -175,7 +186,7 @@ fn open_files() -> usize {
 }
 
 /// Work that ignores the stop request.
-fn deaf_work() -> WorkType {
+fn work_that_ignores_the_stop() -> WorkType {
     WorkType::custom("deaf", |worker| {
         loop {
             worker.done(1);
@@ -185,7 +196,7 @@ fn deaf_work() -> WorkType {
 }
 
 /// Work that never does a round, so that a stop waits for it and holds all others.
-fn idle_work() -> WorkType {
+fn work_that_does_no_round() -> WorkType {
     WorkType::custom("idle", |worker| {
         while worker.proceed() {
             worker.sleep(Duration::from_millis(1));
@@ -193,9 +204,10 @@ fn idle_work() -> WorkType {
     })
 }
 
-fn held_workers_end_beside_idle_ones() {
-    for mode in MODES {
-        let config = spinner_config(mode, 4).group(WorkSpec::new().work_type(idle_work()));
+fn held_workers_end_although_another_never_works() {
+    for mode in CLONE_MODES {
+        let config =
+            spinner_config(mode, 4).group(WorkSpec::new().work_type(work_that_does_no_round()));
         let mut handle = WorkloadHandle::spawn(&config).unwrap();
         handle.start();
         let reports = handle.stop_and_collect();
@@ -214,8 +226,9 @@ fn held_workers_end_beside_idle_ones() {
 }
 
 /// Stops workers, one of which never does a round. The caller is killed while it waits.
-fn caller_that_stops() {
-    let config = spinner_config(CloneMode::Fork, 4).group(WorkSpec::new().work_type(idle_work()));
+fn stop_and_be_killed() {
+    let config = spinner_config(CloneMode::Fork, 4)
+        .group(WorkSpec::new().work_type(work_that_does_no_round()));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
     eventually("progress of every spinner", || {
@@ -239,10 +252,10 @@ fn caller_that_stops() {
     panic!("nobody killed this process");
 }
 
-fn one_slow_worker() {
+fn one_slow_worker_does_not_cost_others_their_reports() {
     let reports = {
-        let config =
-            spinner_config(CloneMode::Fork, 4).group(WorkSpec::new().work_type(deaf_work()));
+        let config = spinner_config(CloneMode::Fork, 4)
+            .group(WorkSpec::new().work_type(work_that_ignores_the_stop()));
         let mut handle = WorkloadHandle::spawn(&config).unwrap();
         handle.start();
         wait_for_progress(&handle);
@@ -282,13 +295,13 @@ fn one_slow_worker() {
     });
 }
 
-fn starved_workers() {
+fn starved_workers_still_report() {
     let cpu = Affinity::Exact(BTreeSet::from([*Topology::read()
         .unwrap()
         .cpus
         .last()
         .unwrap()]));
-    for mode in MODES {
+    for mode in CLONE_MODES {
         let hog = WorkloadConfig::default().affinity(cpu.clone()).nice(-20);
         let mut hog = WorkloadHandle::spawn(&hog).unwrap();
         let config = spinner_config(mode, 8).affinity(cpu.clone()).nice(19);
@@ -306,13 +319,13 @@ fn starved_workers() {
         assert!(
             reports
                 .iter()
-                .all(|report| !is_thread_of_ours(report.tid) && !exists(report.tid))
+                .all(|report| !is_thread_of_ours(report.tid) && !process_exists(report.tid))
         );
         assert!(hog.stop_and_collect()[0].completed);
     }
 }
 
-fn drop_sleeping_thread() {
+fn dropping_a_sleeping_thread_worker_ends_it() {
     let ended = Arc::new(AtomicBool::new(false));
     let witness = Arc::clone(&ended);
     let sleeps = WorkType::custom("sleeps", move |worker| {
@@ -332,7 +345,7 @@ fn drop_sleeping_thread() {
     assert!(!is_thread_of_ours(tid));
 }
 
-fn deaf_thread() {
+fn drop_a_thread_that_ignores_the_stop() {
     let files = open_files();
     let sleeps = WorkType::custom("sleeps", |worker| {
         worker.done(1);
@@ -371,7 +384,7 @@ fn uid_line(task: &str) -> String {
         .to_owned()
 }
 
-fn uid_of_thread() {
+fn uid_of_a_thread_worker_is_not_the_callers() {
     let before = uid_line("self");
     assert_eq!(dumpable_behavior(), Ok(DumpableBehavior::Dumpable));
     let config = spinner_config(CloneMode::Thread, 2).first(|spec| spec.uid(65534).gid(65534));
@@ -400,7 +413,7 @@ fn uid_of_thread() {
     }
 }
 
-fn uid_of_processes() {
+fn uid_of_processes_and_containers() {
     let other_user = "Uid:\t65534\t65534\t65534\t65534";
     let config = spinner_config(CloneMode::Fork, 1).first(|spec| spec.uid(65534));
     let handle = WorkloadHandle::spawn(&config).unwrap();
@@ -419,7 +432,7 @@ fn uid_of_processes() {
     );
 }
 
-fn outlive_spawning_thread() {
+fn workers_outlive_the_thread_that_spawned_them() {
     let config = spinner_config(CloneMode::Fork, 2).group(WorkSpec::new().workers(2).pcomm("box"));
     let spawn = move || WorkloadHandle::spawn(&config).unwrap();
     let mut handle = std::thread::spawn(spawn).join().unwrap();
@@ -434,7 +447,7 @@ fn outlive_spawning_thread() {
 }
 
 /// A caller with running workers of every kind. It prints their pids and then ends as `how` states.
-fn caller_that_ends(how: &str) {
+fn run_workers_and_end(how: &str) {
     let spec = |spec: WorkSpec| {
         if how == "other_user" {
             spec.uid(65534)
@@ -445,7 +458,9 @@ fn caller_that_ends(how: &str) {
     let config = spinner_config(CloneMode::Fork, 3)
         .first(spec)
         .group(spec(WorkSpec::new().workers(2).pcomm("box")))
-        .group(spec(WorkSpec::new().work_type(deaf_work())));
+        .group(spec(
+            WorkSpec::new().work_type(work_that_ignores_the_stop()),
+        ));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
     wait_for_progress(&handle);
@@ -481,11 +496,11 @@ fn start_caller(how: &str) -> (Child, Vec<i32>) {
     (caller, pids)
 }
 
-fn dies_with(how: &str, signal: Option<Signal>) {
+fn workers_die_with_caller(how: &str, signal: Option<Signal>) {
     let (mut caller, pids) = start_caller(how);
     if let Some(signal) = signal {
         assert!(pids.iter().all(|pid| !is_dead(*pid)));
-        kill(i32::try_from(caller.id()).unwrap(), signal);
+        send_signal(i32::try_from(caller.id()).unwrap(), signal);
     }
     caller.wait().unwrap();
     eventually("the death of all workers", || {
@@ -494,10 +509,10 @@ fn dies_with(how: &str, signal: Option<Signal>) {
 }
 
 /// The same for a caller with a subreaper, so that orphans get a parent that is not init.
-fn subreaper() {
+fn workers_die_with_caller_under_subreaper() {
     set_child_subreaper(Some(rustix::process::getpid())).unwrap();
     let (mut caller, pids) = start_caller("wait");
-    kill(i32::try_from(caller.id()).unwrap(), Signal::KILL);
+    send_signal(i32::try_from(caller.id()).unwrap(), Signal::KILL);
     caller.wait().unwrap();
     for pid in pids {
         let pid = Pid::from_raw(pid);
@@ -508,7 +523,7 @@ fn subreaper() {
     }
 }
 
-fn group_signals() {
+fn signals_to_the_process_group_are_the_callers_business() {
     let config = spinner_config(CloneMode::Fork, 1).group(WorkSpec::new().workers(2).pcomm("box"));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
@@ -517,7 +532,7 @@ fn group_signals() {
         handle
             .worker_pids()
             .iter()
-            .for_each(|pid| kill(*pid, signal));
+            .for_each(|pid| send_signal(*pid, signal));
     }
     let reports = handle.stop_and_collect();
     assert!(
@@ -526,8 +541,8 @@ fn group_signals() {
     );
 }
 
-fn drop_many() {
-    for mode in MODES {
+fn dropping_many_running_workers_leaves_none() {
+    for mode in CLONE_MODES {
         let mut handle = WorkloadHandle::spawn(&spinner_config(mode, 128)).unwrap();
         let tids = handle.worker_pids();
         handle.start();
@@ -540,19 +555,22 @@ fn drop_many() {
         assert!(dropped.elapsed() < Duration::from_secs(3), "{mode:?}");
         assert!(
             tids.iter()
-                .all(|tid| !exists(*tid) && !is_thread_of_ours(*tid))
+                .all(|tid| !process_exists(*tid) && !is_thread_of_ours(*tid))
         );
     }
 }
 
-fn our_kill_and_others() {
-    let config = spinner_config(CloneMode::Fork, 2).group(WorkSpec::new().work_type(deaf_work()));
+fn our_kill_is_distinguished_from_any_other() {
+    let config = spinner_config(CloneMode::Fork, 2)
+        .group(WorkSpec::new().work_type(work_that_ignores_the_stop()));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
     wait_for_progress(&handle);
     let pids = handle.worker_pids();
-    kill(pids[0], Signal::KILL);
-    eventually("the reaping of the killed worker", || !exists(pids[0]));
+    send_signal(pids[0], Signal::KILL);
+    eventually("the reaping of the killed worker", || {
+        !process_exists(pids[0])
+    });
     let reports = handle.stop_and_collect();
     let killed = WorkerExitInfo::Signaled {
         signal: 9,
@@ -574,15 +592,15 @@ fn our_kill_and_others() {
 }
 
 /// Stops a process, and waits until it is stopped.
-fn halt(pid: i32) {
-    kill(pid, Signal::STOP);
+fn stop_process(pid: i32) {
+    send_signal(pid, Signal::STOP);
     eventually("the halt of the worker", || {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         status.contains("State:\tT")
     });
 }
 
-fn late_after_many_wake_ups() {
+fn wake_latency_counts_from_the_first_of_many_wake_ups() {
     let herd = ThunderingHerd {
         interval_us: 5_000,
         compute_us: 0,
@@ -595,11 +613,11 @@ fn late_after_many_wake_ups() {
     let span = Duration::from_millis(200);
     // More than once, because it may be halted in one of the rare moments when it does not wait.
     for _ in 0..3 {
-        halt(waiter);
+        stop_process(waiter);
         let stampedes = handle.snapshot_iterations()[0];
         eventually("a stampede", || handle.snapshot_iterations()[0] > stampedes);
         std::thread::sleep(span);
-        kill(waiter, Signal::CONT);
+        send_signal(waiter, Signal::CONT);
         let rounds = handle.snapshot_iterations()[1];
         eventually("another round", || {
             handle.snapshot_iterations()[1] > rounds + 1
@@ -612,16 +630,16 @@ fn late_after_many_wake_ups() {
     );
 }
 
-fn last_gap_of_killed() {
+fn the_last_gap_of_a_killed_worker_counts() {
     let mut handle = WorkloadHandle::spawn(&spinner_config(CloneMode::Fork, 1)).unwrap();
     handle.start();
     wait_for_progress(&handle);
     let pid = handle.worker_pids()[0];
-    halt(pid);
+    stop_process(pid);
     let span = Duration::from_millis(300);
     std::thread::sleep(span);
-    kill(pid, Signal::KILL);
-    eventually("the reaping of the killed worker", || !exists(pid));
+    send_signal(pid, Signal::KILL);
+    eventually("the reaping of the killed worker", || !process_exists(pid));
     let report = &handle.stop_and_collect()[0];
     let gap = report.largest_gap.unwrap();
     assert!(u128::from(gap.ns) >= span.as_nanos(), "{report:#?}");
@@ -629,7 +647,7 @@ fn last_gap_of_killed() {
     assert!(report.cpus_used.contains(&(gap.cpu as usize)));
 }
 
-fn few_files() {
+fn many_forked_workers_need_few_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(
@@ -657,7 +675,7 @@ fn few_files() {
 }
 
 /// Spawns while other threads allocate, start threads and hold the standard streams' locks.
-fn busy_caller() {
+fn a_busy_caller_can_spawn() {
     let stop = Arc::new(AtomicBool::new(false));
     let busy = |work: fn()| {
         let stop = Arc::clone(&stop);
@@ -687,7 +705,7 @@ fn busy_caller() {
         .for_each(|thread| thread.join().unwrap());
 }
 
-fn other_children() {
+fn other_children_of_the_caller_are_left_alone() {
     let mut child = Command::new("sh")
         .args(["-c", "exit 5"])
         .stdin(Stdio::null())
@@ -700,10 +718,11 @@ fn other_children() {
     assert_eq!(child.wait().unwrap().code(), Some(5));
 }
 
-fn ignored_sigchld() {
+fn workers_are_reaped_with_ignored_sigchld() {
     // SAFETY: sets a disposition in a helper process that does nothing else.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
-    let config = spinner_config(CloneMode::Fork, 4).group(WorkSpec::new().work_type(deaf_work()));
+    let config = spinner_config(CloneMode::Fork, 4)
+        .group(WorkSpec::new().work_type(work_that_ignores_the_stop()));
     let mut handle = WorkloadHandle::spawn(&config).unwrap();
     handle.start();
     wait_for_progress(&handle);
@@ -711,10 +730,10 @@ fn ignored_sigchld() {
     let reports = handle.stop_and_collect();
     assert!(reports[..4].iter().all(|report| report.completed));
     assert_eq!(reports[4].exit_info, Some(WorkerExitInfo::StatusLost));
-    assert!(pids.iter().all(|pid| !exists(*pid)));
+    assert!(pids.iter().all(|pid| !process_exists(*pid)));
 }
 
-fn failed_spawn() {
+fn a_failed_spawn_leaves_nothing_behind() {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let files = open_files();
     if rustix::process::geteuid().is_root() {

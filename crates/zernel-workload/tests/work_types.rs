@@ -14,32 +14,32 @@ use zernel_workload::{
 
 /// Ways to host workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Host {
+enum WorkerHost {
     Fork,
     Thread,
     Container,
 }
 
-const HOSTS: [Host; 3] = [Host::Fork, Host::Thread, Host::Container];
+const WORKER_HOSTS: [WorkerHost; 3] = [WorkerHost::Fork, WorkerHost::Thread, WorkerHost::Container];
 
-fn spawn(host: Host, workers: usize, work: WorkType) -> WorkloadHandle {
+fn spawn_workers(host: WorkerHost, workers: usize, work: WorkType) -> WorkloadHandle {
     let spec = WorkSpec::new().workers(workers).work_type(work);
     match host {
-        Host::Fork => {
+        WorkerHost::Fork => {
             WorkloadHandle::spawn(&WorkloadConfig::from_specs(CloneMode::Fork, vec![spec]))
         }
-        Host::Thread => {
+        WorkerHost::Thread => {
             WorkloadHandle::spawn(&WorkloadConfig::from_specs(CloneMode::Thread, vec![spec]))
         }
-        Host::Container => WorkloadHandle::spawn_pcomm_cgroup("box", None, None, &[spec]),
+        WorkerHost::Container => WorkloadHandle::spawn_pcomm_cgroup("box", None, None, &[spec]),
     }
     .unwrap()
 }
 
 /// Runs `workers` until each has done `rounds` rounds.
-fn run(host: Host, workers: usize, work: WorkType, rounds: u64) -> Vec<WorkerReport> {
+fn run_rounds(host: WorkerHost, workers: usize, work: WorkType, rounds: u64) -> Vec<WorkerReport> {
     let name = work.name().to_owned();
-    let mut handle = spawn(host, workers, work);
+    let mut handle = spawn_workers(host, workers, work);
     handle.start();
     eventually(&format!("{rounds} rounds of {name} in {host:?}"), || {
         handle
@@ -58,21 +58,22 @@ fn run(host: Host, workers: usize, work: WorkType, rounds: u64) -> Vec<WorkerRep
     reports
 }
 
-fn simple_types() -> impl Iterator<Item = WorkType> {
+fn types_without_parameters() -> impl Iterator<Item = WorkType> {
     WorkType::all()
         .into_iter()
         .filter(|work| !matches!(work, WorkType::CgroupChurn(_)))
 }
 
 /// The types that can be hosted there.
-fn types_in(host: Host) -> impl Iterator<Item = WorkType> {
-    simple_types().filter(move |work| host != Host::Container || *work != WorkType::ForkExit)
+fn types_hosted_in(host: WorkerHost) -> impl Iterator<Item = WorkType> {
+    types_without_parameters()
+        .filter(move |work| host != WorkerHost::Container || *work != WorkType::ForkExit)
 }
 
 #[test]
 fn every_type_works_and_stops_wherever_it_is_hosted() {
-    for host in HOSTS {
-        types_in(host).for_each(|work| drop(run(host, 4, work, 2)));
+    for host in WORKER_HOSTS {
+        types_hosted_in(host).for_each(|work| drop(run_rounds(host, 4, work, 2)));
     }
 }
 
@@ -83,10 +84,10 @@ fn every_type_that_is_stopped_at_once_has_worked() {
             worker.done(1);
         }
     });
-    for host in HOSTS {
-        for work in types_in(host).chain([custom.clone()]) {
+    for host in WORKER_HOSTS {
+        for work in types_hosted_in(host).chain([custom.clone()]) {
             let name = work.name().to_owned();
-            for report in spawn(host, 4, work).stop_and_collect() {
+            for report in spawn_workers(host, 4, work).stop_and_collect() {
                 assert!(
                     report.completed && report.work_units > 0,
                     "{name} in {host:?}: {report:#?}"
@@ -175,13 +176,13 @@ fn pairs_need_an_even_number_and_teams_more_than_one() {
 
 #[test]
 fn partners_take_turns() {
-    for host in HOSTS {
+    for host in WORKER_HOSTS {
         for work in [
             WorkType::PipePingPong(PipePingPong::default()),
             WorkType::FutexPingPong(FutexPingPong::default()),
             WorkType::WakeChain(WakeChain::default()),
         ] {
-            let reports = run(host, 2, work, 50);
+            let reports = run_rounds(host, 2, work, 50);
             let counts: Vec<u64> = reports.iter().map(|report| report.iterations).collect();
             assert!(counts[0].abs_diff(counts[1]) <= 1, "{host:?}: {counts:?}");
             // One of them sleeps. The other may find the answer there each time, if its partner
@@ -197,7 +198,7 @@ fn wake_latency_and_block_duration_are_kept_apart() {
         interval_us: 5_000,
         compute_us: 10,
     };
-    let reports = run(Host::Fork, 3, WorkType::ThunderingHerd(herd), 20);
+    let reports = run_rounds(WorkerHost::Fork, 3, WorkType::ThunderingHerd(herd), 20);
     for report in &reports[1..] {
         assert!(report.blocked.count >= report.wake_latency.count && report.wake_latency.count > 0);
         // They sleep for most of an interval, and run soon after they are woken.
@@ -216,8 +217,8 @@ fn a_sleeping_worker_switches_voluntarily_and_is_mostly_off_the_cpu() {
         burst_us: 100,
         sleep_us: 5_000,
     };
-    for host in HOSTS {
-        let reports = run(host, 1, WorkType::Bursty(bursty.clone()), 10);
+    for host in WORKER_HOSTS {
+        let reports = run_rounds(host, 1, WorkType::Bursty(bursty.clone()), 10);
         let report = &reports[0];
         assert!(report.voluntary_switches >= 9, "{report:#?}");
         assert!(report.off_cpu_ns > report.cpu_ns, "{report:#?}");
@@ -261,7 +262,7 @@ fn a_periodic_worker_wakes_once_per_period() {
         period_us: 2_000,
         compute_us: 10,
     };
-    let reports = run(Host::Fork, 1, WorkType::TimerDeadline(timer), 20);
+    let reports = run_rounds(WorkerHost::Fork, 1, WorkType::TimerDeadline(timer), 20);
     assert!(reports[0].wake_latency.count >= 10);
     let wall_periods = reports[0].wall_ns / 2_000_000;
     assert!(
@@ -277,7 +278,12 @@ fn a_contended_lock_is_held_by_one_at_a_time() {
         hold_us: 200,
         think_us: 0,
     };
-    let reports = run(Host::Fork, 4, WorkType::MutexContention(contention), 5);
+    let reports = run_rounds(
+        WorkerHost::Fork,
+        4,
+        WorkType::MutexContention(contention),
+        5,
+    );
     let held_ns: u64 = reports
         .iter()
         .map(|report| report.work_units * 200_000)
@@ -292,8 +298,8 @@ fn a_contended_lock_is_held_by_one_at_a_time() {
 
 #[test]
 fn a_fan_out_reaches_every_worker() {
-    let reports = run(
-        Host::Fork,
+    let reports = run_rounds(
+        WorkerHost::Fork,
         4,
         WorkType::FutexFanOut(FutexFanOut::default()),
         5,
@@ -310,8 +316,8 @@ fn a_fan_out_reaches_every_worker() {
 fn affinity_churn_visits_every_usable_cpu() {
     let cpus = Topology::read().unwrap().cpus;
     let churn = AffinityChurn { spin_us: 50 };
-    let reports = run(
-        Host::Fork,
+    let reports = run_rounds(
+        WorkerHost::Fork,
         1,
         WorkType::AffinityChurn(churn),
         2 * cpus.len() as u64 + 2,

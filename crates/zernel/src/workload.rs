@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use zernel_report::text::{replace_control_characters, shorten};
-use zernel_workload::keys::{Choice, Key};
-use zernel_workload::spec::{Outcome, Progress, Spec};
+use zernel_workload::keys::{SpecChoice, SpecKey};
+use zernel_workload::spec::{WorkloadOutcome, WorkloadProgress, WorkloadSpec};
 use zernel_workload::work::WorkTypeInfo;
 use zernel_workload::{ReportTable, WorkType};
 
@@ -67,7 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 
 fn run_spec_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     // Before signals are caught: a signal ends a program that waits for its input.
-    let spec = match Spec::load(&options.file) {
+    let spec = match WorkloadSpec::load(&options.file) {
         Ok(spec) => spec,
         Err(error) => {
             crate::print_error(&error);
@@ -76,7 +76,7 @@ fn run_spec_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     };
     let interrupt = interrupt::interrupt_flag()?;
     let shows_progress = io::stderr().is_terminal();
-    let watch = |progress: &Progress| {
+    let watch = |progress: &WorkloadProgress| {
         if shows_progress {
             show_progress(progress);
         }
@@ -109,7 +109,7 @@ fn is_spec_error(error: &zernel_workload::Error) -> bool {
     matches!(error, SpecFile { .. } | Invalid { .. } | Topology { .. })
 }
 
-fn format_outcome(outcome: &Outcome, as_json: bool) -> Result<Vec<u8>, Box<dyn Error>> {
+fn format_outcome(outcome: &WorkloadOutcome, as_json: bool) -> Result<Vec<u8>, Box<dyn Error>> {
     if as_json {
         let mut text = serde_json::to_vec_pretty(outcome)?;
         writeln!(text)?;
@@ -127,7 +127,7 @@ fn format_outcome(outcome: &Outcome, as_json: bool) -> Result<Vec<u8>, Box<dyn E
 }
 
 /// Prints the progress over the line before.
-fn show_progress(progress: &Progress) {
+fn show_progress(progress: &WorkloadProgress) {
     let rounds: Vec<_> = progress
         .rounds
         .iter()
@@ -147,7 +147,7 @@ struct ListedWorkType {
     #[serde(flatten)]
     about: WorkTypeInfo,
     workers: String,
-    parameters: Vec<Key>,
+    parameters: Vec<SpecKey>,
 }
 
 fn list_work_types(options: &ListOptions) -> Result<ExitCode, Box<dyn Error>> {
@@ -181,7 +181,7 @@ fn write_work_type(text: &mut Vec<u8>, work: &ListedWorkType) -> io::Result<()> 
         return writeln!(text, "    parameters: none\n");
     }
     writeln!(text, "    parameters:")?;
-    let width = |column: fn(&Key) -> &str| {
+    let width = |column: fn(&SpecKey) -> &str| {
         let cells = work.parameters.iter().map(column);
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
@@ -201,7 +201,7 @@ fn write_work_type(text: &mut Vec<u8>, work: &ListedWorkType) -> io::Result<()> 
     writeln!(text)
 }
 
-fn write_choices(text: &mut Vec<u8>, choices: &[Choice]) -> io::Result<()> {
+fn write_choices(text: &mut Vec<u8>, choices: &[SpecChoice]) -> io::Result<()> {
     let widths = choices.iter().map(|choice| choice.value.chars().count());
     let value = widths.max().unwrap_or(0);
     choices.iter().try_for_each(|choice| {

@@ -17,15 +17,15 @@ pub(crate) enum LibraryError {
 }
 
 /// A pointer that means something to the library only.
-pub(crate) type Handle = *mut c_void;
+pub(crate) type LibraryHandle = *mut c_void;
 /// A place in the memory of a device.
-pub(crate) type Address = u64;
+pub(crate) type DeviceAddress = u64;
 /// What every function returns; 0 is success.
-pub(crate) type Status = std::ffi::c_int;
+pub(crate) type LibraryStatus = std::ffi::c_int;
 
 /// A loaded library.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Library(Handle);
+pub(crate) struct Library(LibraryHandle);
 
 impl Library {
     /// Loads the library at `path`, or the one that the loader finds if it is a bare name.
@@ -40,7 +40,7 @@ impl Library {
     }
 
     /// The address of a function.
-    pub(crate) fn symbol(self, name: &CStr) -> Result<Handle, LibraryError> {
+    pub(crate) fn symbol(self, name: &CStr) -> Result<LibraryHandle, LibraryError> {
         // SAFETY: the library is loaded and never unloaded, the name ends with NUL.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         match address.is_null() {
@@ -51,7 +51,7 @@ impl Library {
 }
 
 /// Success, or the library's own number for what went wrong.
-pub(crate) fn check(status: Status) -> Result<(), LibraryError> {
+pub(crate) fn check_status(status: LibraryStatus) -> Result<(), LibraryError> {
     match status {
         0 => Ok(()),
         code => Err(LibraryError::Code(code)),
@@ -62,7 +62,7 @@ pub(crate) fn check(status: Status) -> Result<(), LibraryError> {
 macro_rules! library_calls {
     ($($field:ident = $symbol:literal: fn($($argument:ty),* $(,)?);)*) => {
         struct Calls {
-            $($field: unsafe extern "C" fn($($argument),*) -> Status,)*
+            $($field: unsafe extern "C" fn($($argument),*) -> LibraryStatus,)*
         }
 
         impl Calls {
@@ -71,7 +71,7 @@ macro_rules! library_calls {
                     $(
                         // SAFETY: the symbol has this signature in every version of the library.
                         $field: unsafe {
-                            std::mem::transmute::<Handle, unsafe extern "C" fn($($argument),*) -> Status>(
+                            std::mem::transmute::<LibraryHandle, unsafe extern "C" fn($($argument),*) -> LibraryStatus>(
                                 library.symbol($symbol)?,
                             )
                         },

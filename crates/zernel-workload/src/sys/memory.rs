@@ -111,7 +111,7 @@ impl PrivateMapping {
     }
 
     /// Gives the pages back; the next touch of each one faults. Fork safe.
-    pub(crate) fn discard(&mut self) -> Result<(), rustix::io::Errno> {
+    pub(crate) fn discard_pages(&mut self) -> Result<(), rustix::io::Errno> {
         // SAFETY: private anonymous memory of this object, which reads as zeros afterwards. It is not
         // borrowed now.
         unsafe { madvise(self.base.as_ptr(), self.length, Advice::LinuxDontNeed) }
@@ -162,7 +162,7 @@ mod tests {
     fn discarded_private_memory_reads_as_zeros() {
         let mut mapping = PrivateMapping::new(8192).unwrap();
         mapping.bytes()[5000] = 7;
-        mapping.discard().unwrap();
+        mapping.discard_pages().unwrap();
         assert_eq!(mapping.bytes()[5000], 0);
     }
 }

@@ -4,7 +4,9 @@ use std::ffi::c_int;
 use std::path::Path;
 use std::ptr;
 
-use super::library::{Address, Handle, Library, LibraryError, Status, check, library_calls};
+use super::library::{
+    DeviceAddress, Library, LibraryError, LibraryHandle, LibraryStatus, check_status, library_calls,
+};
 
 /// Words of a unique id: 128 opaque bytes.
 pub(crate) const ID_WORDS: usize = 16;
@@ -15,33 +17,33 @@ pub(crate) const ID_WORDS: usize = 16;
 pub(crate) struct UniqueId(pub(crate) [u64; ID_WORDS]);
 
 /// `ncclFloat32`.
-const FLOAT32: c_int = 7;
+const NCCL_FLOAT32: c_int = 7;
 /// `ncclSum`.
-const SUM: c_int = 0;
+const NCCL_SUM: c_int = 0;
 
 library_calls! {
     unique_id = c"ncclGetUniqueId": fn(*mut UniqueId);
-    init_rank = c"ncclCommInitRank": fn(*mut Handle, c_int, UniqueId, c_int);
+    init_rank = c"ncclCommInitRank": fn(*mut LibraryHandle, c_int, UniqueId, c_int);
     all_reduce = c"ncclAllReduce": fn(
-        Address, Address, usize, c_int, c_int, Handle, Handle
+        DeviceAddress, DeviceAddress, usize, c_int, c_int, LibraryHandle, LibraryHandle
     );
-    destroy = c"ncclCommDestroy": fn(Handle);
+    destroy = c"ncclCommDestroy": fn(LibraryHandle);
 }
 
 /// NCCL, loaded.
-pub(crate) struct Nccl {
+pub(crate) struct LoadedNccl {
     calls: Calls,
 }
 
-impl Nccl {
+impl LoadedNccl {
     /// Loads `libnccl.so.2` from the folder of the driver, because the software GPU needs its own NCCL. If
     /// there is none, loads the one that the dynamic loader finds.
     pub(crate) fn load_for(driver: &Path) -> Result<Self, LibraryError> {
-        const NAME: &str = "libnccl.so.2";
-        let beside = driver.with_file_name(NAME);
+        const LIBRARY_NAME: &str = "libnccl.so.2";
+        let beside = driver.with_file_name(LIBRARY_NAME);
         let library = match beside.is_file() {
             true => Library::load(&beside)?,
-            false => Library::load(Path::new(NAME))?,
+            false => Library::load(Path::new(LIBRARY_NAME))?,
         };
         Ok(Self {
             calls: Calls::find(library)?,
@@ -49,26 +51,26 @@ impl Nccl {
     }
 
     /// Makes the id of a new communicator.
-    pub(crate) fn unique_id(&self) -> Result<UniqueId, LibraryError> {
+    pub(crate) fn new_unique_id(&self) -> Result<UniqueId, LibraryError> {
         let mut id = UniqueId([0; ID_WORDS]);
         // SAFETY: `id` is as large as NCCL's, and lives through the call.
-        check(unsafe { (self.calls.unique_id)(&raw mut id) })?;
+        check_status(unsafe { (self.calls.unique_id)(&raw mut id) })?;
         Ok(id)
     }
 
     /// Joins a communicator on the calling thread's device; returns when all ranks have.
-    pub(crate) fn join(
+    pub(crate) fn join_communicator(
         self,
         id: UniqueId,
         rank: usize,
         ranks: usize,
-    ) -> Result<Communicator, LibraryError> {
+    ) -> Result<JoinedCommunicator, LibraryError> {
         let mut handle = ptr::null_mut();
         // SAFETY: the handle is a local that lives through the call.
-        check(unsafe {
+        check_status(unsafe {
             (self.calls.init_rank)(&raw mut handle, ranks as c_int, id, rank as c_int)
         })?;
-        Ok(Communicator {
+        Ok(JoinedCommunicator {
             calls: self.calls,
             handle,
         })
@@ -76,28 +78,36 @@ impl Nccl {
 }
 
 /// One rank of a communicator.
-pub(crate) struct Communicator {
+pub(crate) struct JoinedCommunicator {
     calls: Calls,
-    handle: Handle,
+    handle: LibraryHandle,
 }
 
-impl Communicator {
+impl JoinedCommunicator {
     /// Queues the sum over all ranks of `count` floats of device memory, in place.
     pub(crate) fn all_reduce(
         &self,
-        floats: Address,
+        floats: DeviceAddress,
         count: usize,
-        stream: Handle,
+        stream: LibraryHandle,
     ) -> Result<(), LibraryError> {
         // SAFETY: the communicator lives until it is dropped; an address or a stream that is not the
         // device's is an error that NCCL returns.
-        check(unsafe {
-            (self.calls.all_reduce)(floats, floats, count, FLOAT32, SUM, self.handle, stream)
+        check_status(unsafe {
+            (self.calls.all_reduce)(
+                floats,
+                floats,
+                count,
+                NCCL_FLOAT32,
+                NCCL_SUM,
+                self.handle,
+                stream,
+            )
         })
     }
 }
 
-impl Drop for Communicator {
+impl Drop for JoinedCommunicator {
     fn drop(&mut self) {
         // SAFETY: the handle is NCCL's own and is used no more.
         unsafe { (self.calls.destroy)(self.handle) };

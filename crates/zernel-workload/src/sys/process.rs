@@ -47,7 +47,7 @@ pub(crate) fn fork(child: impl FnOnce() -> i32) -> io::Result<pid_t> {
 /// lives: a parent that died before this call sends no signal. Fork safe.
 ///
 /// Setting a uid or gid cancels this, so call it again afterwards.
-pub(crate) fn die_with(parent: pid_t) -> bool {
+pub(crate) fn die_with_parent(parent: pid_t) -> bool {
     // SAFETY: plain system calls with integer arguments.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -55,7 +55,7 @@ pub(crate) fn die_with(parent: pid_t) -> bool {
     }
 }
 
-fn wait(kind: libc::idtype_t, pid: pid_t, options: i32) -> io::Result<(pid_t, ChildEnd)> {
+fn wait_for_child(kind: libc::idtype_t, pid: pid_t, options: i32) -> io::Result<(pid_t, ChildEnd)> {
     // SAFETY: `siginfo_t` is plain data for which zeros are valid, and the kernel fills it.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     loop {
@@ -91,16 +91,16 @@ fn wait(kind: libc::idtype_t, pid: pid_t, options: i32) -> io::Result<(pid_t, Ch
 /// Waits until a child *of the calling thread* has ended, and leaves it unreaped. Other children of
 /// the process are not touched.
 pub(crate) fn wait_own_child() -> io::Result<pid_t> {
-    Ok(wait(libc::P_ALL, 0, libc::WNOWAIT | libc::__WNOTHREAD)?.0)
+    Ok(wait_for_child(libc::P_ALL, 0, libc::WNOWAIT | libc::__WNOTHREAD)?.0)
 }
 
 /// Reaps one ended child.
-pub(crate) fn reap(pid: pid_t) -> io::Result<ChildEnd> {
-    Ok(wait(libc::P_PID, pid, 0)?.1)
+pub(crate) fn reap_child(pid: pid_t) -> io::Result<ChildEnd> {
+    Ok(wait_for_child(libc::P_PID, pid, 0)?.1)
 }
 
 /// Whether a child has ended and waits to be reaped.
-pub(crate) fn has_ended(pid: pid_t) -> bool {
+pub(crate) fn has_child_ended(pid: pid_t) -> bool {
     // SAFETY: plain data for which zeros are valid; the pid stays 0 when no child has ended.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let options = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
@@ -112,13 +112,13 @@ pub(crate) fn has_ended(pid: pid_t) -> bool {
 }
 
 /// Sends `signal` to a process.
-pub(crate) fn kill(pid: pid_t, signal: i32) {
+pub(crate) fn send_signal(pid: pid_t, signal: i32) {
     // SAFETY: a plain system call; that the process may have exited is no error here.
     unsafe { libc::kill(pid, signal) };
 }
 
 /// Sends `signal` to one thread. Fork safe.
-pub(crate) fn kill_thread(process: pid_t, thread: pid_t, signal: i32) {
+pub(crate) fn send_signal_to_thread(process: pid_t, thread: pid_t, signal: i32) {
     // SAFETY: a plain system call; that the thread may have exited is no error here.
     unsafe { libc::syscall(libc::SYS_tgkill, process, thread, signal) };
 }
@@ -159,21 +159,21 @@ mod tests {
         let here = std::thread::spawn(|| {
             let own = fork(|| 7).unwrap();
             assert_eq!(wait_own_child().unwrap(), own);
-            assert_eq!(reap(own).unwrap(), ChildEnd::Exited(7));
+            assert_eq!(reap_child(own).unwrap(), ChildEnd::Exited(7));
             assert_eq!(
                 wait_own_child().unwrap_err().raw_os_error(),
                 Some(libc::ECHILD)
             );
         });
         here.join().unwrap();
-        assert_eq!(reap(elsewhere).unwrap(), ChildEnd::Exited(3));
+        assert_eq!(reap_child(elsewhere).unwrap(), ChildEnd::Exited(3));
     }
 
     #[test]
     fn a_panicking_child_ends_by_sigabrt() {
         let pid = fork(|| std::panic::resume_unwind(Box::new(()))).unwrap();
         assert!(matches!(
-            reap(pid).unwrap(),
+            reap_child(pid).unwrap(),
             ChildEnd::Signaled {
                 signal: libc::SIGABRT,
                 ..

@@ -20,7 +20,7 @@ pub(crate) struct SchedAttributes {
     pub(crate) period_ns: u64,
 }
 
-fn check(result: libc::c_long) -> Result<(), Errno> {
+fn check_result(result: libc::c_long) -> Result<(), Errno> {
     if result == 0 {
         Ok(())
     } else {
@@ -29,13 +29,18 @@ fn check(result: libc::c_long) -> Result<(), Errno> {
 }
 
 /// Sets the scheduling class of a thread; 0 is the calling one.
-pub(crate) fn set_attributes(thread: pid_t, attributes: SchedAttributes) -> Result<(), Errno> {
+pub(crate) fn set_sched_attributes(
+    thread: pid_t,
+    attributes: SchedAttributes,
+) -> Result<(), Errno> {
     let attributes = SchedAttributes {
         size: size_of::<SchedAttributes>() as u32,
         ..attributes
     };
     // SAFETY: the kernel reads `size` bytes of a structure of that size.
-    check(unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attributes, 0) })
+    check_result(unsafe {
+        libc::syscall(libc::SYS_sched_setattr, thread, &raw const attributes, 0)
+    })
 }
 
 /// Reads the scheduling class of a thread.
@@ -43,7 +48,7 @@ pub(crate) fn attributes(thread: pid_t) -> Result<SchedAttributes, Errno> {
     let mut attributes = SchedAttributes::default();
     let size = size_of::<SchedAttributes>();
     // SAFETY: the kernel writes at most `size` bytes.
-    check(unsafe {
+    check_result(unsafe {
         libc::syscall(
             libc::SYS_sched_getattr,
             thread,
@@ -65,7 +70,7 @@ pub(crate) fn set_memory_policy(mode: i32, nodes: u64) -> Result<(), Errno> {
     // The kernel reads one bit less than this number.
     let bits = if nodes == 0 { 0 } else { 65 };
     // SAFETY: the mask is null or one readable word, of which the kernel reads 64 bits.
-    check(unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask, bits) })
+    check_result(unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask, bits) })
 }
 
 /// Voluntary and involuntary context switches of the calling thread so far.

@@ -11,7 +11,7 @@ static STOP_WORD: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 pub(crate) const STOP_BIT: u32 = 1 << 31;
 
 extern "C" fn set_stop_bit(_signal: i32) {
-    // SAFETY: null, or the word that `in_worker_process` borrows for as long as the pointer is set.
+    // SAFETY: null, or the word that `set_up_worker_signals` borrows for as long as the pointer is set.
     if let Some(word) = unsafe { STOP_WORD.load(Ordering::Acquire).as_ref() } {
         word.fetch_or(STOP_BIT, Ordering::Release);
         let _ = futex::wake(word, futex::Flags::empty(), u32::MAX);
@@ -39,7 +39,7 @@ fn handler_of(signal: i32) -> Option<libc::sighandler_t> {
 
 /// Blocks every signal in the calling thread, so that none of the caller's handlers runs in it or
 /// in a fresh child.
-pub(crate) fn block_all() {
+pub(crate) fn block_all_signals() {
     // SAFETY: the set is initialised by `sigfillset` before it is used.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
@@ -48,8 +48,8 @@ pub(crate) fn block_all() {
     }
 }
 
-fn unblock_all() {
-    // SAFETY: as in `block_all`.
+fn unblock_all_signals() {
+    // SAFETY: as in `block_all_signals`.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
@@ -58,7 +58,7 @@ fn unblock_all() {
 }
 
 /// The signals that the calling process has handlers for.
-pub(crate) fn caught() -> Vec<i32> {
+pub(crate) fn signals_with_handlers() -> Vec<i32> {
     let is_caught = |handler| handler != libc::SIG_DFL && handler != libc::SIG_IGN;
     (1..=libc::SIGRTMAX())
         .filter(|signal| handler_of(*signal).is_some_and(is_caught))
@@ -69,7 +69,7 @@ pub(crate) fn caught() -> Vec<i32> {
 /// caller `caught` are reset. Signals to the whole process group (Ctrl-C, the end of a terminal or a
 /// service) are ignored: the caller handles them. `SIGUSR1` sets [`STOP_BIT`] in `stop_word` and interrupts
 /// a blocking call. Fork safe.
-pub(crate) fn in_worker_process(
+pub(crate) fn set_up_worker_signals(
     caught: &[i32],
     stop_word: &AtomicU32,
     body: impl FnOnce() -> i32,
@@ -85,7 +85,7 @@ pub(crate) fn in_worker_process(
         libc::SIGUSR1,
         set_stop_bit as *const () as libc::sighandler_t,
     );
-    unblock_all();
+    unblock_all_signals();
     let code = body();
     STOP_WORD.store(std::ptr::null_mut(), Ordering::Release);
     code
@@ -93,9 +93,9 @@ pub(crate) fn in_worker_process(
 
 /// The signal that interrupts a blocked thread worker of this process: a real-time signal that had no
 /// handler when the first handle with threads was created. Its handler does nothing.
-pub(crate) fn thread_interrupt() -> i32 {
-    static SIGNAL: OnceLock<i32> = OnceLock::new();
-    *SIGNAL.get_or_init(|| {
+pub(crate) fn thread_interrupt_signal() -> i32 {
+    static CHOSEN_SIGNAL: OnceLock<i32> = OnceLock::new();
+    *CHOSEN_SIGNAL.get_or_init(|| {
         let unused = (libc::SIGRTMIN()..=libc::SIGRTMAX())
             .rev()
             .find(|&signal| handler_of(signal) == Some(libc::SIG_DFL));
@@ -105,9 +105,9 @@ pub(crate) fn thread_interrupt() -> i32 {
     })
 }
 
-/// Lets the calling thread be interrupted by [`thread_interrupt`], whatever mask it inherited.
+/// Lets the calling thread be interrupted by [`thread_interrupt_signal`], whatever mask it inherited.
 pub(crate) fn unblock_thread_interrupt() {
-    let signal = thread_interrupt();
+    let signal = thread_interrupt_signal();
     // SAFETY: the set is initialised by `sigemptyset` before it is used.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();

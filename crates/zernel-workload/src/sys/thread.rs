@@ -9,14 +9,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::io::Errno;
 
-struct Start<'a> {
+struct ThreadStart<'a> {
     body: &'a (dyn Fn(usize) + Sync),
     argument: usize,
 }
 
 extern "C" fn enter(start: *mut c_void) -> *mut c_void {
-    // SAFETY: `run_all` keeps the `Start` alive until this thread is joined.
-    let start = unsafe { &*start.cast::<Start<'_>>() };
+    // SAFETY: `run_threads` keeps the `ThreadStart` alive until this thread is joined.
+    let start = unsafe { &*start.cast::<ThreadStart<'_>>() };
     // A container is a process of its own: a panic ends it the same way in builds that unwind and
     // in those that abort.
     if catch_unwind(AssertUnwindSafe(|| (start.body)(start.argument))).is_err() {
@@ -31,18 +31,18 @@ extern "C" fn enter(start: *mut c_void) -> *mut c_void {
 ///
 /// If a thread cannot be created, `failed` is called with the error and the process exits: the existing
 /// threads wait for a start that never comes, and borrow from this thread.
-pub(crate) fn run_all(
+pub(crate) fn run_threads(
     count: usize,
     stack_bytes: usize,
     body: &(dyn Fn(usize) + Sync),
     meanwhile: impl FnOnce(),
     failed: impl FnOnce(Errno),
 ) {
-    let start = |argument| Start { body, argument };
-    let starts: Vec<Start<'_>> = (0..count).map(start).collect();
+    let start = |argument| ThreadStart { body, argument };
+    let starts: Vec<ThreadStart<'_>> = (0..count).map(start).collect();
     let threads: Result<Vec<_>, _> = starts
         .iter()
-        .map(|start| create(stack_bytes, start))
+        .map(|start| create_thread(stack_bytes, start))
         .collect();
     match threads {
         Ok(threads) => {
@@ -60,9 +60,9 @@ pub(crate) fn run_all(
     }
 }
 
-fn create(stack_bytes: usize, start: &Start<'_>) -> Result<libc::pthread_t, Errno> {
+fn create_thread(stack_bytes: usize, start: &ThreadStart<'_>) -> Result<libc::pthread_t, Errno> {
     // SAFETY: attribute and handle are initialised by the calls that precede their use; `start`
-    // outlives the thread because `run_all` joins it, or ends the process where it cannot.
+    // outlives the thread because `run_threads` joins it, or ends the process where it cannot.
     let (result, thread) = unsafe {
         let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
         libc::pthread_attr_init(&raw mut attributes);

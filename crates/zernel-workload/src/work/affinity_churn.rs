@@ -3,9 +3,9 @@
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::{Work, WorkTypeInfo};
-use crate::clock::us;
+use crate::clock::us_to_ns;
 use crate::keys::table;
-use crate::worker::{Failure, Step, Worker};
+use crate::worker::{FailingStep, Failure, Worker};
 
 table! {
     /// See [`WorkType::AffinityChurn`](super::WorkType::AffinityChurn).
@@ -26,7 +26,7 @@ impl Work for AffinityChurn {
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
-        let allowed = sched_getaffinity(None).map_err(Step::SetAffinity.failed())?;
+        let allowed = sched_getaffinity(None).map_err(FailingStep::SetAffinity.failed())?;
         let mut cpu = worker.index();
         while worker.proceed() {
             cpu = next_cpu(&allowed, cpu);
@@ -34,10 +34,10 @@ impl Work for AffinityChurn {
             only.set(cpu);
             // The CPU may be offline by now. Then the worker stays where it is and tries the next one.
             let _ = sched_setaffinity(None, &only);
-            worker.burn_ns(us(self.spin_us));
+            worker.burn_ns(us_to_ns(self.spin_us));
             worker.done(1);
         }
-        sched_setaffinity(None, &allowed).map_err(Step::SetAffinity.failed())
+        sched_setaffinity(None, &allowed).map_err(FailingStep::SetAffinity.failed())
     }
 }
 

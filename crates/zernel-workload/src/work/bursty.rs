@@ -1,7 +1,7 @@
 //! Bursts: an interactive task that computes a little and sleeps a little.
 
 use super::{Work, WorkTypeInfo};
-use crate::clock::{self, us};
+use crate::clock::{self, us_to_ns};
 use crate::keys::table;
 use crate::worker::{Failure, Worker};
 
@@ -27,9 +27,9 @@ impl Work for Bursty {
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         while worker.proceed() {
-            worker.burn_ns(us(self.burst_us));
+            worker.burn_ns(us_to_ns(self.burst_us));
             worker.done(1);
-            worker.sleep_until_ns(clock::now_ns().saturating_add(us(self.sleep_us)));
+            worker.sleep_until_ns(clock::now_ns().saturating_add(us_to_ns(self.sleep_us)));
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::{Work, WorkTypeInfo};
 use crate::keys::table;
 use crate::sys::memory::PrivateMapping;
-use crate::worker::{Failure, Step, Worker};
+use crate::worker::{FailingStep, Failure, Worker};
 
 const CACHE_LINE: usize = 64;
 /// Lines touched between two looks at the stop word.
@@ -33,7 +33,7 @@ impl Work for CachePressure {
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         let mut memory =
-            PrivateMapping::new(self.size_kib << 10).map_err(Step::MapMemory.failed())?;
+            PrivateMapping::new(self.size_kib << 10).map_err(FailingStep::MapMemory.failed())?;
         'sweeps: loop {
             for part in memory.bytes().chunks_mut(CACHE_LINE * LINES_PER_UNIT) {
                 if !worker.proceed() {

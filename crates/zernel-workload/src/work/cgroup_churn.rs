@@ -6,9 +6,9 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::gettid;
 
 use super::{Work, WorkTypeInfo};
-use crate::clock::us;
+use crate::clock::us_to_ns;
 use crate::keys::table;
-use crate::worker::{Failure, Step, Worker};
+use crate::worker::{FailingStep, Failure, Worker};
 
 table! {
     /// See [`WorkType::CgroupChurn`](super::WorkType::CgroupChurn).
@@ -60,7 +60,7 @@ impl Work for CgroupChurn {
         while worker.proceed() {
             enter(&self.cgroups[turn % self.cgroups.len()])?;
             turn += 1;
-            worker.burn_ns(us(self.spin_us));
+            worker.burn_ns(us_to_ns(self.spin_us));
             worker.done(1);
         }
         Ok(())
@@ -76,14 +76,14 @@ fn enter(cgroup: &Path) -> Result<(), Failure> {
         c"cgroup.threads"
     };
     let folder = openat(CWD, cgroup, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    let folder = folder.map_err(Step::OpenCgroup.failed())?;
+    let folder = folder.map_err(FailingStep::OpenCgroup.failed())?;
     let file = openat(
         &folder,
         file,
         OFlags::WRONLY | OFlags::CLOEXEC,
         Mode::empty(),
     );
-    let file = file.map_err(Step::OpenCgroup.failed())?;
-    rustix::io::write(&file, b"0").map_err(Step::MoveToCgroup.failed())?;
+    let file = file.map_err(FailingStep::OpenCgroup.failed())?;
+    rustix::io::write(&file, b"0").map_err(FailingStep::MoveToCgroup.failed())?;
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use crate::worker::{Failure, Step, Worker};
+use crate::worker::{FailingStep, Failure, Worker};
 
 /// Size of one write while a file is filled.
 const BLOCK: usize = 64 << 10;
@@ -13,7 +13,7 @@ const BLOCK: usize = 64 << 10;
 /// Makes a file without a name in `folder`. Fork safe for short paths.
 pub(super) fn temporary(folder: &Path) -> Result<OwnedFd, Failure> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR).map_err(Step::MakeFile.failed())
+    openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR).map_err(FailingStep::MakeFile.failed())
 }
 
 /// Creates such a file and writes `bytes` bytes to it, or fewer after the stop request.
@@ -36,7 +36,7 @@ pub(super) fn write_at(file: &OwnedFd, block: &[u8], offset: u64) -> Result<u64,
     match rustix::io::pwrite(file, block, offset) {
         Ok(written) => Ok(written as u64),
         Err(rustix::io::Errno::INTR) => Ok(0),
-        Err(errno) => Err(Step::WriteFile.failed()(errno)),
+        Err(errno) => Err(FailingStep::WriteFile.failed()(errno)),
     }
 }
 

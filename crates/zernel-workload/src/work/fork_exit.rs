@@ -2,7 +2,7 @@
 
 use super::{Work, WorkTypeInfo};
 use crate::sys::process::fork_and_exit;
-use crate::worker::{Failure, Step, Worker};
+use crate::worker::{FailingStep, Failure, Worker};
 
 /// See the module.
 pub(crate) struct ForkExit;
@@ -22,7 +22,7 @@ impl Work for ForkExit {
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         while worker.proceed() {
-            fork_and_exit().map_err(Step::ForkChild.failed())?;
+            fork_and_exit().map_err(FailingStep::ForkChild.failed())?;
             worker.done(1);
         }
         Ok(())

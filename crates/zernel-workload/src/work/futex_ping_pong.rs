@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Acquire;
 
 use super::{Work, WorkTypeInfo};
-use crate::clock::us;
+use crate::clock::us_to_ns;
 use crate::keys::table;
 use crate::worker::{Failure, Worker};
 
@@ -42,9 +42,9 @@ impl Work for FutexPingPong {
                 worker.wait_while(turn, now);
                 continue;
             }
-            worker.burn_ns(us(self.compute_us));
+            worker.burn_ns(us_to_ns(self.compute_us));
             worker.done(1);
-            worker.post(turn, 1);
+            worker.post_to_slot(turn, 1);
         }
         Ok(())
     }

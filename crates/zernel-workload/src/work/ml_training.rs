@@ -6,22 +6,22 @@
 use std::path::PathBuf;
 
 use super::{Work, WorkTypeInfo, files};
-use crate::affinity::Random;
-use crate::clock::{self, us};
+use crate::affinity::SplitMix64;
+use crate::clock::{self, us_to_ns};
 use crate::keys::table;
-use crate::shared::Slot;
-use crate::worker::{Failure, Step, Worker};
+use crate::shared::FutexSlot;
+use crate::worker::{FailingStep, Failure, Worker};
 
 mod collective;
 mod gpu;
 mod inference;
 mod loaders;
 
-use collective::{Collective, CollectiveSlots, Interval, Reduced, SLOTS_PER_JOB};
-use gpu::Gpu;
+use collective::{Collective, CollectiveInterval, CollectiveSlots, Reduced, SLOTS_PER_JOB};
+use gpu::OpenGpu;
 pub use gpu::{GpuBackend, GpuWait};
 pub use inference::Inference;
-use loaders::Loaders;
+use loaders::ForkedLoaders;
 
 /// The phases of a training job by the number they have in shared memory: the names and the numbers
 /// are those that the phase detector uses.
@@ -99,8 +99,8 @@ table! {
 
 /// What the trainer and the loaders of a rank share.
 struct Rank<'a> {
-    free: &'a Slot,
-    filled: &'a Slot,
+    free: &'a FutexSlot,
+    filled: &'a FutexSlot,
     collective: CollectiveSlots<'a>,
     backward: Backward<'a>,
 }
@@ -108,8 +108,8 @@ struct Rank<'a> {
 /// Where the trainer and its backward thread wake each other.
 #[derive(Clone, Copy)]
 struct Backward<'a> {
-    wanted: &'a Slot,
-    done: &'a Slot,
+    wanted: &'a FutexSlot,
+    done: &'a FutexSlot,
 }
 
 const SLOTS_PER_RANK: usize = 5;
@@ -199,9 +199,9 @@ impl Work for MlTraining {
             0 if self.forked_loaders => {
                 // Before the GPU is opened: it does not survive a fork.
                 let load = |loader, worker: &mut Worker<'_>| self.load(worker, &rank, seed(loader));
-                let loaders = Loaders::fork(self.loaders, load)?;
+                let loaders = ForkedLoaders::fork(self.loaders, load)?;
                 self.train(worker, &rank, number)?;
-                loaders.end()
+                loaders.end_loaders()
             }
             0 => self.train(worker, &rank, number),
             last if self.backward_us > 0 && last + 1 == self.workers_per_rank() => {
@@ -226,10 +226,10 @@ impl MlTraining {
 
     fn run_backward(&self, worker: &mut Worker<'_>, backward: Backward<'_>) {
         let _ = rustix::thread::set_name(c"backward");
-        while worker.proceed() && worker.take(backward.wanted) {
-            worker.burn_ns(us(self.backward_us));
+        while worker.proceed() && worker.take_from_slot(backward.wanted) {
+            worker.burn_ns(us_to_ns(self.backward_us));
             worker.done(1);
-            worker.post(backward.done, 1);
+            worker.post_to_slot(backward.done, 1);
         }
     }
 
@@ -237,14 +237,14 @@ impl MlTraining {
         let _ = rustix::thread::set_name(c"loader");
         let file_bytes = (self.file_kib as u64) << 10;
         let file = files::filled(&self.folder, file_bytes, worker)?;
-        let mut random = Random(seed);
+        let mut random = SplitMix64(seed);
         let mut batch = 0;
-        while worker.proceed() && worker.take(rank.free) {
+        while worker.proceed() && worker.take_from_slot(rank.free) {
             let mut laps = StepPhases::new(batch);
             self.read_batch(worker, &file, &mut random)?;
-            worker.burn_ns(us(self.decode_us));
+            worker.burn_ns(us_to_ns(self.decode_us));
             laps.lap(worker, DATA_LOADING);
-            worker.post(rank.filled, 1);
+            worker.post_to_slot(rank.filled, 1);
             worker.done(1);
             batch += 1;
         }
@@ -255,19 +255,20 @@ impl MlTraining {
         &self,
         worker: &mut Worker<'_>,
         file: &std::os::fd::OwnedFd,
-        random: &mut Random,
+        random: &mut SplitMix64,
     ) -> Result<(), Failure> {
         let mut buffer = [0; READ];
         let mut left = self.batch_kib << 10;
         while left > 0 && !worker.is_stopped() {
-            let offset = random.below((self.file_kib << 10).div_ceil(READ)) * READ;
+            let offset = random.random_below((self.file_kib << 10).div_ceil(READ)) * READ;
             let wanted = left.min(READ);
-            match worker.blocking(|| rustix::io::pread(file, &mut buffer[..wanted], offset as u64))
+            match worker
+                .count_as_blocked(|| rustix::io::pread(file, &mut buffer[..wanted], offset as u64))
             {
                 // Past the end of a file that was cut short by a stop, or of its last part.
                 Ok(read) => left = left.saturating_sub(read.max(1)),
                 Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(Step::ReadFile.failed()(errno)),
+                Err(errno) => return Err(FailingStep::ReadFile.failed()(errno)),
             }
         }
         Ok(())
@@ -281,8 +282,8 @@ impl MlTraining {
     ) -> Result<(), Failure> {
         // The name only helps users of `ps` and `top`, so a failure does not matter.
         let _ = rustix::thread::set_name(c"trainer");
-        let mut gpu = Gpu::open(self, number)?;
-        (0..self.queue_depth).for_each(|_| worker.post(rank.free, 1));
+        let mut gpu = OpenGpu::open(self, number)?;
+        (0..self.queue_depth).for_each(|_| worker.post_to_slot(rank.free, 1));
         let joined = Collective::join(self, worker, number, &gpu, rank.collective)?;
         let Some(mut collective) = joined else {
             return Ok(());
@@ -293,7 +294,7 @@ impl MlTraining {
         let last = collective.finish(worker);
         trained?;
         if let Reduced::Together(interval) = last? {
-            worker.trace(step, COLLECTIVE, interval.start_ns, interval.end_ns);
+            worker.trace_interval(step, COLLECTIVE, interval.start_ns, interval.end_ns);
         }
         Ok(())
     }
@@ -302,16 +303,16 @@ impl MlTraining {
         &self,
         worker: &mut Worker<'_>,
         rank: &Rank<'_>,
-        gpu: &mut Gpu,
+        gpu: &mut OpenGpu,
         collective: &mut Collective<'_>,
         step: &mut u32,
     ) -> Result<(), Failure> {
         while worker.proceed() {
             let mut laps = StepPhases::new(*step);
-            if !worker.take(rank.filled) {
+            if !worker.take_from_slot(rank.filled) {
                 break;
             }
-            worker.post(rank.free, 1);
+            worker.post_to_slot(rank.free, 1);
             laps.lap(worker, DATA_LOADING);
             self.compute(worker, gpu, rank.backward)?;
             laps.lap(worker, GPU_COMPUTE);
@@ -320,7 +321,7 @@ impl MlTraining {
                 Reduced::Alone => {}
                 Reduced::Stopped => break,
             }
-            worker.burn_ns(us(self.optimizer_us));
+            worker.burn_ns(us_to_ns(self.optimizer_us));
             laps.lap(worker, OPTIMIZER);
             worker.done(1);
             *step += 1;
@@ -331,17 +332,17 @@ impl MlTraining {
     fn compute(
         &self,
         worker: &mut Worker<'_>,
-        gpu: &mut Gpu,
+        gpu: &mut OpenGpu,
         backward: Backward<'_>,
     ) -> Result<(), Failure> {
-        gpu.copy(worker)?;
+        gpu.copy_batch(worker)?;
         for _ in 0..self.launches {
-            worker.burn_ns(us(self.launch_us));
-            gpu.launch(us(self.gpu_us) / u64::from(self.launches.max(1)))?;
+            worker.burn_ns(us_to_ns(self.launch_us));
+            gpu.launch_kernel(us_to_ns(self.gpu_us) / u64::from(self.launches.max(1)))?;
         }
         if self.backward_us > 0 {
-            worker.post(backward.wanted, 1);
-            if !worker.take(backward.done) {
+            worker.post_to_slot(backward.wanted, 1);
+            if !worker.take_from_slot(backward.done) {
                 return Ok(());
             }
         }
@@ -365,13 +366,13 @@ impl StepPhases {
 
     fn lap(&mut self, worker: &Worker<'_>, phase: u32) {
         let now_ns = clock::now_ns();
-        worker.trace(self.step, phase, self.since_ns, now_ns);
+        worker.trace_interval(self.step, phase, self.since_ns, now_ns);
         self.since_ns = now_ns;
     }
 
     /// Records a phase with known start and end.
-    fn note(&mut self, worker: &Worker<'_>, phase: u32, interval: &Interval) {
-        worker.trace(self.step, phase, interval.start_ns, interval.end_ns);
+    fn note(&mut self, worker: &Worker<'_>, phase: u32, interval: &CollectiveInterval) {
+        worker.trace_interval(self.step, phase, interval.start_ns, interval.end_ns);
         self.since_ns = interval.end_ns;
     }
 }

@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use super::{Work, WorkTypeInfo};
-use crate::clock::us;
+use crate::clock::us_to_ns;
 use crate::keys::table;
-use crate::shared::{Slot, wake};
+use crate::shared::{FutexSlot, wake_waiters};
 use crate::worker::{Failure, Worker};
 
 table! {
@@ -46,10 +46,10 @@ impl Work for MutexContention {
             if !acquire(worker, lock) {
                 break;
             }
-            worker.burn_ns(us(self.hold_us));
-            release(lock);
+            worker.burn_ns(us_to_ns(self.hold_us));
+            release_lock(lock);
             worker.done(1);
-            worker.burn_ns(us(self.think_us));
+            worker.burn_ns(us_to_ns(self.think_us));
         }
         Ok(())
     }
@@ -57,7 +57,7 @@ impl Work for MutexContention {
 
 /// Takes the lock; false after the stop request. A waiter leaves the word contended, so that the next
 /// release wakes another waiter.
-fn acquire(worker: &mut Worker<'_>, lock: &Slot) -> bool {
+fn acquire(worker: &mut Worker<'_>, lock: &FutexSlot) -> bool {
     if lock
         .word
         .compare_exchange(LOCK_FREE, LOCK_HELD, Acquire, Acquire)
@@ -73,9 +73,9 @@ fn acquire(worker: &mut Worker<'_>, lock: &Slot) -> bool {
     true
 }
 
-fn release(lock: &Slot) {
-    lock.stamp(LOCK_CONTENDED);
+fn release_lock(lock: &FutexSlot) {
+    lock.note_change_from(LOCK_CONTENDED);
     if lock.word.swap(LOCK_FREE, AcqRel) == LOCK_CONTENDED {
-        wake(&lock.word, 1);
+        wake_waiters(&lock.word, 1);
     }
 }

@@ -1,14 +1,14 @@
 //! A spinning task that changes its own weight.
 
 use super::{Work, WorkTypeInfo};
-use crate::worker::{Failure, Step, Worker};
+use crate::worker::{FailingStep, Failure, Worker};
 use rustix::process::{getpriority_process, setpriority_process};
 
 /// See the module.
 pub(crate) struct NiceSweep;
 
 /// Microseconds of CPU time at each nice value.
-const STAY_US: u64 = 500;
+const CPU_US_PER_NICE_VALUE: u64 = 500;
 const MAX_NICE: i32 = 19;
 
 impl Work for NiceSweep {
@@ -21,7 +21,7 @@ impl Work for NiceSweep {
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
-        let own = getpriority_process(None).map_err(Step::SetNice.failed())?;
+        let own = getpriority_process(None).map_err(FailingStep::SetNice.failed())?;
         // Going down takes a privilege; without it the sweep ends at 19 and stays there.
         let lowest = if setpriority_process(None, -20).is_ok() {
             -20
@@ -33,7 +33,7 @@ impl Work for NiceSweep {
             if setpriority_process(None, nice).is_err() {
                 nice = MAX_NICE;
             }
-            worker.burn_ns(crate::clock::us(STAY_US));
+            worker.burn_ns(crate::clock::us_to_ns(CPU_US_PER_NICE_VALUE));
             worker.done(1);
             nice = if nice >= MAX_NICE { lowest } else { nice + 1 };
         }

@@ -3,9 +3,9 @@
 use super::{Work, WorkTypeInfo};
 use crate::keys::table;
 use crate::sys::memory::PrivateMapping;
-use crate::worker::{Failure, Step, Worker};
+use crate::worker::{FailingStep, Failure, Worker};
 
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 
 table! {
     /// See [`WorkType::PageFaultChurn`](super::WorkType::PageFaultChurn).
@@ -31,16 +31,18 @@ impl Work for PageFaultChurn {
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         let mut region =
-            PrivateMapping::new(self.region_kib << 10).map_err(Step::MapMemory.failed())?;
+            PrivateMapping::new(self.region_kib << 10).map_err(FailingStep::MapMemory.failed())?;
         'rounds: loop {
-            for page in region.bytes().chunks_mut(PAGE) {
+            for page in region.bytes().chunks_mut(PAGE_BYTES) {
                 if !worker.proceed() {
                     break 'rounds;
                 }
                 page[0] = 1;
                 worker.done(1);
             }
-            region.discard().map_err(Step::MapMemory.failed())?;
+            region
+                .discard_pages()
+                .map_err(FailingStep::MapMemory.failed())?;
         }
         Ok(())
     }

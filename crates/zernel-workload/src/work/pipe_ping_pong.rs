@@ -1,9 +1,9 @@
 //! Two tasks that wake each other through a pair of pipes.
 
 use super::{Work, WorkTypeInfo};
-use crate::clock::us;
+use crate::clock::us_to_ns;
 use crate::keys::table;
-use crate::worker::{Failure, Step, Worker};
+use crate::worker::{FailingStep, Failure, Worker};
 
 table! {
     /// See [`WorkType::PipePingPong`](super::WorkType::PipePingPong).
@@ -35,15 +35,22 @@ impl Work for PipePingPong {
         let team = worker.team();
         let [own, partner] = [&team.pipes[team.index], &team.pipes[1 - team.index]];
         if team.index == 0 {
-            worker.send(partner).map_err(Step::UsePipe.failed())?;
+            worker
+                .send_through_pipe(partner)
+                .map_err(FailingStep::UsePipe.failed())?;
         }
         while worker.proceed() {
-            if !worker.receive(own).map_err(Step::UsePipe.failed())? {
+            if !worker
+                .receive_from_pipe(own)
+                .map_err(FailingStep::UsePipe.failed())?
+            {
                 break;
             }
-            worker.burn_ns(us(self.compute_us));
+            worker.burn_ns(us_to_ns(self.compute_us));
             worker.done(1);
-            worker.send(partner).map_err(Step::UsePipe.failed())?;
+            worker
+                .send_through_pipe(partner)
+                .map_err(FailingStep::UsePipe.failed())?;
         }
         Ok(())
     }

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use rustix::fs::{Advice, fadvise, fdatasync};
 
 use super::{Work, WorkTypeInfo, files};
-use crate::affinity::Random;
+use crate::affinity::SplitMix64;
 use crate::keys::table;
-use crate::worker::{Failure, Step, Worker};
+use crate::worker::{FailingStep, Failure, Worker};
 
-const BLOCK: usize = 4096;
+const BLOCK_BYTES: usize = 4096;
 
 table! {
     /// See [`WorkType::RandomRead`](super::WorkType::RandomRead).
@@ -43,24 +43,25 @@ impl Work for RandomRead {
         let bytes = (self.file_kib as u64) << 10;
         let file = files::filled(&self.folder, bytes, worker)?;
         worker
-            .blocking(|| fdatasync(&file))
-            .map_err(Step::WriteFile.failed())?;
-        let mut random = Random(self.seed.wrapping_add(worker.index() as u64));
-        let mut block = [0; BLOCK];
+            .count_as_blocked(|| fdatasync(&file))
+            .map_err(FailingStep::WriteFile.failed())?;
+        let mut random = SplitMix64(self.seed.wrapping_add(worker.index() as u64));
+        let mut block = [0; BLOCK_BYTES];
         while worker.proceed() {
-            let offset = random.below((bytes as usize / BLOCK).max(1)) as u64 * BLOCK as u64;
+            let offset = random.random_below((bytes as usize / BLOCK_BYTES).max(1)) as u64
+                * BLOCK_BYTES as u64;
             // Drops the block from the page cache, so that the next read of it blocks. Not all file systems
             // can.
             let _ = fadvise(
                 &file,
                 offset,
-                std::num::NonZeroU64::new(BLOCK as u64),
+                std::num::NonZeroU64::new(BLOCK_BYTES as u64),
                 Advice::DontNeed,
             );
-            match worker.blocking(|| rustix::io::pread(&file, &mut block, offset)) {
+            match worker.count_as_blocked(|| rustix::io::pread(&file, &mut block, offset)) {
                 Ok(_) => worker.done(1),
                 Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(Step::ReadFile.failed()(errno)),
+                Err(errno) => return Err(FailingStep::ReadFile.failed()(errno)),
             }
         }
         Ok(())

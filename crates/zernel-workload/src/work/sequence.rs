@@ -1,7 +1,7 @@
 //! A task that repeats a list of phases.
 
 use super::{Work, WorkTypeInfo};
-use crate::clock::{self, us};
+use crate::clock::{self, us_to_ns};
 use crate::keys::{choice, table};
 use crate::worker::{Failure, Worker};
 
@@ -51,9 +51,9 @@ impl Work for Sequence {
                 break;
             }
             match *phase {
-                Phase::ComputeUs(cpu) => worker.burn_ns(us(cpu)),
+                Phase::ComputeUs(cpu) => worker.burn_ns(us_to_ns(cpu)),
                 Phase::SleepUs(span) => {
-                    worker.sleep_until_ns(clock::now_ns().saturating_add(us(span)));
+                    worker.sleep_until_ns(clock::now_ns().saturating_add(us_to_ns(span)));
                 }
                 Phase::Yield(times) => {
                     (0..times)

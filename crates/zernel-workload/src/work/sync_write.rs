@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use super::{Work, WorkTypeInfo, files};
 use crate::keys::table;
 use crate::sys::memory::PrivateMapping;
-use crate::worker::{Failure, Step, Worker};
+use crate::worker::{FailingStep, Failure, Worker};
 use rustix::fs::fdatasync;
 
 /// Blocks after which the file is written from its beginning again.
-const BLOCKS: u64 = 1024;
+const BLOCKS_PER_FILE: u64 = 1024;
 
 table! {
     /// See [`WorkType::SyncWrite`](super::WorkType::SyncWrite).
@@ -40,14 +40,14 @@ impl Work for SyncWrite {
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         let file = files::temporary(&self.folder)?;
         let mut block =
-            PrivateMapping::new(self.block_kib << 10).map_err(Step::MapMemory.failed())?;
+            PrivateMapping::new(self.block_kib << 10).map_err(FailingStep::MapMemory.failed())?;
         let block = block.bytes();
         let mut number = 0;
         while worker.proceed() {
-            let offset = (number % BLOCKS) * block.len() as u64;
-            worker.blocking(|| {
+            let offset = (number % BLOCKS_PER_FILE) * block.len() as u64;
+            worker.count_as_blocked(|| {
                 files::write_at(&file, block, offset)?;
-                fdatasync(&file).map_err(Step::WriteFile.failed())
+                fdatasync(&file).map_err(FailingStep::WriteFile.failed())
             })?;
             number += 1;
             worker.done(1);

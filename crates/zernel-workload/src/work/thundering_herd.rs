@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Acquire;
 
 use super::{Work, WorkTypeInfo};
-use crate::clock::{self, us};
+use crate::clock::{self, us_to_ns};
 use crate::keys::table;
 use crate::worker::{Failure, Worker};
 
@@ -45,12 +45,12 @@ impl Work for ThunderingHerd {
         let mut seen = 0;
         while worker.proceed() {
             if team.index == 0 {
-                worker.post_all(gate);
+                worker.post_to_all_waiters(gate);
                 worker.done(1);
-                worker.sleep_until_ns(clock::now_ns().saturating_add(us(self.interval_us)));
+                worker.sleep_until_ns(clock::now_ns().saturating_add(us_to_ns(self.interval_us)));
             } else if worker.wait_while(gate, seen) {
                 seen = gate.word.load(Acquire);
-                worker.burn_ns(us(self.compute_us));
+                worker.burn_ns(us_to_ns(self.compute_us));
                 worker.done(1);
             }
         }

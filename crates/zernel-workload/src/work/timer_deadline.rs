@@ -1,7 +1,7 @@
 //! A periodic task with a deadline per period, as cyclictest measures it.
 
 use super::{Work, WorkTypeInfo};
-use crate::clock::{self, us};
+use crate::clock::{self, us_to_ns};
 use crate::keys::table;
 use crate::worker::{Failure, Worker};
 
@@ -36,11 +36,11 @@ impl Work for TimerDeadline {
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
-        let period_ns = us(self.period_us);
+        let period_ns = us_to_ns(self.period_us);
         let mut next_ns = clock::now_ns().saturating_add(period_ns);
         while worker.proceed() {
             worker.sleep_until_ns(next_ns);
-            worker.burn_ns(us(self.compute_us));
+            worker.burn_ns(us_to_ns(self.compute_us));
             worker.done(1);
             // Periods that were missed are skipped, not caught up with.
             let behind_ns = clock::now_ns().saturating_sub(next_ns);

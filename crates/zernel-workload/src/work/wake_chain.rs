@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Acquire;
 
 use super::{Work, WorkTypeInfo};
-use crate::clock::us;
+use crate::clock::us_to_ns;
 use crate::keys::table;
 use crate::worker::{Failure, Worker};
 
@@ -43,14 +43,14 @@ impl Work for WakeChain {
         let next = &team.slots[(team.index + 1) % team.size];
         let mut seen = 0;
         if team.index == 0 {
-            worker.post(own, 1);
+            worker.post_to_slot(own, 1);
         }
         while worker.proceed() {
             if worker.wait_while(own, seen) {
                 seen = own.word.load(Acquire);
-                worker.burn_ns(us(self.compute_us));
+                worker.burn_ns(us_to_ns(self.compute_us));
                 worker.done(1);
-                worker.post(next, 1);
+                worker.post_to_slot(next, 1);
             }
         }
         Ok(())

@@ -10,12 +10,12 @@ use zernel_testkit::eventually;
 use zernel_workload::{CloneMode, WorkloadConfig, WorkloadHandle};
 
 /// The variable with the name of the helper.
-const HELPER: &str = "ZERNEL_WORKLOAD_HELPER";
-pub(crate) const MODES: [CloneMode; 2] = [CloneMode::Fork, CloneMode::Thread];
+const HELPER_VARIABLE: &str = "ZERNEL_WORKLOAD_HELPER";
+pub(crate) const CLONE_MODES: [CloneMode; 2] = [CloneMode::Fork, CloneMode::Thread];
 
 pub(crate) fn helper_command(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.env(HELPER, name);
+    command.env(HELPER_VARIABLE, name);
     command
 }
 
@@ -36,18 +36,18 @@ pub(crate) fn wait_for_progress(handle: &WorkloadHandle) {
     });
 }
 
-pub(crate) fn kill(pid: i32, signal: Signal) {
+pub(crate) fn send_signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-pub(crate) fn exists(pid: i32) -> bool {
+pub(crate) fn process_exists(pid: i32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
 /// The name of the helper, if this program was started as one. Ctrl-C ends a helper even if the shell that
 /// started the tests ignores it.
-pub(crate) fn helper() -> Option<String> {
-    let name = std::env::var(HELPER).ok()?;
+pub(crate) fn requested_helper() -> Option<String> {
+    let name = std::env::var(HELPER_VARIABLE).ok()?;
     // SAFETY: sets a disposition before the helper does anything else.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
     Some(name)

@@ -2,7 +2,7 @@
 //!
 //! A collective of NCCL waits for every rank, and only a kill ends that wait. So before a rank enters a
 //! collective, the ranks agree in shared memory on the number of collectives that all of them join: see
-//! [`Agreement`].
+//! [`CollectiveAgreement`].
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -10,13 +10,13 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use rustix::io::Errno;
 
 use super::MlTraining;
-use super::gpu::{self, Gpu};
-use crate::clock::{self, us};
-use crate::shared::Slot;
-use crate::sys::cuda::Device;
-use crate::sys::library::{Address, LibraryError};
-use crate::sys::nccl::{Communicator, Nccl, UniqueId};
-use crate::worker::{Failure, Step, Worker};
+use super::gpu::{self, OpenGpu};
+use crate::clock::{self, us_to_ns};
+use crate::shared::FutexSlot;
+use crate::sys::cuda::CudaDevice;
+use crate::sys::library::{DeviceAddress, LibraryError};
+use crate::sys::nccl::{JoinedCommunicator, LoadedNccl, UniqueId};
+use crate::worker::{FailingStep, Failure, Worker};
 
 /// Slots that the ranks of a job share.
 pub(super) const SLOTS_PER_JOB: usize = 3;
@@ -24,23 +24,23 @@ pub(super) const SLOTS_PER_JOB: usize = 3;
 /// The slots of a job's collectives, as one rank sees them.
 #[derive(Clone, Copy)]
 pub(super) struct CollectiveSlots<'a> {
-    pub(super) arrived: &'a Slot,
-    pub(super) next_arrived: &'a Slot,
-    pub(super) job: &'a [Slot],
+    pub(super) arrived: &'a FutexSlot,
+    pub(super) next_arrived: &'a FutexSlot,
+    pub(super) job: &'a [FutexSlot],
 }
 
 /// One rank's part in the collectives of its job.
 pub(super) enum Collective<'a> {
     /// The job has a single rank.
     Alone,
-    Ring(Ring<'a>),
+    Ring(RingRank<'a>),
     Nccl(NcclRank<'a>),
 }
 
 /// The result of a collective.
 pub(super) enum Reduced {
     /// All ranks have the sum. The interval is from the entry of this rank to the end of its wait.
-    Together(Interval),
+    Together(CollectiveInterval),
     /// There was no collective to join.
     Alone,
     /// A rank was stopped before the collective was complete.
@@ -48,14 +48,14 @@ pub(super) enum Reduced {
 }
 
 /// When a collective began and ended.
-pub(super) struct Interval {
+pub(super) struct CollectiveInterval {
     pub(super) start_ns: u64,
     pub(super) end_ns: u64,
 }
 
 impl Reduced {
     fn ended_now(start_ns: u64) -> Self {
-        Self::Together(Interval {
+        Self::Together(CollectiveInterval {
             start_ns,
             end_ns: clock::now_ns(),
         })
@@ -68,22 +68,22 @@ impl<'a> Collective<'a> {
         job: &MlTraining,
         worker: &mut Worker<'_>,
         rank: usize,
-        gpu: &Gpu,
+        gpu: &OpenGpu,
         slots: CollectiveSlots<'a>,
     ) -> Result<Option<Self>, Failure> {
         if job.ranks == 1 {
             return Ok(Some(Self::Alone));
         }
-        if let (Some(driver), Some(device)) = (job.gpu.driver(), gpu.device()) {
-            let nccl = Nccl::load_for(driver).map_err(failed)?;
+        if let (Some(driver), Some(device)) = (job.gpu.driver_path(), gpu.device()) {
+            let nccl = LoadedNccl::load_for(driver).map_err(library_failure)?;
             let rank = NcclRank::join(job, worker, rank, (nccl, device), slots.job)?;
             return Ok(rank.map(Self::Nccl));
         }
         let hops = 2 * (job.ranks as u64 - 1);
-        Ok(Some(Self::Ring(Ring {
+        Ok(Some(Self::Ring(RingRank {
             slots,
             hops,
-            hop_ns: us(job.all_reduce_us) / hops,
+            hop_ns: us_to_ns(job.all_reduce_us) / hops,
         })))
     }
 
@@ -106,20 +106,20 @@ impl<'a> Collective<'a> {
 }
 
 /// A rank in the ring.
-pub(super) struct Ring<'a> {
+pub(super) struct RingRank<'a> {
     slots: CollectiveSlots<'a>,
     hops: u64,
     hop_ns: u64,
 }
 
-impl Ring<'_> {
+impl RingRank<'_> {
     /// Passes parts around the ring twice, once to add and once to share.
     fn all_reduce(&self, worker: &mut Worker<'_>) -> Reduced {
         let start_ns = clock::now_ns();
         let done = (0..self.hops).all(|_| {
             worker.burn_ns(self.hop_ns);
-            worker.post(self.slots.next_arrived, 1);
-            worker.take(self.slots.arrived)
+            worker.post_to_slot(self.slots.next_arrived, 1);
+            worker.take_from_slot(self.slots.arrived)
         });
         match done {
             true => Reduced::ended_now(start_ns),
@@ -134,35 +134,35 @@ impl Ring<'_> {
 /// rank has *closed* the agreement. A rank that stops closes it, and then joins the collectives that are
 /// committed. At most one collective is outstanding: no rank commits to the collective after the next before all
 /// ranks have left the current one. The first collective is the creation of the communicator.
-struct Agreement<'a>(&'a Slot);
+struct CollectiveAgreement<'a>(&'a FutexSlot);
 
 /// The agreement is closed; the other bits are the number of collectives committed to.
-const CLOSED: u32 = 1 << 31;
+const CLOSED_BIT: u32 = 1 << 31;
 
-impl Agreement<'_> {
+impl CollectiveAgreement<'_> {
     /// Whether all ranks will join the collective after the first `joined`.
-    fn commit(&self, joined: u32) -> bool {
-        let commit = |word: u32| match word & !CLOSED > joined {
+    fn commit_to_next(&self, joined: u32) -> bool {
+        let commit = |word: u32| match word & !CLOSED_BIT > joined {
             true => Some(word),
-            false => (word & CLOSED == 0).then_some(joined + 1),
+            false => (word & CLOSED_BIT == 0).then_some(joined + 1),
         };
         self.0.word.fetch_update(AcqRel, Acquire, commit).is_ok()
     }
 
     /// Closes the agreement and returns the number of collectives that all ranks join.
     fn close(&self) -> u32 {
-        self.0.word.fetch_or(CLOSED, AcqRel) & !CLOSED
+        self.0.word.fetch_or(CLOSED_BIT, AcqRel) & !CLOSED_BIT
     }
 }
 
 /// A rank in a communicator.
 pub(super) struct NcclRank<'a> {
-    device: Rc<Device>,
-    communicator: Communicator,
-    agreement: Agreement<'a>,
+    device: Rc<CudaDevice>,
+    communicator: JoinedCommunicator,
+    agreement: CollectiveAgreement<'a>,
     /// Collectives that this rank has joined.
     joined: u32,
-    gradients: Address,
+    gradients: DeviceAddress,
     floats: usize,
 }
 
@@ -171,33 +171,33 @@ impl<'a> NcclRank<'a> {
         job: &MlTraining,
         worker: &mut Worker<'_>,
         rank: usize,
-        (nccl, device): (Nccl, Rc<Device>),
-        slots: &'a [Slot],
+        (nccl, device): (LoadedNccl, Rc<CudaDevice>),
+        slots: &'a [FutexSlot],
     ) -> Result<Option<Self>, Failure> {
         let [agreement, ready, id] = slots else {
             return Ok(None);
         };
-        let agreement = Agreement(agreement);
+        let agreement = CollectiveAgreement(agreement);
         let floats = (job.gradient_kib << 10) / size_of::<f32>();
         let gradients = device
             .allocate(floats * size_of::<f32>())
-            .map_err(gpu::failed)?;
+            .map_err(gpu::library_failure)?;
         if rank == 0 {
-            id.leave_message(&nccl.unique_id().map_err(failed)?.0);
+            id.leave_message(&nccl.new_unique_id().map_err(library_failure)?.0);
         }
         // The join waits for all ranks, so each rank first checks that all can join.
-        worker.post_all(ready);
-        if !wait_for_all(worker, ready, job.ranks) {
+        worker.post_to_all_waiters(ready);
+        if !wait_until_all_ranks_are_ready(worker, ready, job.ranks) {
             // Another rank may have seen that all are ready, and wait.
             agreement.close();
         }
-        if !agreement.commit(0) {
+        if !agreement.commit_to_next(0) {
             return Ok(None);
         }
-        let id = UniqueId(id.message());
+        let id = UniqueId(id.read_message());
         let communicator = worker
-            .blocking(|| nccl.join(id, rank, job.ranks))
-            .map_err(failed)?;
+            .count_as_blocked(|| nccl.join_communicator(id, rank, job.ranks))
+            .map_err(library_failure)?;
         Ok(Some(Self {
             device,
             communicator,
@@ -212,7 +212,7 @@ impl<'a> NcclRank<'a> {
         if worker.is_stopped() {
             self.agreement.close();
         }
-        if !self.agreement.commit(self.joined) {
+        if !self.agreement.commit_to_next(self.joined) {
             return Ok(Reduced::Stopped);
         }
         self.joined += 1;
@@ -220,10 +220,10 @@ impl<'a> NcclRank<'a> {
         let start_ns = clock::now_ns();
         communicator
             .all_reduce(self.gradients, self.floats, device.stream())
-            .map_err(failed)?;
+            .map_err(library_failure)?;
         worker
-            .blocking(|| device.synchronize())
-            .map_err(gpu::failed)?;
+            .count_as_blocked(|| device.synchronize())
+            .map_err(gpu::library_failure)?;
         Ok(Reduced::ended_now(start_ns))
     }
 
@@ -236,7 +236,11 @@ impl<'a> NcclRank<'a> {
 }
 
 /// Waits until all ranks are ready; false after the stop request.
-fn wait_for_all(worker: &mut Worker<'_>, ready: &Slot, ranks: usize) -> bool {
+fn wait_until_all_ranks_are_ready(
+    worker: &mut Worker<'_>,
+    ready: &FutexSlot,
+    ranks: usize,
+) -> bool {
     loop {
         let there = ready.word.load(Acquire);
         if there as usize >= ranks {
@@ -248,14 +252,14 @@ fn wait_for_all(worker: &mut Worker<'_>, ready: &Slot, ranks: usize) -> bool {
     }
 }
 
-fn failed(error: LibraryError) -> Failure {
+fn library_failure(error: LibraryError) -> Failure {
     match error {
         LibraryError::NotLoaded => Failure {
-            step: Step::LoadNccl,
+            step: FailingStep::LoadNccl,
             errno: Errno::NOENT,
         },
         LibraryError::Code(code) => Failure {
-            step: Step::UseNccl,
+            step: FailingStep::UseNccl,
             errno: Errno::from_raw_os_error(code),
         },
     }
@@ -264,18 +268,18 @@ fn failed(error: LibraryError) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::Shared;
+    use crate::shared::SharedState;
 
     #[test]
     fn all_join_what_one_has_committed_to_and_nothing_after_the_close() {
-        let shared = Shared::new(1, 1, 0).unwrap();
-        let agreement = || Agreement(&shared.slots(&(0..1))[0]);
+        let shared = SharedState::new(1, 1, 0).unwrap();
+        let agreement = || CollectiveAgreement(&shared.slots(&(0..1))[0]);
         let (early, late) = (agreement(), agreement());
-        assert!(early.commit(0) && late.commit(0));
-        assert!(early.commit(1));
+        assert!(early.commit_to_next(0) && late.commit_to_next(0));
+        assert!(early.commit_to_next(1));
         assert_eq!(late.close(), 2);
-        assert!(late.commit(1), "the other one waits in it");
-        assert!(!late.commit(2) && !early.commit(2));
+        assert!(late.commit_to_next(1), "the other one waits in it");
+        assert!(!late.commit_to_next(2) && !early.commit_to_next(2));
         assert_eq!(early.close(), 2);
     }
 }

@@ -9,14 +9,14 @@ use rustix::io::Errno;
 use super::MlTraining;
 use crate::clock;
 use crate::keys::choice;
-use crate::sys::cuda::{Device, Schedule};
+use crate::sys::cuda::{CudaDevice, CudaWaitMode};
 use crate::sys::library::LibraryError;
 use crate::sys::memory::PrivateMapping;
-use crate::worker::{Failure, Step, Worker};
+use crate::worker::{FailingStep, Failure, Worker};
 
 /// A module of the software GPU with one kernel, which takes the time that a launch asks for.
-const IMAGE: &CStr = c"softgpu kernel step\n";
-const KERNEL: &CStr = c"step";
+const MODULE_IMAGE: &CStr = c"softgpu kernel step\n";
+const KERNEL_NAME: &CStr = c"step";
 
 choice! {
     /// The GPU that a trainer uses.
@@ -32,7 +32,7 @@ choice! {
 
 impl GpuBackend {
     /// The driver's path, if there is one.
-    pub(super) fn driver(&self) -> Option<&Path> {
+    pub(super) fn driver_path(&self) -> Option<&Path> {
         match self {
             Self::CpuTime => None,
             Self::Driver(path) => Some(path),
@@ -68,38 +68,39 @@ choice! {
 }
 
 /// An open GPU.
-pub(super) struct Gpu {
+pub(super) struct OpenGpu {
     batch: PrivateMapping,
-    target: Target,
+    target: GpuTarget,
 }
 
-enum Target {
+enum GpuTarget {
     CpuTime {
         staging: PrivateMapping,
         busy_until_ns: u64,
         wait: GpuWait,
     },
-    Driver(Rc<Device>),
+    Driver(Rc<CudaDevice>),
 }
 
-impl Gpu {
+impl OpenGpu {
     pub(super) fn open(job: &MlTraining, rank: usize) -> Result<Self, Failure> {
         let bytes = job.copy_kib << 10;
-        let map = || PrivateMapping::new(bytes).map_err(Step::MapMemory.failed());
+        let map = || PrivateMapping::new(bytes).map_err(FailingStep::MapMemory.failed());
         let target = match &job.gpu {
-            GpuBackend::CpuTime => Target::CpuTime {
+            GpuBackend::CpuTime => GpuTarget::CpuTime {
                 staging: map()?,
                 busy_until_ns: 0,
                 wait: job.gpu_wait,
             },
             GpuBackend::Driver(path) => {
                 let schedule = match job.gpu_wait {
-                    GpuWait::Block => Schedule::Block,
-                    GpuWait::Spin => Schedule::Spin,
-                    GpuWait::Yield => Schedule::Yield,
+                    GpuWait::Block => CudaWaitMode::Block,
+                    GpuWait::Spin => CudaWaitMode::Spin,
+                    GpuWait::Yield => CudaWaitMode::Yield,
                 };
-                let device = Device::open(path, rank, schedule, IMAGE, KERNEL, bytes);
-                Target::Driver(Rc::new(device.map_err(failed)?))
+                let device =
+                    CudaDevice::open(path, rank, schedule, MODULE_IMAGE, KERNEL_NAME, bytes);
+                GpuTarget::Driver(Rc::new(device.map_err(library_failure)?))
             }
         };
         Ok(Self {
@@ -109,41 +110,45 @@ impl Gpu {
     }
 
     /// Copies a batch to the GPU.
-    pub(super) fn copy(&mut self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    pub(super) fn copy_batch(&mut self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         let batch = self.batch.bytes();
         match &mut self.target {
-            Target::CpuTime { staging, .. } => staging.bytes().copy_from_slice(batch),
-            Target::Driver(device) => worker.blocking(|| device.copy(batch)).map_err(failed)?,
+            GpuTarget::CpuTime { staging, .. } => staging.bytes().copy_from_slice(batch),
+            GpuTarget::Driver(device) => worker
+                .count_as_blocked(|| device.copy_to_device(batch))
+                .map_err(library_failure)?,
         }
         Ok(())
     }
 
     /// Queues a kernel.
-    pub(super) fn launch(&mut self, duration_ns: u64) -> Result<(), Failure> {
+    pub(super) fn launch_kernel(&mut self, duration_ns: u64) -> Result<(), Failure> {
         match &mut self.target {
-            Target::CpuTime { busy_until_ns, .. } => {
+            GpuTarget::CpuTime { busy_until_ns, .. } => {
                 *busy_until_ns = (*busy_until_ns)
                     .max(clock::now_ns())
                     .saturating_add(duration_ns);
                 Ok(())
             }
-            Target::Driver(device) => device.launch(duration_ns).map_err(failed),
+            GpuTarget::Driver(device) => device.launch_kernel(duration_ns).map_err(library_failure),
         }
     }
 
     /// The driver's device, if there is a driver.
-    pub(super) fn device(&self) -> Option<Rc<Device>> {
+    pub(super) fn device(&self) -> Option<Rc<CudaDevice>> {
         match &self.target {
-            Target::Driver(device) => Some(Rc::clone(device)),
-            Target::CpuTime { .. } => None,
+            GpuTarget::Driver(device) => Some(Rc::clone(device)),
+            GpuTarget::CpuTime { .. } => None,
         }
     }
 
     /// Waits until all kernels have ended, or until the stop request.
     pub(super) fn synchronize(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         match &self.target {
-            Target::Driver(device) => worker.blocking(|| device.synchronize()).map_err(failed),
-            Target::CpuTime {
+            GpuTarget::Driver(device) => worker
+                .count_as_blocked(|| device.synchronize())
+                .map_err(library_failure),
+            GpuTarget::CpuTime {
                 busy_until_ns,
                 wait,
                 ..
@@ -167,14 +172,14 @@ fn wait_until(worker: &mut Worker<'_>, moment_ns: u64, wait: GpuWait) {
     }
 }
 
-pub(super) fn failed(error: LibraryError) -> Failure {
+pub(super) fn library_failure(error: LibraryError) -> Failure {
     match error {
         LibraryError::NotLoaded => Failure {
-            step: Step::LoadDriver,
+            step: FailingStep::LoadDriver,
             errno: Errno::NOENT,
         },
         LibraryError::Code(code) => Failure {
-            step: Step::UseGpu,
+            step: FailingStep::UseGpu,
             errno: Errno::from_raw_os_error(code),
         },
     }

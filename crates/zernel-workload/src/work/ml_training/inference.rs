@@ -1,8 +1,8 @@
 //! An inference server: requests that arrive at fixed moments, each a few launches and a wait for the GPU.
 
 use super::super::{Work, WorkTypeInfo};
-use super::{GPU_COMPUTE, Gpu, GpuBackend, GpuWait, MAX_TRACED_STEPS, MlTraining};
-use crate::clock::{self, us};
+use super::{GPU_COMPUTE, GpuBackend, GpuWait, MAX_TRACED_STEPS, MlTraining, OpenGpu};
+use crate::clock::{self, us_to_ns};
 use crate::keys::table;
 use crate::worker::{Failure, Worker};
 
@@ -60,8 +60,8 @@ impl Work for Inference {
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
         let _ = rustix::thread::set_name(c"inference");
-        let mut gpu = Gpu::open(&self.gpu_settings(), worker.index())?;
-        let period_ns = us(self.period_us);
+        let mut gpu = OpenGpu::open(&self.gpu_settings(), worker.index())?;
+        let period_ns = us_to_ns(self.period_us);
         let mut arrival_ns = clock::now_ns().saturating_add(period_ns);
         let mut request = 0;
         while worker.proceed() {
@@ -70,8 +70,8 @@ impl Work for Inference {
             if worker.is_stopped() {
                 break;
             }
-            self.serve(worker, &mut gpu)?;
-            worker.trace(request, GPU_COMPUTE, arrival_ns, clock::now_ns());
+            self.serve_requests(worker, &mut gpu)?;
+            worker.trace_interval(request, GPU_COMPUTE, arrival_ns, clock::now_ns());
             worker.done(1);
             request += 1;
             arrival_ns = arrival_ns.saturating_add(period_ns);
@@ -90,11 +90,11 @@ impl Inference {
         }
     }
 
-    fn serve(&self, worker: &mut Worker<'_>, gpu: &mut Gpu) -> Result<(), Failure> {
-        gpu.copy(worker)?;
+    fn serve_requests(&self, worker: &mut Worker<'_>, gpu: &mut OpenGpu) -> Result<(), Failure> {
+        gpu.copy_batch(worker)?;
         for _ in 0..self.launches {
-            worker.burn_ns(us(self.launch_us));
-            gpu.launch(us(self.gpu_us) / u64::from(self.launches.max(1)))?;
+            worker.burn_ns(us_to_ns(self.launch_us));
+            gpu.launch_kernel(us_to_ns(self.gpu_us) / u64::from(self.launches.max(1)))?;
         }
         gpu.synchronize(worker)
     }

@@ -5,14 +5,14 @@
 use libc::pid_t;
 use rustix::io::Errno;
 
-use crate::shared::Shared;
+use crate::shared::SharedState;
 use crate::sys::process::{self, ChildEnd};
-use crate::worker::{Failure, Step, Team, Worker};
+use crate::worker::{FailingStep, Failure, Worker, WorkerTeam};
 
 /// The loaders of one rank.
-pub(super) struct Loaders(Vec<pid_t>);
+pub(super) struct ForkedLoaders(Vec<pid_t>);
 
-impl Loaders {
+impl ForkedLoaders {
     /// Forks `count` loaders. Each runs `load` with its index. Fork safe.
     pub(super) fn fork(
         count: usize,
@@ -21,13 +21,13 @@ impl Loaders {
         let trainer = rustix::process::getpid().as_raw_nonzero().get();
         let mut loaders = Self(Vec::with_capacity(count));
         for number in 0..count {
-            let child = process::fork(|| match process::die_with(trainer) {
-                true => run(|worker| load(number, worker)),
+            let child = process::fork(|| match process::die_with_parent(trainer) {
+                true => run_loader(|worker| load(number, worker)),
                 false => 0,
             });
             let child = child.map_err(|error| {
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
-                Step::ForkChild.failed()(errno)
+                FailingStep::ForkChild.failed()(errno)
             })?;
             loaders.0.push(child);
         }
@@ -35,9 +35,9 @@ impl Loaders {
     }
 
     /// Ends them. Returns an error if one had failed before.
-    pub(super) fn end(mut self) -> Result<(), Failure> {
+    pub(super) fn end_loaders(mut self) -> Result<(), Failure> {
         match self.kill_and_reap() {
-            Some(errno) => Err(Step::RunLoader.failed()(errno)),
+            Some(errno) => Err(FailingStep::RunLoader.failed()(errno)),
             None => Ok(()),
         }
     }
@@ -46,8 +46,8 @@ impl Loaders {
     fn kill_and_reap(&mut self) -> Option<Errno> {
         self.0
             .iter()
-            .for_each(|loader| process::kill(*loader, libc::SIGKILL));
-        let ends = self.0.drain(..).map(process::reap);
+            .for_each(|loader| process::send_signal(*loader, libc::SIGKILL));
+        let ends = self.0.drain(..).map(process::reap_child);
         let errors = ends.filter_map(|end| match end {
             Ok(ChildEnd::Exited(code)) if code != 0 => Some(Errno::from_raw_os_error(code)),
             _ => None,
@@ -56,15 +56,15 @@ impl Loaders {
     }
 }
 
-impl Drop for Loaders {
+impl Drop for ForkedLoaders {
     fn drop(&mut self) {
         self.kill_and_reap();
     }
 }
 
 /// Runs a loader and returns its exit code, from which the trainer learns how it ended.
-fn run(load: impl FnOnce(&mut Worker<'_>) -> Result<(), Failure>) -> i32 {
-    const TEAM_OF_ONE: Team<'_> = Team {
+fn run_loader(load: impl FnOnce(&mut Worker<'_>) -> Result<(), Failure>) -> i32 {
+    const TEAM_OF_ONE: WorkerTeam<'_> = WorkerTeam {
         index: 0,
         size: 1,
         can_spare_members: false,
@@ -72,7 +72,7 @@ fn run(load: impl FnOnce(&mut Worker<'_>) -> Result<(), Failure>) -> i32 {
         pipes: &[],
     };
     // It has its own record, so that its numbers do not mix with those of its trainer.
-    let Ok(own) = Shared::new(1, 0, 0) else {
+    let Ok(own) = SharedState::new(1, 0, 0) else {
         return Errno::NOMEM.raw_os_error();
     };
     let mut worker = Worker::begin(&own, 0, 0, TEAM_OF_ONE, &[]);
@@ -88,13 +88,13 @@ mod tests {
 
     #[test]
     fn a_loader_that_gave_up_is_reported() {
-        let failing = Step::ReadFile.failed()(Errno::IO);
-        let loaders = Loaders::fork(2, |_, _| Err(failing)).unwrap();
+        let failing = FailingStep::ReadFile.failed()(Errno::IO);
+        let loaders = ForkedLoaders::fork(2, |_, _| Err(failing)).unwrap();
         loaders
             .0
             .iter()
-            .for_each(|loader| while !process::has_ended(*loader) {});
-        assert_eq!(loaders.end().unwrap_err().errno, Errno::IO);
+            .for_each(|loader| while !process::has_child_ended(*loader) {});
+        assert_eq!(loaders.end_loaders().unwrap_err().errno, Errno::IO);
     }
 
     #[test]
@@ -103,9 +103,12 @@ mod tests {
             while worker.sleep(std::time::Duration::from_secs(1)) {}
             Ok(())
         };
-        let loaders = Loaders::fork(2, forever).unwrap();
+        let loaders = ForkedLoaders::fork(2, forever).unwrap();
         let pids = loaders.0.clone();
-        loaders.end().unwrap();
-        assert!(pids.into_iter().all(|pid| process::reap(pid).is_err()));
+        loaders.end_loaders().unwrap();
+        assert!(
+            pids.into_iter()
+                .all(|pid| process::reap_child(pid).is_err())
+        );
     }
 }
