@@ -14,7 +14,7 @@ use libloading::{Library, Symbol};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use zernel_ebpf::observer::{Observer, ObserverOptions};
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_testkit::bench::{Turns, median};
 
 static EMPTY_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/empty.bpf.o"));
@@ -57,7 +57,7 @@ fn main() {
     }
     set_scheduling_policy(libc::SCHED_OTHER, 0);
     let folder = tempfile::tempdir().expect("a temporary directory");
-    install(folder.path(), Prologue::Push).expect("the software GPU is built");
+    install_libraries(folder.path(), Prologue::Push).expect("the software GPU is built");
     let driver = folder.path().join("libcuda.so.1");
     let mut players = PingPongPlayers::fork(|| {});
     let arms = [

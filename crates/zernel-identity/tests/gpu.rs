@@ -13,7 +13,7 @@ use libloading::Library;
 use zernel_identity::gpu::{GpuFacts, Gpus, LIBRARY_VARIABLE, VisibleDevices, ordinal_to_index};
 use zernel_identity::{Identity, identify};
 use zernel_softgpu::config;
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_testkit::{Need, root, trial};
 
 const ROLE: &str = "ZERNEL_TEST_ROLE";
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         Ok("watch") => watch(),
         Ok(role) => panic!("no role {role}"),
         Err(_) => {
-            install(Path::new(LIBRARIES), Prologue::Push)
+            install_libraries(Path::new(LIBRARIES), Prologue::Push)
                 .expect("cargo has built the software GPU");
             return zernel_testkit::main([
                 trial("gpu_facts_match_the_driver", &[], || {
@@ -64,9 +64,9 @@ fn role(name: &str, node: &tempfile::TempDir) -> Command {
     command
         .env(ROLE, name)
         .env(LIBRARY_VARIABLE, library("libnvidia-ml.so.1"))
-        .env(config::DIRECTORY, node.path().join("node"))
-        .env(config::DEVICES, DEVICES.to_string())
-        .env(config::MEMORY, MEMORY_BYTES.to_string())
+        .env(config::DIRECTORY_VARIABLE, node.path().join("node"))
+        .env(config::DEVICES_VARIABLE, DEVICES.to_string())
+        .env(config::MEMORY_VARIABLE, MEMORY_BYTES.to_string())
         .env_remove("CUDA_VISIBLE_DEVICES")
         .env_remove("CUDA_DEVICE_ORDER");
     command
@@ -92,7 +92,7 @@ fn describe() {
         assert_eq!(gpu.index as usize, index);
         assert_eq!(gpu.minor, Some(gpu.index));
         assert_eq!(gpu.uuid, zernel_softgpu::device::uuid_text(index));
-        assert_eq!(gpu.name, zernel_softgpu::device::NAME);
+        assert_eq!(gpu.name, zernel_softgpu::device::DEVICE_NAME);
         assert_eq!(
             (gpu.memory_total, gpu.memory_used),
             (Some(MEMORY_BYTES), Some(0))

@@ -16,7 +16,7 @@ mod stream;
 mod virtual_memory;
 
 /// Every exported function.
-pub(crate) const ALL: &[&[Export]] = &[
+pub(crate) const ALL_EXPORTS: &[&[Export]] = &[
     basics::EXPORTS,
     context::EXPORTS,
     copy::EXPORTS,

@@ -4,15 +4,15 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use zernel_softgpu::clock::Waiting;
+use zernel_softgpu::clock::WaitMethod;
 use zernel_softgpu::config;
 use zernel_softgpu::device::Device;
 use zernel_softgpu::registry::{Registry, new_handle};
-use zernel_softgpu::stream::{ContextTails, Stream, StreamRole};
-use zernel_softgpu::truth::{Call, Symbol};
-use zernel_softgpu::work::Work;
+use zernel_softgpu::stream::{Stream, StreamRole, StreamTails};
+use zernel_softgpu::truth::{LoggedSymbol, OpenCall};
+use zernel_softgpu::work::StreamWork;
 
-use crate::driver::{MEMORY, driver};
+use crate::driver::{ADDRESS_SPACE, initialised_driver};
 use crate::status::{
     CudaError, INVALID_CONTEXT, INVALID_HANDLE, OUT_OF_MEMORY, STREAM_CAPTURE_IMPLICIT,
     STREAM_CAPTURE_UNSUPPORTED,
@@ -27,20 +27,20 @@ pub(crate) const STREAM_LEGACY: u64 = 1;
 pub(crate) const STREAM_PER_THREAD: u64 = 2;
 
 /// All contexts.
-pub(crate) static CONTEXTS: Registry<Context> = Registry::new();
+pub(crate) static CONTEXTS: Registry<ContextObject> = Registry::new();
 /// All streams that the program created.
 pub(crate) static STREAMS: Registry<StreamObject> = Registry::new();
-static PRIMARY: Mutex<Vec<PrimaryContext>> = Mutex::new(Vec::new());
+static PRIMARY_CONTEXTS: Mutex<Vec<PrimaryContext>> = Mutex::new(Vec::new());
 
 /// A context.
 #[derive(Debug)]
-pub(crate) struct Context {
+pub(crate) struct ContextObject {
     pub(crate) handle: u64,
     pub(crate) ordinal: i32,
     pub(crate) device: Arc<Device>,
     own_memory: u64,
     pub(crate) flags: AtomicU32,
-    tails: Arc<ContextTails>,
+    tails: Arc<StreamTails>,
     legacy: Arc<StreamObject>,
     /// Includes streams that the program has destroyed, until their work is done.
     streams: Mutex<Vec<Arc<Stream>>>,
@@ -50,7 +50,7 @@ pub(crate) struct Context {
 #[derive(Debug)]
 pub(crate) struct StreamObject {
     pub(crate) stream: Arc<Stream>,
-    pub(crate) context: Weak<Context>,
+    pub(crate) context: Weak<ContextObject>,
     pub(crate) flags: u32,
     pub(crate) priority: i32,
 }
@@ -61,18 +61,18 @@ impl Drop for StreamObject {
     }
 }
 
-impl Context {
+impl ContextObject {
     /// A new context on the device of this ordinal.
     pub(crate) fn new(ordinal: i32, flags: u32) -> Result<Arc<Self>, CudaError> {
-        let device = Arc::clone(driver()?.device(ordinal)?);
-        let own_memory = config::number(config::CONTEXT_MEMORY, 0);
-        if !device.reserve(own_memory) {
+        let device = Arc::clone(initialised_driver()?.device(ordinal)?);
+        let own_memory = config::number_from_variable(config::CONTEXT_MEMORY_VARIABLE, 0);
+        if !device.reserve_memory(own_memory) {
             return Err(OUT_OF_MEMORY);
         }
-        device.context_created();
+        device.count_created_context();
         let handle = new_handle();
         let context = Arc::new_cyclic(|context| {
-            let tails = Arc::<ContextTails>::default();
+            let tails = Arc::<StreamTails>::default();
             let legacy = Arc::new(StreamObject {
                 stream: Stream::new(
                     0,
@@ -100,12 +100,12 @@ impl Context {
     }
 
     /// Waits for all work of the context, and frees its memory, its streams and its handle.
-    pub(crate) fn destroy(&self, symbol: &'static Symbol) {
-        self.wait_for_all(symbol);
+    pub(crate) fn destroy(&self, symbol: &'static LoggedSymbol) {
+        self.wait_for_all_streams(symbol);
         STREAMS.retain(|stream| stream.context.as_ptr() != std::ptr::from_ref(self));
-        MEMORY.remove_context(self.handle);
-        self.device.release(self.own_memory);
-        self.device.context_destroyed();
+        ADDRESS_SPACE.remove_ranges_of_context(self.handle);
+        self.device.release_memory(self.own_memory);
+        self.device.count_destroyed_context();
         CONTEXTS.remove(self.handle);
     }
 
@@ -147,55 +147,61 @@ impl Context {
 
     /// How threads wait in this context. `AUTO` spins, as the real driver does while there are no more
     /// contexts than CPUs.
-    pub(crate) fn waiting(&self) -> Waiting {
+    pub(crate) fn wait_method(&self) -> WaitMethod {
         match self.flags.load(Relaxed) & SCHED_MASK {
-            SCHED_YIELD => Waiting::Yield,
-            SCHED_BLOCKING_SYNC => Waiting::Block,
-            _ => Waiting::Spin,
+            SCHED_YIELD => WaitMethod::Yield,
+            SCHED_BLOCKING_SYNC => WaitMethod::Block,
+            _ => WaitMethod::Spin,
         }
     }
 
     /// `cuCtxSynchronize`.
-    pub(crate) fn synchronize(&self, symbol: &'static Symbol) -> Result<(), CudaError> {
+    pub(crate) fn synchronize(&self, symbol: &'static LoggedSymbol) -> Result<(), CudaError> {
         if self.streams().iter().any(|stream| stream.is_capturing()) {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
-        self.wait_for_all(symbol);
+        self.wait_for_all_streams(symbol);
         Ok(())
     }
 
-    fn wait_for_all(&self, symbol: &'static Symbol) {
-        let waiting = self.waiting();
+    fn wait_for_all_streams(&self, symbol: &'static LoggedSymbol) {
+        let waiting = self.wait_method();
         let streams = self.streams();
         let all = streams.iter().chain([&self.legacy.stream]);
-        let markers: Vec<_> = all.map(|stream| stream.marker(symbol)).collect();
-        markers.iter().for_each(|marker| marker.wait(waiting));
+        let markers: Vec<_> = all.map(|stream| stream.submit_marker(symbol)).collect();
+        markers
+            .iter()
+            .for_each(|marker| marker.wait_until_done(waiting));
     }
 }
 
 impl StreamObject {
     /// The context it lives in.
-    pub(crate) fn context(&self) -> Result<Arc<Context>, CudaError> {
+    pub(crate) fn context(&self) -> Result<Arc<ContextObject>, CudaError> {
         self.context.upgrade().ok_or(INVALID_CONTEXT)
     }
 
     /// Puts `work` at its end, or into the graph it is recording.
-    pub(crate) fn submit(&self, work: Work, symbol: &'static Symbol) -> Result<(), CudaError> {
+    pub(crate) fn submit(
+        &self,
+        work: StreamWork,
+        symbol: &'static LoggedSymbol,
+    ) -> Result<(), CudaError> {
         if self.stream.is_capturing() {
             self.stream.with_capture(|capture| match capture {
-                Some(point) => point.record(work, symbol),
+                Some(point) => point.record_work(work, symbol),
                 None => self.stream.submit(work, symbol),
             });
             return Ok(());
         }
-        self.respect_legacy_rules(symbol)?;
+        self.wait_by_legacy_stream_rules(symbol)?;
         self.stream.submit(work, symbol);
         Ok(())
     }
 
     /// Waits for work of other streams that must come first and has no known end. Known ends already order
     /// the rest.
-    fn respect_legacy_rules(&self, symbol: &'static Symbol) -> Result<(), CudaError> {
+    fn wait_by_legacy_stream_rules(&self, symbol: &'static LoggedSymbol) -> Result<(), CudaError> {
         let before = match self.stream.role() {
             StreamRole::NonBlocking => return Ok(()),
             StreamRole::Blocking => {
@@ -217,20 +223,20 @@ impl StreamObject {
             }
         };
         for stream in before {
-            let marker = stream.marker(symbol);
-            self.stream.submit(Work::Wait(marker), symbol);
+            let marker = stream.submit_marker(symbol);
+            self.stream.submit(StreamWork::Wait(marker), symbol);
         }
         Ok(())
     }
 
     /// Waits until everything submitted so far is done.
-    pub(crate) fn synchronize(&self, symbol: &'static Symbol) -> Result<(), CudaError> {
+    pub(crate) fn synchronize(&self, symbol: &'static LoggedSymbol) -> Result<(), CudaError> {
         if self.stream.is_capturing() {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
-        let waiting = self.context()?.waiting();
-        self.respect_legacy_rules(symbol)?;
-        self.stream.marker(symbol).wait(waiting);
+        let waiting = self.context()?.wait_method();
+        self.wait_by_legacy_stream_rules(symbol)?;
+        self.stream.submit_marker(symbol).wait_until_done(waiting);
         Ok(())
     }
 
@@ -249,14 +255,14 @@ impl StreamObject {
 pub(crate) struct PrimaryContext {
     users: usize,
     flags: u32,
-    context: Option<Arc<Context>>,
+    context: Option<Arc<ContextObject>>,
 }
 
 impl PrimaryContext {
     pub(crate) fn retain(&mut self, ordinal: i32) -> Result<u64, CudaError> {
         let context = match &self.context {
             Some(context) => Arc::clone(context),
-            None => Context::new(ordinal, self.flags)?,
+            None => ContextObject::new(ordinal, self.flags)?,
         };
         self.users += 1;
         let handle = context.handle;
@@ -264,7 +270,7 @@ impl PrimaryContext {
         Ok(handle)
     }
 
-    pub(crate) fn release(&mut self, symbol: &'static Symbol) -> Result<(), CudaError> {
+    pub(crate) fn release(&mut self, symbol: &'static LoggedSymbol) -> Result<(), CudaError> {
         self.users = self.users.checked_sub(1).ok_or(INVALID_CONTEXT)?;
         if self.users == 0 {
             self.reset(symbol);
@@ -272,7 +278,7 @@ impl PrimaryContext {
         Ok(())
     }
 
-    pub(crate) fn reset(&mut self, symbol: &'static Symbol) {
+    pub(crate) fn reset(&mut self, symbol: &'static LoggedSymbol) {
         self.users = 0;
         if let Some(context) = self.context.take() {
             context.destroy(symbol);
@@ -287,18 +293,20 @@ impl PrimaryContext {
     }
 
     /// The flags of the primary context, and whether it is active.
-    pub(crate) fn state(&self) -> (u32, bool) {
+    pub(crate) fn flags_and_is_active(&self) -> (u32, bool) {
         (self.flags, self.context.is_some())
     }
 }
 
 /// Calls `change` with the primary context of a device.
-pub(crate) fn with_primary<T>(
+pub(crate) fn with_primary_context<T>(
     ordinal: i32,
     change: impl FnOnce(&mut PrimaryContext) -> Result<T, CudaError>,
 ) -> Result<T, CudaError> {
-    driver()?.device(ordinal)?;
-    let mut primaries = PRIMARY.lock().unwrap_or_else(PoisonError::into_inner);
+    initialised_driver()?.device(ordinal)?;
+    let mut primaries = PRIMARY_CONTEXTS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let index = ordinal as usize;
     if primaries.len() <= index {
         primaries.resize_with(index + 1, PrimaryContext::default);
@@ -307,41 +315,44 @@ pub(crate) fn with_primary<T>(
 }
 
 thread_local! {
-    static CURRENT: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-    static OWN_STREAMS: RefCell<Vec<Arc<StreamObject>>> = const { RefCell::new(Vec::new()) };
+    static CURRENT_CONTEXT_STACK: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static STREAMS_OF_THREAD: RefCell<Vec<Arc<StreamObject>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Calls `change` with the calling thread's stack of contexts. An exiting thread has none.
-pub(crate) fn with_stack<T: Default>(change: impl FnOnce(&mut Vec<u64>) -> T) -> T {
-    CURRENT
+pub(crate) fn with_context_stack<T: Default>(change: impl FnOnce(&mut Vec<u64>) -> T) -> T {
+    CURRENT_CONTEXT_STACK
         .try_with(|stack| change(&mut stack.borrow_mut()))
         .unwrap_or_default()
 }
 
 /// The current context.
-pub(crate) fn current() -> Result<Arc<Context>, CudaError> {
-    driver()?;
-    let handle = with_stack(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
+pub(crate) fn current_context() -> Result<Arc<ContextObject>, CudaError> {
+    initialised_driver()?;
+    let handle = with_context_stack(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
     CONTEXTS.get(handle).ok_or(INVALID_CONTEXT)
 }
 
 /// The stream that `handle` means in this call.
-pub(crate) fn stream(call: &mut Call, handle: u64) -> Result<Arc<StreamObject>, CudaError> {
+pub(crate) fn stream_of_handle(
+    call: &mut OpenCall,
+    handle: u64,
+) -> Result<Arc<StreamObject>, CudaError> {
     call.stream = handle;
     match handle {
-        0 if call.per_thread_default_stream => own_stream(),
-        STREAM_PER_THREAD => own_stream(),
-        0 | STREAM_LEGACY => Ok(Arc::clone(&current()?.legacy)),
+        0 if call.per_thread_default_stream => stream_of_thread(),
+        STREAM_PER_THREAD => stream_of_thread(),
+        0 | STREAM_LEGACY => Ok(Arc::clone(&current_context()?.legacy)),
         _ => {
-            driver()?;
+            initialised_driver()?;
             STREAMS.get(handle).ok_or(INVALID_HANDLE)
         }
     }
 }
 
 /// The calling thread's default stream in the current context.
-fn own_stream() -> Result<Arc<StreamObject>, CudaError> {
-    let context = current()?;
+fn stream_of_thread() -> Result<Arc<StreamObject>, CudaError> {
+    let context = current_context()?;
     let find_or_make = |streams: &RefCell<Vec<Arc<StreamObject>>>| {
         let mut streams = streams.borrow_mut();
         streams.retain(|stream| stream.context.strong_count() > 0);
@@ -355,7 +366,7 @@ fn own_stream() -> Result<Arc<StreamObject>, CudaError> {
         streams.push(Arc::clone(&stream));
         stream
     };
-    OWN_STREAMS
+    STREAMS_OF_THREAD
         .try_with(find_or_make)
         .map_err(|_| INVALID_CONTEXT)
 }

@@ -12,14 +12,14 @@ use zernel_softgpu::virtual_memory::VirtualMemory;
 use crate::status::{CudaError, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OPERATING_SYSTEM};
 
 /// Every address range this process got from the driver.
-pub(crate) static MEMORY: AddressSpace = AddressSpace::new();
+pub(crate) static ADDRESS_SPACE: AddressSpace = AddressSpace::new();
 /// Reserved addresses and what is mapped there.
 pub(crate) static VIRTUAL_MEMORY: VirtualMemory = VirtualMemory::new();
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 /// Whether this process was forked from a process that had initialised the driver. As with the real driver, a forked
 /// process cannot use the driver.
-static FORKED: AtomicBool = AtomicBool::new(false);
+static IS_FORKED_CHILD: AtomicBool = AtomicBool::new(false);
 
 /// The initialised driver.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Driver {
 }
 
 extern "C" fn mark_forked() {
-    FORKED.store(true, Relaxed);
+    IS_FORKED_CHILD.store(true, Relaxed);
 }
 
 extern "C" fn leave_node() {
@@ -39,8 +39,8 @@ extern "C" fn leave_node() {
 }
 
 /// The driver, if `cuInit` was called.
-pub(crate) fn driver() -> Result<&'static Driver, CudaError> {
-    if FORKED.load(Relaxed) {
+pub(crate) fn initialised_driver() -> Result<&'static Driver, CudaError> {
+    if IS_FORKED_CHILD.load(Relaxed) {
         return Err(NOT_INITIALIZED);
     }
     DRIVER.get().ok_or(NOT_INITIALIZED)
@@ -48,11 +48,13 @@ pub(crate) fn driver() -> Result<&'static Driver, CudaError> {
 
 /// `cuInit`.
 pub(crate) fn initialise() -> Result<(), CudaError> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    if FORKED.load(Relaxed) {
+    static INITIALISE_LOCK: Mutex<()> = Mutex::new(());
+    if IS_FORKED_CHILD.load(Relaxed) {
         return Err(NOT_INITIALIZED);
     }
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = INITIALISE_LOCK
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     if DRIVER.get().is_none() {
         let driver = Driver::new()?;
         process::after_fork_in_child(mark_forked);
@@ -64,12 +66,15 @@ pub(crate) fn initialise() -> Result<(), CudaError> {
 
 impl Driver {
     fn new() -> Result<Self, CudaError> {
-        let node = Node::open().map_err(|error| report(&error))?;
+        let node = Node::open().map_err(|error| report_node_error(&error))?;
         // First of all: the hardware of a node in use does not change any more.
-        let membership = Arc::new(node.join().map_err(|error| report(&error))?);
+        let membership = Arc::new(
+            node.register_process()
+                .map_err(|error| report_node_error(&error))?,
+        );
         let visible = visible_devices(
             std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(),
-            node.devices(),
+            node.device_count(),
         );
         if visible.is_empty() {
             return Err(NO_DEVICE);
@@ -93,7 +98,7 @@ impl Driver {
     }
 
     /// The CUDA ordinal of a device.
-    pub(crate) fn ordinal(&self, device: &Device) -> i32 {
+    pub(crate) fn ordinal_of(&self, device: &Device) -> i32 {
         let position = self
             .devices
             .iter()
@@ -102,7 +107,7 @@ impl Driver {
     }
 }
 
-fn report(error: &std::io::Error) -> CudaError {
+fn report_node_error(error: &std::io::Error) -> CudaError {
     eprintln!("softgpu: cannot use the simulated node's state: {error}");
     OPERATING_SYSTEM
 }

@@ -16,5 +16,5 @@ pub(crate) static zernel_softgpu_driver_interface_v1: DriverInterface = DriverIn
 extern "C" fn create_external_kernel(name: *const c_char, kernel: ExternalKernel) -> u64 {
     // SAFETY: libnccl passes a constant.
     let name: CString = unsafe { CStr::from_ptr(name) }.to_owned();
-    kernel::external(name, kernel)
+    kernel::create_external_function(name, kernel)
 }

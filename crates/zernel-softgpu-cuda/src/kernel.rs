@@ -18,21 +18,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use zernel_softgpu::abi::In;
 use zernel_softgpu::driver_interface::{ExternalKernel, ExternalLaunch};
 use zernel_softgpu::registry::Registry;
-use zernel_softgpu::work::Work;
+use zernel_softgpu::work::StreamWork;
 
 use crate::status::{CudaError, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND};
 
-pub(crate) const DEFAULT_DURATION: u64 = 10_000;
+pub(crate) const DEFAULT_KERNEL_NS: u64 = 10_000;
 const IMAGE_PREFIX: &str = "softgpu ";
 
 /// All modules; a library is one too.
-pub(crate) static MODULES: Registry<Module> = Registry::new();
+pub(crate) static MODULES: Registry<KernelModule> = Registry::new();
 /// All functions; a kernel of a library is one too.
-pub(crate) static FUNCTIONS: Registry<Function> = Registry::new();
+pub(crate) static FUNCTIONS: Registry<KernelFunction> = Registry::new();
 
 /// What a launch of a function does.
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum FunctionKind {
     /// Takes the time it is asked for, or this.
     Timed(u64),
     /// Takes the default time.
@@ -43,25 +43,25 @@ enum Kind {
 
 /// A function of a module.
 #[derive(Debug)]
-pub(crate) struct Function {
+pub(crate) struct KernelFunction {
     pub(crate) name: CString,
     pub(crate) module: u64,
-    kind: Kind,
+    kind: FunctionKind,
 }
 
 /// A loaded image.
 #[derive(Debug)]
-pub(crate) struct Module {
+pub(crate) struct KernelModule {
     /// Kernels and their durations; `None` if the image is not text of this format.
     kernels: Option<BTreeMap<String, u64>>,
     functions: Mutex<BTreeMap<String, u64>>,
 }
 
-impl Module {
+impl KernelModule {
     /// Reads an image.
     pub(crate) fn load(image: &[u8]) -> Result<Self, CudaError> {
         let kernels = match image.starts_with(IMAGE_PREFIX.as_bytes()) {
-            true => Some(parse(&String::from_utf8_lossy(image)).ok_or(INVALID_IMAGE)?),
+            true => Some(parse_image(&String::from_utf8_lossy(image)).ok_or(INVALID_IMAGE)?),
             false => None,
         };
         Ok(Self {
@@ -71,10 +71,10 @@ impl Module {
     }
 
     /// The handle of the function called `name`.
-    pub(crate) fn function(&self, own_handle: u64, name: &str) -> Result<u64, CudaError> {
+    pub(crate) fn function_handle(&self, own_handle: u64, name: &str) -> Result<u64, CudaError> {
         let kind = match &self.kernels {
-            Some(kernels) => Kind::Timed(*kernels.get(name).ok_or(NOT_FOUND)?),
-            None => Kind::Opaque,
+            Some(kernels) => FunctionKind::Timed(*kernels.get(name).ok_or(NOT_FOUND)?),
+            None => FunctionKind::Opaque,
         };
         let mut functions = self
             .functions
@@ -83,7 +83,7 @@ impl Module {
         if let Some(handle) = functions.get(name) {
             return Ok(*handle);
         }
-        let handle = FUNCTIONS.insert(Arc::new(Function {
+        let handle = FUNCTIONS.insert(Arc::new(KernelFunction {
             name: CString::new(name).map_err(|_| NOT_FOUND)?,
             module: own_handle,
             kind,
@@ -98,7 +98,7 @@ impl Module {
     }
 }
 
-fn parse(image: &str) -> Option<BTreeMap<String, u64>> {
+fn parse_image(image: &str) -> Option<BTreeMap<String, u64>> {
     let lines = image.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.map(parse_kernel).collect()
 }
@@ -108,41 +108,44 @@ fn parse_kernel(line: &str) -> Option<(String, u64)> {
     let ("softgpu", "kernel", name) = (words.next()?, words.next()?, words.next()?) else {
         return None;
     };
-    let duration = words.next().map_or(Ok(DEFAULT_DURATION), str::parse).ok()?;
+    let duration = words
+        .next()
+        .map_or(Ok(DEFAULT_KERNEL_NS), str::parse)
+        .ok()?;
     words.next().is_none().then(|| (name.to_owned(), duration))
 }
 
 /// A function that runs outside the driver.
-pub(crate) fn external(name: CString, kernel: ExternalKernel) -> u64 {
-    FUNCTIONS.insert(Arc::new(Function {
+pub(crate) fn create_external_function(name: CString, kernel: ExternalKernel) -> u64 {
+    FUNCTIONS.insert(Arc::new(KernelFunction {
         name,
         module: 0,
-        kind: Kind::External(kernel),
+        kind: FunctionKind::External(kernel),
     }))
 }
 
 /// A function by its handle.
-pub(crate) fn function(handle: u64) -> Result<Arc<Function>, CudaError> {
+pub(crate) fn function_of_handle(handle: u64) -> Result<Arc<KernelFunction>, CudaError> {
     FUNCTIONS.get(handle).ok_or(INVALID_HANDLE)
 }
 
-impl Function {
+impl KernelFunction {
     /// A launch with these parameters.
-    pub(crate) fn launch(
+    pub(crate) fn launch_work(
         &self,
         parameters: In<*const u64>,
         extra: In<u64>,
-    ) -> Result<Work, CudaError> {
+    ) -> Result<StreamWork, CudaError> {
         let work = match self.kind {
-            Kind::Opaque => Work::Kernel {
-                duration: DEFAULT_DURATION,
+            FunctionKind::Opaque => StreamWork::Kernel {
+                duration: DEFAULT_KERNEL_NS,
             },
-            Kind::Timed(default) => Work::Kernel {
+            FunctionKind::Timed(default) => StreamWork::Kernel {
                 duration: first_parameter(parameters, extra)?.unwrap_or(default),
             },
-            Kind::External(kernel) => {
+            FunctionKind::External(kernel) => {
                 let argument = first_parameter(parameters, extra)?.ok_or(INVALID_VALUE)?;
-                Work::External {
+                StreamWork::External {
                     launch: ExternalLaunch::new(kernel, argument),
                 }
             }
@@ -153,8 +156,8 @@ impl Function {
 
 /// Parameter 0, from the array of pointers or from the packed buffer.
 fn first_parameter(parameters: In<*const u64>, extra: In<u64>) -> Result<Option<u64>, CudaError> {
-    const END: u64 = 0;
-    const BUFFER_POINTER: u64 = 1;
+    const EXTRA_END: u64 = 0;
+    const EXTRA_BUFFER_POINTER: u64 = 1;
     if !parameters.is_null() {
         // SAFETY: the C caller's array of parameters; entry 0 of a kernel that has one points to it.
         let first = unsafe { In::new(parameters.get()?) };
@@ -164,8 +167,8 @@ fn first_parameter(parameters: In<*const u64>, extra: In<u64>) -> Result<Option<
         return Ok(None);
     }
     let mut index = 0;
-    while extra.get_at(index)? != END {
-        if extra.get_at(index)? == BUFFER_POINTER {
+    while extra.get_at(index)? != EXTRA_END {
+        if extra.get_at(index)? == EXTRA_BUFFER_POINTER {
             // SAFETY: the C caller's buffer of packed parameters.
             let buffer = unsafe { In::new(extra.get_at(index + 1)? as *const u64) };
             return Ok(Some(buffer.get()?));
@@ -181,11 +184,12 @@ mod tests {
 
     #[test]
     fn images_name_kernels_and_durations() {
-        let kernels = parse("softgpu kernel forward\n\n softgpu kernel backward 2500\n").unwrap();
-        assert_eq!(kernels["forward"], DEFAULT_DURATION);
+        let kernels =
+            parse_image("softgpu kernel forward\n\n softgpu kernel backward 2500\n").unwrap();
+        assert_eq!(kernels["forward"], DEFAULT_KERNEL_NS);
         assert_eq!(kernels["backward"], 2500);
-        assert!(parse("softgpu kernel").is_none());
-        assert!(parse("softgpu kernel a b").is_none());
-        assert!(parse("softgpu kernel a 1 2").is_none());
+        assert!(parse_image("softgpu kernel").is_none());
+        assert!(parse_image("softgpu kernel a b").is_none());
+        assert!(parse_image("softgpu kernel a 1 2").is_none());
     }
 }

@@ -7,14 +7,14 @@ use crate::calls;
 const PER_THREAD_DEFAULT_STREAM: u64 = 2;
 
 /// The result of a search for a function.
-pub(crate) enum Found {
+pub(crate) enum FoundProcedure {
     At(u64),
     /// It exists, but only for callers of a newer CUDA.
     TooNew,
     Unknown,
 }
 
-impl Found {
+impl FoundProcedure {
     /// `CUdriverProcAddressQueryResult`.
     pub(crate) fn status(&self) -> i32 {
         match self {
@@ -27,7 +27,7 @@ impl Found {
 
 /// Functions whose meaning depends on the caller's CUDA version: newest first. For all others `_v2`,
 /// where there is one, is as old as any caller.
-const BY_VERSION: &[(&str, &[(i32, &str)])] = &[
+const NAMES_BY_VERSION: &[(&str, &[(i32, &str)])] = &[
     (
         "cuCtxCreate",
         &[
@@ -68,28 +68,28 @@ const BY_VERSION: &[(&str, &[(i32, &str)])] = &[
 ];
 
 /// Finds `name` for a caller that was built for `version`.
-pub(crate) fn find(name: &str, version: i32, flags: u64) -> Found {
+pub(crate) fn find_procedure(name: &str, version: i32, flags: u64) -> FoundProcedure {
     let suffixes: &[&str] = match flags & PER_THREAD_DEFAULT_STREAM != 0 {
         true => &["_ptsz", "_ptds", ""],
         false => &[""],
     };
     let address = |base: &str| {
         let mut names = suffixes.iter().map(|suffix| format!("{base}{suffix}"));
-        names.find_map(|name| exported(&name))
+        names.find_map(|name| exported_address(&name))
     };
-    if let Some((_, versions)) = BY_VERSION.iter().find(|(base, _)| *base == name) {
+    if let Some((_, versions)) = NAMES_BY_VERSION.iter().find(|(base, _)| *base == name) {
         let chosen = versions.iter().find(|(since, _)| version >= *since);
         return match chosen.and_then(|(_, exported)| address(exported)) {
-            Some(found) => Found::At(found),
-            None => Found::TooNew,
+            Some(found) => FoundProcedure::At(found),
+            None => FoundProcedure::TooNew,
         };
     }
     let found = address(&format!("{name}_v2")).or_else(|| address(name));
-    found.map_or(Found::Unknown, Found::At)
+    found.map_or(FoundProcedure::Unknown, FoundProcedure::At)
 }
 
-fn exported(name: &str) -> Option<u64> {
-    let mut all = calls::ALL.iter().copied().flatten();
+fn exported_address(name: &str) -> Option<u64> {
+    let mut all = calls::ALL_EXPORTS.iter().copied().flatten();
     let found: &Export = all.find(|export| export.name == name)?;
     Some((found.address)() as u64)
 }

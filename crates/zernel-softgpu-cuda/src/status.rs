@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use zernel_softgpu::abi::NullPointer;
-use zernel_softgpu::virtual_memory::Refused;
+use zernel_softgpu::virtual_memory::VirtualMemoryRefusal;
 
 /// Result of an exported function's body.
 pub(crate) type Outcome = Result<(), CudaError>;
@@ -24,11 +24,11 @@ impl From<NullPointer> for CudaError {
     }
 }
 
-impl From<Refused> for CudaError {
-    fn from(refused: Refused) -> Self {
+impl From<VirtualMemoryRefusal> for CudaError {
+    fn from(refused: VirtualMemoryRefusal) -> Self {
         match refused {
-            Refused::InvalidRange => INVALID_VALUE,
-            Refused::OutOfMemory => OUT_OF_MEMORY,
+            VirtualMemoryRefusal::InvalidRange => INVALID_VALUE,
+            VirtualMemoryRefusal::OutOfMemory => OUT_OF_MEMORY,
         }
     }
 }
@@ -37,7 +37,7 @@ impl From<Refused> for CudaError {
 macro_rules! errors {
     ($($constant:ident = $code:literal, $name:literal, $text:literal;)*) => {
         $(pub(crate) const $constant: CudaError = CudaError($code);)*
-        const TEXTS: &[(i32, &CStr, &CStr)] =
+        const NAMES_AND_DESCRIPTIONS: &[(i32, &CStr, &CStr)] =
             &[(0, c"CUDA_SUCCESS", c"no error"), $(($code, $name, $text)),*];
     };
 }
@@ -78,7 +78,9 @@ errors! {
 }
 
 /// Name and description of a code.
-pub(crate) fn texts(code: i32) -> Option<(&'static CStr, &'static CStr)> {
-    let known = TEXTS.iter().find(|(known, _, _)| *known == code);
+pub(crate) fn name_and_description(code: i32) -> Option<(&'static CStr, &'static CStr)> {
+    let known = NAMES_AND_DESCRIPTIONS
+        .iter()
+        .find(|(known, _, _)| *known == code);
     known.map(|(_, name, text)| (*name, *text))
 }

@@ -3,12 +3,12 @@
 /// `CUmemLocation`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Location {
+pub(crate) struct MemoryLocation {
     pub(crate) kind: i32,
     pub(crate) id: i32,
 }
 
-impl Location {
+impl MemoryLocation {
     pub(crate) fn is_device(self) -> bool {
         self.kind == 1
     }
@@ -18,7 +18,7 @@ impl Location {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct AccessDescription {
-    pub(crate) location: Location,
+    pub(crate) location: MemoryLocation,
     /// 0 none, 1 read, 3 read and write.
     pub(crate) flags: i32,
 }
@@ -30,7 +30,7 @@ pub(crate) struct AllocationProperties {
     /// 1: pinned, the only kind there is.
     pub(crate) allocation_type: i32,
     pub(crate) handle_types: i32,
-    pub(crate) location: Location,
+    pub(crate) location: MemoryLocation,
     pub(crate) windows: u64,
     pub(crate) flags: u64,
 }
@@ -41,7 +41,7 @@ pub(crate) struct AllocationProperties {
 pub(crate) struct PoolProperties {
     pub(crate) allocation_type: i32,
     pub(crate) handle_types: i32,
-    pub(crate) location: Location,
+    pub(crate) location: MemoryLocation,
     pub(crate) windows: u64,
     pub(crate) maximum: usize,
     pub(crate) usage: u16,
@@ -52,8 +52,8 @@ pub(crate) struct PoolProperties {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Copy2D {
-    pub(crate) source: Side2D,
-    pub(crate) destination: Side2D,
+    pub(crate) source: CopySide2D,
+    pub(crate) destination: CopySide2D,
     pub(crate) width: usize,
     pub(crate) height: usize,
 }
@@ -61,7 +61,7 @@ pub(crate) struct Copy2D {
 /// One side of a `CUDA_MEMCPY2D`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Side2D {
+pub(crate) struct CopySide2D {
     pub(crate) x: usize,
     pub(crate) y: usize,
     /// 1 host, 2 device, 3 array, 4 unified.
@@ -76,8 +76,8 @@ pub(crate) struct Side2D {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Copy3D {
-    pub(crate) source: Side3D,
-    pub(crate) destination: Side3D,
+    pub(crate) source: CopySide3D,
+    pub(crate) destination: CopySide3D,
     pub(crate) width: usize,
     pub(crate) height: usize,
     pub(crate) depth: usize,
@@ -86,12 +86,12 @@ pub(crate) struct Copy3D {
 /// One side of a `CUDA_MEMCPY3D`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Side3D {
+pub(crate) struct CopySide3D {
     pub(crate) x: usize,
     pub(crate) y: usize,
     pub(crate) z: usize,
     pub(crate) level: usize,
-    /// As of a [`Side2D`].
+    /// As of a [`CopySide2D`].
     pub(crate) kind: i32,
     pub(crate) host: u64,
     pub(crate) device: u64,

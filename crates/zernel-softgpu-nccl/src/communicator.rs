@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use zernel_softgpu::registry::{Registry, new_handle};
 
-use crate::driver::Place;
-use crate::segment::{Aborted, RankWord, Segment, UniqueId};
+use crate::driver::DeviceAndContext;
+use crate::segment::{OperationAborted, RankWord, SharedSegment, UniqueId};
 use crate::status::NcclError;
 
 static COMMUNICATORS: Registry<Communicator> = Registry::new();
@@ -18,8 +18,8 @@ pub(crate) const NO_COLOR: i32 = -1;
 #[derive(Debug)]
 pub(crate) struct Communicator {
     pub(crate) handle: u64,
-    pub(crate) segment: Segment,
-    pub(crate) place: Place,
+    pub(crate) segment: SharedSegment,
+    pub(crate) place: DeviceAndContext,
     aborted: AtomicBool,
     error: AtomicI32,
     order: Mutex<OperationOrder>,
@@ -40,11 +40,11 @@ impl Communicator {
         id: &UniqueId,
         rank: i32,
         ranks: i32,
-        place: Place,
+        place: DeviceAndContext,
     ) -> Result<Arc<Self>, NcclError> {
         let rank = usize::try_from(rank).map_err(|_| NcclError::InvalidArgument)?;
         let ranks = usize::try_from(ranks).map_err(|_| NcclError::InvalidArgument)?;
-        let segment = Segment::join(id, rank, ranks)?;
+        let segment = SharedSegment::join(id, rank, ranks)?;
         let communicator = Arc::new(Self {
             handle: new_handle(),
             segment,
@@ -59,14 +59,14 @@ impl Communicator {
     }
 
     /// The communicator of a handle.
-    pub(crate) fn get(handle: u64) -> Result<Arc<Self>, NcclError> {
+    pub(crate) fn from_handle(handle: u64) -> Result<Arc<Self>, NcclError> {
         COMMUNICATORS.get(handle).ok_or(NcclError::InvalidArgument)
     }
 
     /// The communicator of a handle, if it can take another operation.
-    pub(crate) fn usable(handle: u64) -> Result<Arc<Self>, NcclError> {
-        let communicator = Self::get(handle)?;
-        if let Some(error) = communicator.error() {
+    pub(crate) fn usable_from_handle(handle: u64) -> Result<Arc<Self>, NcclError> {
+        let communicator = Self::from_handle(handle)?;
+        if let Some(error) = communicator.async_error() {
             return Err(error);
         }
         let finalized = communicator.operation_order().finalized;
@@ -81,15 +81,15 @@ impl Communicator {
     }
 
     /// `ncclCommGetAsyncError`.
-    pub(crate) fn error(&self) -> Option<NcclError> {
+    pub(crate) fn async_error(&self) -> Option<NcclError> {
         NcclError::from_code(self.error.load(Acquire))
     }
 
     /// Checks for an abort while an operation waits for other ranks. A lost rank sets the error that
     /// `ncclCommGetAsyncError` returns. As in the real library, the operation itself goes on until an abort.
-    pub(crate) fn check_abort(&self, waits_for_lost_rank: bool) -> Result<(), Aborted> {
+    pub(crate) fn check_abort(&self, waits_for_lost_rank: bool) -> Result<(), OperationAborted> {
         if self.aborted.load(Acquire) {
-            return Err(Aborted);
+            return Err(OperationAborted);
         }
         if waits_for_lost_rank {
             self.error.store(NcclError::RemoteError.into(), Release);
@@ -152,9 +152,9 @@ impl Communicator {
         message[1] = u64::from(key.cast_unsigned());
         let all = self
             .segment
-            .exchange(message, check_abort)
-            .map_err(|Aborted| NcclError::InvalidUsage)?;
-        let members = members(&all, color);
+            .exchange_control_words(message, check_abort)
+            .map_err(|OperationAborted| NcclError::InvalidUsage)?;
+        let members = members_of_color(&all, color);
         let leads = members.first() == Some(&own_rank) && color != NO_COLOR;
         let mut message = [0; 8];
         if leads {
@@ -162,8 +162,8 @@ impl Communicator {
         }
         let all = self
             .segment
-            .exchange(message, check_abort)
-            .map_err(|Aborted| NcclError::InvalidUsage)?;
+            .exchange_control_words(message, check_abort)
+            .map_err(|OperationAborted| NcclError::InvalidUsage)?;
         if color == NO_COLOR {
             return Ok(None);
         }
@@ -178,7 +178,7 @@ impl Communicator {
 }
 
 /// Ranks of a colour by key, then by rank.
-fn members(all: &[[u64; 8]], color: i32) -> Vec<usize> {
+fn members_of_color(all: &[[u64; 8]], color: i32) -> Vec<usize> {
     let same = |rank: &usize| all[*rank][0] == u64::from(color.cast_unsigned());
     let mut members: Vec<usize> = (0..all.len()).filter(same).collect();
     members.sort_by_key(|rank| (all[*rank][1] as u32).cast_signed());
@@ -195,7 +195,7 @@ mod tests {
         let all: Vec<[u64; 8]> = [(1, 5), (0, 0), (1, -1), (1, 5)]
             .map(|(color, key)| [word(color), word(key), 0, 0, 0, 0, 0, 0])
             .to_vec();
-        assert_eq!(members(&all, 1), [2, 0, 3]);
-        assert_eq!(members(&all, 0), [1]);
+        assert_eq!(members_of_color(&all, 1), [2, 0, 3]);
+        assert_eq!(members_of_color(&all, 0), [1]);
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
 
-use zernel_softgpu::driver_interface::{DriverInterface, ExternalKernel, SYMBOL};
+use zernel_softgpu::driver_interface::{DriverInterface, ExternalKernel, INTERFACE_SYMBOL};
 
 use crate::status::NcclError;
 
@@ -19,43 +19,43 @@ struct LaunchConfiguration {
     attribute_count: u32,
 }
 
-type LaunchKernelEx =
+type LaunchKernelExFunction =
     extern "C" fn(*const LaunchConfiguration, u64, *const *const u64, *const u64) -> i32;
-type GetDevice = extern "C" fn(*mut i32) -> i32;
-type Context = extern "C" fn(u64) -> i32;
-type GetContext = extern "C" fn(*mut u64) -> i32;
-type RetainPrimary = extern "C" fn(*mut u64, i32) -> i32;
-type IsCapturing = extern "C" fn(u64, *mut i32) -> i32;
-type Allocate = extern "C" fn(*mut u64, usize) -> i32;
+type GetDeviceFunction = extern "C" fn(*mut i32) -> i32;
+type ContextFunction = extern "C" fn(u64) -> i32;
+type GetContextFunction = extern "C" fn(*mut u64) -> i32;
+type RetainPrimaryFunction = extern "C" fn(*mut u64, i32) -> i32;
+type IsCapturingFunction = extern "C" fn(u64, *mut i32) -> i32;
+type AllocateFunction = extern "C" fn(*mut u64, usize) -> i32;
 
 /// The functions of libcuda that NCCL calls.
 pub(crate) struct Driver {
-    launch: LaunchKernelEx,
-    get_device: GetDevice,
-    get_current: GetContext,
-    push_current: Context,
-    pop_current: GetContext,
-    retain_primary: RetainPrimary,
-    is_capturing: IsCapturing,
-    allocate: Allocate,
-    free: Context,
+    launch: LaunchKernelExFunction,
+    get_device: GetDeviceFunction,
+    get_current: GetContextFunction,
+    push_current: ContextFunction,
+    pop_current: GetContextFunction,
+    retain_primary: RetainPrimaryFunction,
+    is_capturing: IsCapturingFunction,
+    allocate: AllocateFunction,
+    free: ContextFunction,
     interface: &'static DriverInterface,
 }
 
 /// Looks up a function of libcuda, as the type it has there.
 macro_rules! lookup {
     ($library:expr, $name:expr, $type:ty) => {{
-        let address = find($library, $name)?;
+        let address = find_function($library, $name)?;
         // SAFETY: this name is a function of this type in libcuda.
         unsafe { std::mem::transmute::<*mut c_void, $type>(address) }
     }};
 }
 
-fn find(library: *mut c_void, name: &CStr) -> Result<*mut c_void> {
+fn find_function(library: *mut c_void, name: &CStr) -> Result<*mut c_void> {
     // SAFETY: a handle from dlopen and a zero-terminated name.
     let address = unsafe { libc::dlsym(library, name.as_ptr()) };
     match address.is_null() {
-        true => Err(report(&format!(
+        true => Err(report_driver_problem(&format!(
             "libcuda.so.1 has no {}: it is not the software one",
             name.to_string_lossy()
         ))),
@@ -63,12 +63,12 @@ fn find(library: *mut c_void, name: &CStr) -> Result<*mut c_void> {
     }
 }
 
-fn report(problem: &str) -> NcclError {
+fn report_driver_problem(problem: &str) -> NcclError {
     eprintln!("softgpu: NCCL: {problem}");
     NcclError::UnhandledCudaError
 }
 
-fn check(code: i32) -> Result<()> {
+fn check_driver_code(code: i32) -> Result<()> {
     match code {
         0 => Ok(()),
         _ => Err(NcclError::UnhandledCudaError),
@@ -76,7 +76,7 @@ fn check(code: i32) -> Result<()> {
 }
 
 /// The driver, found at first use: the one already loaded, or the one beside this library.
-pub(crate) fn driver() -> Result<&'static Driver> {
+pub(crate) fn loaded_driver() -> Result<&'static Driver> {
     static DRIVER: OnceLock<std::result::Result<Driver, NcclError>> = OnceLock::new();
     DRIVER
         .get_or_init(Driver::load)
@@ -89,39 +89,39 @@ impl Driver {
         // SAFETY: a constant name; the library's initialisers are ours.
         let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
         if library.is_null() {
-            return Err(report(
+            return Err(report_driver_problem(
                 "cannot load libcuda.so.1; it belongs beside libnccl.so.2 or in LD_LIBRARY_PATH",
             ));
         }
-        let interface = find(library, SYMBOL)?.cast::<DriverInterface>();
+        let interface = find_function(library, INTERFACE_SYMBOL)?.cast::<DriverInterface>();
         // SAFETY: this name is an object of this type in libcuda, which is never unloaded.
         let interface = unsafe { &*interface };
         Ok(Self {
-            launch: lookup!(library, c"cuLaunchKernelEx", LaunchKernelEx),
-            get_device: lookup!(library, c"cuCtxGetDevice", GetDevice),
-            get_current: lookup!(library, c"cuCtxGetCurrent", GetContext),
-            push_current: lookup!(library, c"cuCtxPushCurrent_v2", Context),
-            pop_current: lookup!(library, c"cuCtxPopCurrent_v2", GetContext),
-            retain_primary: lookup!(library, c"cuDevicePrimaryCtxRetain", RetainPrimary),
-            is_capturing: lookup!(library, c"cuStreamIsCapturing", IsCapturing),
-            allocate: lookup!(library, c"cuMemAlloc_v2", Allocate),
-            free: lookup!(library, c"cuMemFree_v2", Context),
+            launch: lookup!(library, c"cuLaunchKernelEx", LaunchKernelExFunction),
+            get_device: lookup!(library, c"cuCtxGetDevice", GetDeviceFunction),
+            get_current: lookup!(library, c"cuCtxGetCurrent", GetContextFunction),
+            push_current: lookup!(library, c"cuCtxPushCurrent_v2", ContextFunction),
+            pop_current: lookup!(library, c"cuCtxPopCurrent_v2", GetContextFunction),
+            retain_primary: lookup!(library, c"cuDevicePrimaryCtxRetain", RetainPrimaryFunction),
+            is_capturing: lookup!(library, c"cuStreamIsCapturing", IsCapturingFunction),
+            allocate: lookup!(library, c"cuMemAlloc_v2", AllocateFunction),
+            free: lookup!(library, c"cuMemFree_v2", ContextFunction),
             interface,
         })
     }
 
     /// The current device and context.
-    pub(crate) fn current(&self) -> Result<Place> {
-        let mut place = Place::default();
-        check((self.get_device)(&raw mut place.device))?;
-        check((self.get_current)(&raw mut place.context))?;
+    pub(crate) fn current_place(&self) -> Result<DeviceAndContext> {
+        let mut place = DeviceAndContext::default();
+        check_driver_code((self.get_device)(&raw mut place.device))?;
+        check_driver_code((self.get_current)(&raw mut place.context))?;
         Ok(place)
     }
 
     /// A device and its primary context.
-    pub(crate) fn primary(&self, device: i32) -> Result<Place> {
-        let mut place = Place { device, context: 0 };
-        check((self.retain_primary)(&raw mut place.context, device))?;
+    pub(crate) fn primary_place(&self, device: i32) -> Result<DeviceAndContext> {
+        let mut place = DeviceAndContext { device, context: 0 };
+        check_driver_code((self.retain_primary)(&raw mut place.context, device))?;
         Ok(place)
     }
 
@@ -131,21 +131,21 @@ impl Driver {
         context: u64,
         body: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        check((self.push_current)(context))?;
+        check_driver_code((self.push_current)(context))?;
         let result = body();
         let mut popped = 0;
-        check((self.pop_current)(&raw mut popped))?;
+        check_driver_code((self.pop_current)(&raw mut popped))?;
         result
     }
 
     pub(crate) fn is_capturing(&self, stream: u64) -> Result<bool> {
         let mut status = 0;
-        check((self.is_capturing)(stream, &raw mut status))?;
+        check_driver_code((self.is_capturing)(stream, &raw mut status))?;
         Ok(status != 0)
     }
 
     /// Launches a function made by [`Self::create_kernel`].
-    pub(crate) fn launch(&self, function: u64, stream: u64, argument: u64) -> Result<()> {
+    pub(crate) fn launch_function(&self, function: u64, stream: u64, argument: u64) -> Result<()> {
         let configuration = LaunchConfiguration {
             dimensions: [1; 6],
             shared_bytes: 0,
@@ -154,7 +154,7 @@ impl Driver {
             attribute_count: 0,
         };
         let parameters = [&raw const argument];
-        check((self.launch)(
+        check_driver_code((self.launch)(
             &raw const configuration,
             function,
             parameters.as_ptr(),
@@ -168,18 +168,18 @@ impl Driver {
 
     pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {
         let mut address = 0;
-        check((self.allocate)(&raw mut address, bytes))?;
+        check_driver_code((self.allocate)(&raw mut address, bytes))?;
         Ok(address)
     }
 
-    pub(crate) fn free(&self, address: u64) -> Result<()> {
-        check((self.free)(address))
+    pub(crate) fn free_device_memory(&self, address: u64) -> Result<()> {
+        check_driver_code((self.free)(address))
     }
 }
 
 /// The device and context of a communicator.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Place {
+pub(crate) struct DeviceAndContext {
     pub(crate) device: i32,
     pub(crate) context: u64,
 }

@@ -70,7 +70,7 @@ impl Reduction {
 }
 
 /// A number that can be reduced.
-trait Element: Copy {
+trait ReducibleNumber: Copy {
     const BYTES: usize;
     fn read(bytes: &[u8]) -> Self;
     fn write(self, bytes: &mut [u8]);
@@ -100,7 +100,7 @@ macro_rules! primitive_bytes {
 
 macro_rules! integers {
     ($($type:ty)*) => {$(
-        impl Element for $type {
+        impl ReducibleNumber for $type {
             primitive_bytes!($type);
             fn add(self, other: Self) -> Self {
                 self.wrapping_add(other)
@@ -118,7 +118,7 @@ integers!(i8 u8 i32 u32 i64 u64);
 
 macro_rules! floats {
     ($($type:ty, $count_as:expr;)*) => {$(
-        impl Element for $type {
+        impl ReducibleNumber for $type {
             primitive_bytes!($type);
             fn add(self, other: Self) -> Self {
                 self + other
@@ -143,7 +143,7 @@ struct BrainFloat(f32);
 
 macro_rules! sixteen_bits {
     ($type:ident, $from_bits:path, $to_bits:path) => {
-        impl Element for $type {
+        impl ReducibleNumber for $type {
             const BYTES: usize = 2;
             fn read(bytes: &[u8]) -> Self {
                 Self($from_bits(u16::from_ne_bytes([bytes[0], bytes[1]])))
@@ -216,7 +216,7 @@ fn single_to_half(value: f32) -> u16 {
 }
 
 /// Reduces one operand per rank, in rank order, into `result`. All have the same length.
-pub(crate) fn reduce(
+pub(crate) fn reduce_operands(
     data_type: DataType,
     reduction: Reduction,
     operands: &[&[u8]],
@@ -236,7 +236,7 @@ pub(crate) fn reduce(
     }
 }
 
-fn reduce_as<E: Element>(reduction: Reduction, operands: &[&[u8]], result: &mut [u8]) {
+fn reduce_as<E: ReducibleNumber>(reduction: Reduction, operands: &[&[u8]], result: &mut [u8]) {
     let larger = |left: E, right: E| if right.exceeds(left) { right } else { left };
     let smaller = |left: E, right: E| if left.exceeds(right) { right } else { left };
     match reduction {
@@ -252,7 +252,11 @@ fn reduce_as<E: Element>(reduction: Reduction, operands: &[&[u8]], result: &mut 
     }
 }
 
-fn combine_all<E: Element>(operands: &[&[u8]], result: &mut [u8], combine: impl Fn(E, E) -> E) {
+fn combine_all<E: ReducibleNumber>(
+    operands: &[&[u8]],
+    result: &mut [u8],
+    combine: impl Fn(E, E) -> E,
+) {
     let Some((first, rest)) = operands.split_first() else {
         return;
     };
@@ -298,7 +302,7 @@ mod tests {
     fn averages_of_integers_are_cut_off() {
         let operands: [&[u8]; 2] = [&(-3i32).to_ne_bytes(), &(-4i32).to_ne_bytes()];
         let mut result = [0; 4];
-        reduce(DataType::Int32, Reduction::Average, &operands, &mut result);
+        reduce_operands(DataType::Int32, Reduction::Average, &operands, &mut result);
         assert_eq!(i32::from_ne_bytes(result), -3);
     }
 }

@@ -6,26 +6,26 @@ use std::sync::Arc;
 use zernel_softgpu::abi::Out;
 
 use crate::communicator::Communicator;
-use crate::operation::{Issued, Operation};
+use crate::operation::{IssuedCall, Operation};
 use crate::status::{NcclError, Outcome};
 
 /// Creates a communicator and waits for the other ranks. 0 if this rank gets none.
-pub(crate) type Making = Box<dyn FnOnce() -> Result<u64, NcclError> + Send>;
+pub(crate) type CommunicatorMaking = Box<dyn FnOnce() -> Result<u64, NcclError> + Send>;
 
 thread_local! {
-    static GROUP: RefCell<Group> = const { RefCell::new(Group::new()) };
+    static THREAD_GROUP: RefCell<CallGroup> = const { RefCell::new(CallGroup::new()) };
 }
 
 /// The calling thread's group.
-struct Group {
+struct CallGroup {
     depth: usize,
     /// The first error of a call in the group.
     error: Option<NcclError>,
-    issued: Vec<(Arc<Communicator>, u64, Issued)>,
-    making: Vec<(Out<u64>, Making)>,
+    issued: Vec<(Arc<Communicator>, u64, IssuedCall)>,
+    making: Vec<(Out<u64>, CommunicatorMaking)>,
 }
 
-impl Group {
+impl CallGroup {
     const fn new() -> Self {
         Self {
             depth: 0,
@@ -36,21 +36,21 @@ impl Group {
     }
 }
 
-fn is_open() -> bool {
-    GROUP.with_borrow(|group| group.depth > 0)
+fn is_group_open() -> bool {
+    THREAD_GROUP.with_borrow(|group| group.depth > 0)
 }
 
 /// `ncclGroupStart`.
-pub(crate) fn start() {
-    GROUP.with_borrow_mut(|group| group.depth += 1);
+pub(crate) fn start_group() {
+    THREAD_GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
 /// `ncclGroupEnd`: the outermost one does everything.
-pub(crate) fn end() -> Outcome {
-    let group = GROUP.with_borrow_mut(|group| {
+pub(crate) fn end_group() -> Outcome {
+    let group = THREAD_GROUP.with_borrow_mut(|group| {
         group.depth = group.depth.checked_sub(1).ok_or(NcclError::InvalidUsage)?;
         let outermost = group.depth == 0;
-        Ok::<_, NcclError>(outermost.then(|| std::mem::replace(group, Group::new())))
+        Ok::<_, NcclError>(outermost.then(|| std::mem::replace(group, CallGroup::new())))
     })?;
     match group {
         Some(group) => group.run(),
@@ -62,35 +62,35 @@ pub(crate) fn end() -> Outcome {
 pub(crate) fn launch_or_queue(
     communicator: Arc<Communicator>,
     stream: u64,
-    issued: Issued,
+    issued: IssuedCall,
 ) -> Outcome {
-    if is_open() {
-        GROUP.with_borrow_mut(|group| group.issued.push((communicator, stream, issued)));
+    if is_group_open() {
+        THREAD_GROUP.with_borrow_mut(|group| group.issued.push((communicator, stream, issued)));
         return Ok(());
     }
     Operation::launch(communicator, stream, vec![issued])
 }
 
 /// Makes a communicator, at once or when the group ends.
-pub(crate) fn make(handle: Out<u64>, making: Making) -> Outcome {
-    if is_open() {
-        GROUP.with_borrow_mut(|group| group.making.push((handle, making)));
+pub(crate) fn make_or_queue(handle: Out<u64>, making: CommunicatorMaking) -> Outcome {
+    if is_group_open() {
+        THREAD_GROUP.with_borrow_mut(|group| group.making.push((handle, making)));
         return Ok(());
     }
     Ok(handle.set(making()?)?)
 }
 
 /// Records that a call in the group failed, so that the whole group fails.
-pub(crate) fn note(outcome: Outcome) -> Outcome {
+pub(crate) fn note_outcome(outcome: Outcome) -> Outcome {
     if let Err(error) = outcome
-        && is_open()
+        && is_group_open()
     {
-        GROUP.with_borrow_mut(|group| group.error = group.error.or(Some(error)));
+        THREAD_GROUP.with_borrow_mut(|group| group.error = group.error.or(Some(error)));
     }
     outcome
 }
 
-impl Group {
+impl CallGroup {
     fn run(self) -> Outcome {
         if let Some(error) = self.error {
             return Err(error);
@@ -104,7 +104,7 @@ impl Group {
 }
 
 /// Creates all communicators at the same time, because they may wait for each other.
-pub(crate) fn make_together(making: Vec<Making>) -> Vec<Result<u64, NcclError>> {
+pub(crate) fn make_together(making: Vec<CommunicatorMaking>) -> Vec<Result<u64, NcclError>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = making
             .into_iter()
@@ -118,10 +118,10 @@ pub(crate) fn make_together(making: Vec<Making>) -> Vec<Result<u64, NcclError>> 
 }
 
 /// One launch for each communicator and stream, in the order of their first calls.
-fn launch_all(issued: Vec<(Arc<Communicator>, u64, Issued)>) -> Outcome {
-    let mut launches: Vec<(Arc<Communicator>, u64, Vec<Issued>)> = Vec::new();
+fn launch_all(issued: Vec<(Arc<Communicator>, u64, IssuedCall)>) -> Outcome {
+    let mut launches: Vec<(Arc<Communicator>, u64, Vec<IssuedCall>)> = Vec::new();
     for (communicator, stream, issued) in issued {
-        let same = |launch: &&mut (Arc<Communicator>, u64, Vec<Issued>)| {
+        let same = |launch: &&mut (Arc<Communicator>, u64, Vec<IssuedCall>)| {
             Arc::ptr_eq(&launch.0, &communicator) && launch.1 == stream
         };
         match launches.iter_mut().find(same) {

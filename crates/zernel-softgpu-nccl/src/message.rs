@@ -6,7 +6,7 @@ use zernel_softgpu::clock::transfer_time;
 use zernel_softgpu::device::nccl_bandwidth;
 
 use crate::communicator::Communicator;
-use crate::segment::{Aborted, ChannelWord, MESSAGE_CHUNK, Segment};
+use crate::segment::{ChannelWord, MESSAGE_CHUNK_BYTES, OperationAborted, SharedSegment};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
@@ -24,7 +24,7 @@ pub(crate) struct Message {
 }
 
 /// A message on its way.
-struct Transfer {
+struct MessageTransfer {
     message: Message,
     moved: usize,
     /// All bytes are in the channel, and the receiver has not taken the last of them.
@@ -37,16 +37,17 @@ pub(crate) fn run_messages(
     communicator: &Communicator,
     messages: &[Message],
     start: u64,
-) -> Result<u64, Aborted> {
+) -> Result<u64, OperationAborted> {
     let segment = &communicator.segment;
-    let mut transfers: Vec<Transfer> = messages.iter().copied().map(Transfer::new).collect();
-    let waits_for_lost_rank = |transfers: &[Transfer]| {
+    let mut transfers: Vec<MessageTransfer> =
+        messages.iter().copied().map(MessageTransfer::new).collect();
+    let waits_for_lost_rank = |transfers: &[MessageTransfer]| {
         let mut waiting = transfers.iter().filter(|transfer| transfer.end.is_none());
         waiting.any(|transfer| segment.is_lost(transfer.message.peer))
     };
     loop {
         let bell = segment.bell_value();
-        let moved = step_all(segment, &mut transfers, start);
+        let moved = step_all_transfers(segment, &mut transfers, start);
         if transfers.iter().all(|transfer| transfer.end.is_some()) {
             return Ok(transfers
                 .iter()
@@ -63,7 +64,11 @@ pub(crate) fn run_messages(
 }
 
 /// Moves a chunk of every message that can move. Messages of one channel go one after the other.
-fn step_all(segment: &Segment, transfers: &mut [Transfer], start: u64) -> bool {
+fn step_all_transfers(
+    segment: &SharedSegment,
+    transfers: &mut [MessageTransfer],
+    start: u64,
+) -> bool {
     let mut busy = Vec::new();
     let mut moved = false;
     for transfer in transfers
@@ -79,7 +84,7 @@ fn step_all(segment: &Segment, transfers: &mut [Transfer], start: u64) -> bool {
     moved
 }
 
-impl Transfer {
+impl MessageTransfer {
     fn new(message: Message) -> Self {
         Self {
             message,
@@ -89,7 +94,7 @@ impl Transfer {
         }
     }
 
-    fn step(&mut self, segment: &Segment, start: u64) -> bool {
+    fn step(&mut self, segment: &SharedSegment, start: u64) -> bool {
         match self.message.direction {
             Direction::Send => self.step_send(segment, start),
             Direction::Receive => self.step_receive(segment, start),
@@ -97,7 +102,7 @@ impl Transfer {
     }
 
     fn next_chunk(&self) -> (u64, usize) {
-        let bytes = (self.message.bytes - self.moved).min(MESSAGE_CHUNK);
+        let bytes = (self.message.bytes - self.moved).min(MESSAGE_CHUNK_BYTES);
         (self.message.buffer + self.moved as u64, bytes)
     }
 
@@ -107,8 +112,8 @@ impl Transfer {
         self.end = Some(both_there + duration);
     }
 
-    fn step_send(&mut self, segment: &Segment, start: u64) -> bool {
-        let word = |word| segment.channel(segment.rank(), self.message.peer, word);
+    fn step_send(&mut self, segment: &SharedSegment, start: u64) -> bool {
+        let word = |word| segment.channel_word(segment.rank(), self.message.peer, word);
         let sent = word(ChannelWord::Sent);
         let is_empty = sent.load(Relaxed) == word(ChannelWord::Received).load(Acquire);
         if !is_empty {
@@ -128,8 +133,8 @@ impl Transfer {
         true
     }
 
-    fn step_receive(&mut self, segment: &Segment, start: u64) -> bool {
-        let word = |word| segment.channel(self.message.peer, segment.rank(), word);
+    fn step_receive(&mut self, segment: &SharedSegment, start: u64) -> bool {
+        let word = |word| segment.channel_word(self.message.peer, segment.rank(), word);
         let received = word(ChannelWord::Received);
         let is_empty = word(ChannelWord::Sent).load(Acquire) == received.load(Relaxed);
         if is_empty {

@@ -7,18 +7,18 @@ use std::sync::atomic::Ordering::Relaxed;
 use zernel_softgpu::clock::{self, transfer_time};
 use zernel_softgpu::device::nccl_bandwidth;
 use zernel_softgpu::driver_interface::ExternalKernel;
-use zernel_softgpu::truth::{DeviceWork, Symbol, device_work};
+use zernel_softgpu::truth::{DeviceWork, LoggedSymbol, log_device_work};
 
 use crate::communicator::Communicator;
-use crate::driver::driver;
-use crate::element::{DataType, Reduction, reduce};
+use crate::driver::loaded_driver;
+use crate::element::{DataType, Reduction, reduce_operands};
 use crate::message::{Message, run_messages};
-use crate::segment::{Aborted, COLLECTIVE_CHUNK, RankWord};
+use crate::segment::{COLLECTIVE_CHUNK_BYTES, OperationAborted, RankWord};
 use crate::status::NcclError;
 
 /// What each rank gets out of a collective.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Pattern {
+pub(crate) enum CollectivePattern {
     AllReduce(Reduction),
     Reduce(Reduction, usize),
     ReduceScatter(Reduction),
@@ -32,7 +32,7 @@ pub(crate) enum Pattern {
 /// A collective as one rank calls it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Collective {
-    pub(crate) pattern: Pattern,
+    pub(crate) pattern: CollectivePattern,
     pub(crate) data_type: DataType,
     pub(crate) send: u64,
     pub(crate) receive: u64,
@@ -42,16 +42,16 @@ pub(crate) struct Collective {
 
 /// One call between group start and end, or alone.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Task {
+pub(crate) enum IssuedTask {
     Collective(Collective),
     Message(Message),
 }
 
 /// A task, and the call that asked for it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Issued {
-    pub(crate) task: Task,
-    pub(crate) symbol: &'static Symbol,
+pub(crate) struct IssuedCall {
+    pub(crate) task: IssuedTask,
+    pub(crate) symbol: &'static LoggedSymbol,
 }
 
 /// What one launch does: the tasks of one communicator in one stream, of one group.
@@ -59,7 +59,7 @@ pub(crate) struct Issued {
 pub(crate) struct Operation {
     pub(crate) communicator: Arc<Communicator>,
     pub(crate) stream: u64,
-    pub(crate) tasks: Vec<Issued>,
+    pub(crate) tasks: Vec<IssuedCall>,
     /// Its place in the communicator's order; none in a graph, which may run many times.
     ticket: Option<u64>,
 }
@@ -69,12 +69,12 @@ impl Operation {
     pub(crate) fn launch(
         communicator: Arc<Communicator>,
         stream: u64,
-        tasks: Vec<Issued>,
+        tasks: Vec<IssuedCall>,
     ) -> Result<(), NcclError> {
         const PER_THREAD_STREAM: u64 = 2;
         let context = communicator.place.context;
         let launch = || {
-            let driver = driver()?;
+            let driver = loaded_driver()?;
             let captured = driver.is_capturing(stream)?;
             let operation = Arc::new(Self {
                 ticket: (!captured).then(|| communicator.take_ticket()),
@@ -82,7 +82,8 @@ impl Operation {
                 stream,
                 tasks,
             });
-            let launched = driver.launch(kernel()?, stream, Arc::as_ptr(&operation) as u64);
+            let launched =
+                driver.launch_function(operation_kernel()?, stream, Arc::as_ptr(&operation) as u64);
             if launched.is_err() && operation.ticket.is_some() {
                 operation.communicator.finish_turn();
             }
@@ -91,7 +92,7 @@ impl Operation {
         // Default streams belong to whatever context is current.
         match stream > PER_THREAD_STREAM {
             true => launch(),
-            false => driver()?.with_context(context, launch),
+            false => loaded_driver()?.with_context(context, launch),
         }
     }
 
@@ -107,14 +108,14 @@ impl Operation {
     }
 
     /// Collectives in order, then all messages at once.
-    fn run_tasks(&self, start: u64) -> Result<u64, Aborted> {
+    fn run_tasks(&self, start: u64) -> Result<u64, OperationAborted> {
         let mut end = start;
         for issued in &self.tasks {
-            if let Task::Collective(collective) = &issued.task {
+            if let IssuedTask::Collective(collective) = &issued.task {
                 end = collective.run(&self.communicator, end)?;
-                self.log(
+                self.log_device_work(
                     issued,
-                    collective.total(self.communicator.segment.ranks()),
+                    collective.offered_byte_count(self.communicator.segment.ranks()),
                     start,
                     end,
                 );
@@ -123,21 +124,22 @@ impl Operation {
         let messages: Vec<Message> = self.messages().map(|(message, _)| message).collect();
         if !messages.is_empty() {
             end = run_messages(&self.communicator, &messages, end)?;
-            self.messages()
-                .for_each(|(message, issued)| self.log(issued, message.bytes, start, end));
+            self.messages().for_each(|(message, issued)| {
+                self.log_device_work(issued, message.bytes, start, end);
+            });
         }
         Ok(end)
     }
 
-    fn messages(&self) -> impl Iterator<Item = (Message, &Issued)> {
+    fn messages(&self) -> impl Iterator<Item = (Message, &IssuedCall)> {
         self.tasks.iter().filter_map(|issued| match issued.task {
-            Task::Message(message) => Some((message, issued)),
-            Task::Collective(_) => None,
+            IssuedTask::Message(message) => Some((message, issued)),
+            IssuedTask::Collective(_) => None,
         })
     }
 
-    fn log(&self, issued: &Issued, bytes: usize, start: u64, end: u64) {
-        device_work(&DeviceWork {
+    fn log_device_work(&self, issued: &IssuedCall, bytes: usize, start: u64, end: u64) {
+        log_device_work(&DeviceWork {
             symbol: issued.symbol,
             stream: self.stream,
             bytes: bytes as u64,
@@ -148,10 +150,10 @@ impl Operation {
 }
 
 /// The kernel that all operations are launched as.
-fn kernel() -> Result<u64, NcclError> {
-    static KERNEL: OnceLock<u64> = OnceLock::new();
-    let driver = driver()?;
-    Ok(*KERNEL.get_or_init(|| {
+fn operation_kernel() -> Result<u64, NcclError> {
+    static OPERATION_KERNEL: OnceLock<u64> = OnceLock::new();
+    let driver = loaded_driver()?;
+    Ok(*OPERATION_KERNEL.get_or_init(|| {
         let kernel = ExternalKernel {
             run,
             retain,
@@ -179,7 +181,7 @@ extern "C" fn release(operation: u64) {
 
 /// The part of `whole` that starts at `start` and is `bytes` long, as far as it lies in a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Overlap {
+struct PartOverlap {
     /// Where the overlap begins in the window.
     in_window: usize,
     /// Where the overlap begins in the part.
@@ -187,28 +189,33 @@ struct Overlap {
     bytes: usize,
 }
 
-fn overlap(window: usize, window_bytes: usize, part: usize, part_bytes: usize) -> Option<Overlap> {
+fn overlap_of_part(
+    window: usize,
+    window_bytes: usize,
+    part: usize,
+    part_bytes: usize,
+) -> Option<PartOverlap> {
     let start = window.max(part);
     let end = (window + window_bytes).min(part + part_bytes);
-    (start < end).then(|| Overlap {
+    (start < end).then(|| PartOverlap {
         in_window: start - window,
         in_part: start - part,
         bytes: end - start,
     })
 }
 
-fn write(address: u64, bytes: &[u8]) {
+fn write_to_address(address: u64, bytes: &[u8]) {
     // SAFETY: the program's receive buffer, for which it vouches; not shared memory, so no overlap.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
 }
 
 impl Collective {
     /// Bytes that a contributing rank shows: one part, or one for each rank.
-    pub(crate) fn total(&self, ranks: usize) -> usize {
+    pub(crate) fn offered_byte_count(&self, ranks: usize) -> usize {
         match self.pattern {
-            Pattern::ReduceScatter(_) | Pattern::AllToAll | Pattern::Scatter(_) => {
-                self.part * ranks
-            }
+            CollectivePattern::ReduceScatter(_)
+            | CollectivePattern::AllToAll
+            | CollectivePattern::Scatter(_) => self.part * ranks,
             _ => self.part,
         }
     }
@@ -216,33 +223,34 @@ impl Collective {
     /// Whether `rank` shows anything.
     fn contributes(&self, rank: usize) -> bool {
         match self.pattern {
-            Pattern::Broadcast(root) | Pattern::Scatter(root) => rank == root,
+            CollectivePattern::Broadcast(root) | CollectivePattern::Scatter(root) => rank == root,
             _ => true,
         }
     }
 
     /// Transfers chunk by chunk: each rank shows its own chunk, then each rank takes what it needs from the
     /// chunks of the others. Returns the end time.
-    fn run(&self, communicator: &Communicator, start: u64) -> Result<u64, Aborted> {
+    fn run(&self, communicator: &Communicator, start: u64) -> Result<u64, OperationAborted> {
         let segment = &communicator.segment;
         let check_abort =
             || communicator.check_abort(segment.waits_for_lost_rank(RankWord::Arrived));
-        let total = self.total(segment.ranks());
+        let total = self.offered_byte_count(segment.ranks());
         let mut all_started = start;
         segment
-            .word(segment.rank(), RankWord::Start)
+            .rank_word(segment.rank(), RankWord::Start)
             .store(start, Relaxed);
         let mut offset = 0;
         loop {
-            let bytes = (total - offset).min(COLLECTIVE_CHUNK);
+            let bytes = (total - offset).min(COLLECTIVE_CHUNK_BYTES);
             if self.contributes(segment.rank()) {
                 segment.offer_bytes(self.send + offset as u64, bytes);
             }
             segment.await_all_ranks(RankWord::Arrived, check_abort)?;
             for rank in 0..segment.ranks() {
-                all_started = all_started.max(segment.word(rank, RankWord::Start).load(Relaxed));
+                all_started =
+                    all_started.max(segment.rank_word(rank, RankWord::Start).load(Relaxed));
             }
-            self.take(communicator, offset, bytes);
+            self.take_parts_of_chunk(communicator, offset, bytes);
             segment.await_all_ranks(RankWord::Arrived, check_abort)?;
             offset += bytes;
             if offset >= total {
@@ -252,17 +260,19 @@ impl Collective {
     }
 
     /// Copies or reduces the parts of the chunk at `offset` that this rank needs.
-    fn take(&self, communicator: &Communicator, offset: usize, bytes: usize) {
+    fn take_parts_of_chunk(&self, communicator: &Communicator, offset: usize, bytes: usize) {
         let segment = &communicator.segment;
         let (own, ranks) = (segment.rank(), segment.ranks());
         let here = self.receive + offset as u64;
         match self.pattern {
-            Pattern::AllReduce(reduction) => self.reduce(communicator, reduction, 0..bytes, here),
-            Pattern::Reduce(reduction, root) if root == own => {
+            CollectivePattern::AllReduce(reduction) => {
                 self.reduce(communicator, reduction, 0..bytes, here);
             }
-            Pattern::ReduceScatter(reduction) => {
-                if let Some(own) = overlap(offset, bytes, own * self.part, self.part) {
+            CollectivePattern::Reduce(reduction, root) if root == own => {
+                self.reduce(communicator, reduction, 0..bytes, here);
+            }
+            CollectivePattern::ReduceScatter(reduction) => {
+                if let Some(own) = overlap_of_part(offset, bytes, own * self.part, self.part) {
                     let range = own.in_window..own.in_window + own.bytes;
                     self.reduce(
                         communicator,
@@ -272,21 +282,27 @@ impl Collective {
                     );
                 }
             }
-            Pattern::Broadcast(root) => write(here, segment.offered_bytes(root, bytes)),
-            Pattern::AllGather => self.gather(communicator, offset, bytes),
-            Pattern::Gather(root) if root == own => self.gather(communicator, offset, bytes),
-            Pattern::AllToAll => (0..ranks).for_each(|from| {
+            CollectivePattern::Broadcast(root) => {
+                write_to_address(here, segment.offered_bytes(root, bytes));
+            }
+            CollectivePattern::AllGather => self.gather(communicator, offset, bytes),
+            CollectivePattern::Gather(root) if root == own => {
+                self.gather(communicator, offset, bytes);
+            }
+            CollectivePattern::AllToAll => (0..ranks).for_each(|from| {
                 self.take_own_part(communicator, from, offset, bytes, from * self.part);
             }),
-            Pattern::Scatter(root) => self.take_own_part(communicator, root, offset, bytes, 0),
-            Pattern::Reduce(..) | Pattern::Gather(_) => {}
+            CollectivePattern::Scatter(root) => {
+                self.take_own_part(communicator, root, offset, bytes, 0);
+            }
+            CollectivePattern::Reduce(..) | CollectivePattern::Gather(_) => {}
         }
     }
 
     fn gather(&self, communicator: &Communicator, offset: usize, bytes: usize) {
         for rank in 0..communicator.segment.ranks() {
             let place = self.receive + (rank * self.part + offset) as u64;
-            write(place, communicator.segment.offered_bytes(rank, bytes));
+            write_to_address(place, communicator.segment.offered_bytes(rank, bytes));
         }
     }
 
@@ -301,8 +317,8 @@ impl Collective {
         let shown = |rank| &segment.offered_bytes(rank, range.end)[range.clone()];
         let operands: Vec<&[u8]> = (0..segment.ranks()).map(shown).collect();
         let mut result = vec![0; range.len()];
-        reduce(self.data_type, reduction, &operands, &mut result);
-        write(receive, &result);
+        reduce_operands(self.data_type, reduction, &operands, &mut result);
+        write_to_address(receive, &result);
     }
 
     /// Copies this rank's part of the data that `from` shows to `place` in the receive buffer.
@@ -315,10 +331,10 @@ impl Collective {
         place: usize,
     ) {
         let segment = &communicator.segment;
-        if let Some(own) = overlap(offset, bytes, segment.rank() * self.part, self.part) {
+        if let Some(own) = overlap_of_part(offset, bytes, segment.rank() * self.part, self.part) {
             let shown = segment.offered_bytes(from, bytes);
             let address = self.receive + (place + own.in_part) as u64;
-            write(address, &shown[own.in_window..own.in_window + own.bytes]);
+            write_to_address(address, &shown[own.in_window..own.in_window + own.bytes]);
         }
     }
 }
@@ -328,19 +344,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overlaps() {
-        assert_eq!(overlap(0, 10, 10, 5), None);
-        let all = Overlap {
+    fn a_part_overlaps_a_window_where_both_have_bytes() {
+        assert_eq!(overlap_of_part(0, 10, 10, 5), None);
+        let all = PartOverlap {
             in_window: 2,
             in_part: 0,
             bytes: 5,
         };
-        assert_eq!(overlap(10, 10, 12, 5), Some(all));
-        let end = Overlap {
+        assert_eq!(overlap_of_part(10, 10, 12, 5), Some(all));
+        let end = PartOverlap {
             in_window: 0,
             in_part: 3,
             bytes: 7,
         };
-        assert_eq!(overlap(10, 10, 7, 10), Some(end));
+        assert_eq!(overlap_of_part(10, 10, 7, 10), Some(end));
     }
 }

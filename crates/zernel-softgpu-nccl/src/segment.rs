@@ -9,8 +9,8 @@
 //! | header | | cookie, number of ranks, bell |
 //! | ranks | rank | identity, state, progress of collectives, start of the operation, control words |
 //! | channels | pair of ranks | progress of point-to-point messages, starts of both sides |
-//! | buffers | rank | [`COLLECTIVE_CHUNK`] bytes |
-//! | channel buffers | pair of ranks | [`MESSAGE_CHUNK`] bytes |
+//! | buffers | rank | [`COLLECTIVE_CHUNK_BYTES`] bytes |
+//! | channel buffers | pair of ranks | [`MESSAGE_CHUNK_BYTES`] bytes |
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -29,16 +29,16 @@ use zernel_softgpu::shared_memory::SharedMemory;
 use crate::status::NcclError;
 
 /// Bytes that each rank shows the others at a time; a multiple of every element size.
-pub(crate) const COLLECTIVE_CHUNK: usize = 4 << 20;
+pub(crate) const COLLECTIVE_CHUNK_BYTES: usize = 4 << 20;
 /// Bytes of a message on their way at a time.
-pub(crate) const MESSAGE_CHUNK: usize = 1 << 16;
+pub(crate) const MESSAGE_CHUNK_BYTES: usize = 1 << 16;
 /// The most ranks of a communicator.
 pub(crate) const MAX_RANKS: usize = 64;
 
-const PAGE: usize = 4096;
-const HEADER_COOKIE: usize = 0;
-const HEADER_RANKS: usize = 16;
-const HEADER_BELL: usize = 24;
+const PAGE_BYTES: usize = 4096;
+const COOKIE_OFFSET: usize = 0;
+const RANKS_OFFSET: usize = 16;
+const BELL_OFFSET: usize = 24;
 const RANK_BYTES: usize = 256;
 const CHANNEL_BYTES: usize = 64;
 
@@ -118,13 +118,13 @@ impl UniqueId {
 }
 
 /// The memfds of the ids that this process created, kept until all ranks have opened them.
-static MADE: Mutex<Vec<(u64, OwnedFd)>> = Mutex::new(Vec::new());
+static MEMFDS_OF_OWN_IDS: Mutex<Vec<(u64, OwnedFd)>> = Mutex::new(Vec::new());
 
 /// Makes an id and the memory it stands for.
 pub(crate) fn new_unique_id() -> io::Result<UniqueId> {
     let file = memfd_create("softgpu-nccl", MemfdFlags::CLOEXEC)?;
-    ftruncate(&file, PAGE as u64)?;
-    let own = ProcessIdentity::own();
+    ftruncate(&file, PAGE_BYTES as u64)?;
+    let own = ProcessIdentity::of_this_process();
     let mut cookie = [0; 8];
     rustix::rand::getrandom(&mut cookie, rustix::rand::GetRandomFlags::empty())?;
     let id = UniqueId {
@@ -134,56 +134,59 @@ pub(crate) fn new_unique_id() -> io::Result<UniqueId> {
         descriptor: file.as_raw_fd(),
         padding: [0; 13],
     };
-    SharedMemory::map(&file, PAGE)?
-        .word(HEADER_COOKIE)
+    SharedMemory::map(&file, PAGE_BYTES)?
+        .word(COOKIE_OFFSET)
         .store(id.cookie, Release);
-    MADE.lock()
+    MEMFDS_OF_OWN_IDS
+        .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .push((id.cookie, file));
     Ok(id)
 }
 
 /// Closes the memfd of an id. All ranks have opened it.
-fn forget(id: &UniqueId) {
-    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+fn close_memfd_of(id: &UniqueId) {
+    let mut made = MEMFDS_OF_OWN_IDS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     made.retain(|(cookie, _)| *cookie != id.cookie);
 }
 
 /// Waiting was given up because the communicator was aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Aborted;
+pub(crate) struct OperationAborted;
 
 /// The shared memory as one rank sees it.
 #[derive(Debug)]
-pub(crate) struct Segment {
+pub(crate) struct SharedSegment {
     memory: SharedMemory,
     rank: usize,
     ranks: usize,
 }
 
 fn total_bytes(ranks: usize) -> usize {
-    buffers_offset(ranks) + ranks * COLLECTIVE_CHUNK + ranks * ranks * MESSAGE_CHUNK
+    buffers_offset(ranks) + ranks * COLLECTIVE_CHUNK_BYTES + ranks * ranks * MESSAGE_CHUNK_BYTES
 }
 
 fn channels_offset(ranks: usize) -> usize {
-    PAGE + ranks * RANK_BYTES
+    PAGE_BYTES + ranks * RANK_BYTES
 }
 
 fn buffers_offset(ranks: usize) -> usize {
-    (channels_offset(ranks) + ranks * ranks * CHANNEL_BYTES).next_multiple_of(PAGE)
+    (channels_offset(ranks) + ranks * ranks * CHANNEL_BYTES).next_multiple_of(PAGE_BYTES)
 }
 
-fn open(id: &UniqueId) -> Result<File, NcclError> {
+fn open_memfd_of(id: &UniqueId) -> Result<File, NcclError> {
     let path = format!("/proc/{}/fd/{}", id.pid, id.descriptor);
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .open(path)
         .map_err(|_| NcclError::RemoteError)?;
-    let long_enough = file.metadata()?.len() >= PAGE as u64;
+    let long_enough = file.metadata()?.len() >= PAGE_BYTES as u64;
     if !long_enough
-        || SharedMemory::map(&file, PAGE)?
-            .word(HEADER_COOKIE)
+        || SharedMemory::map(&file, PAGE_BYTES)?
+            .word(COOKIE_OFFSET)
             .load(Acquire)
             != id.cookie
     {
@@ -192,13 +195,13 @@ fn open(id: &UniqueId) -> Result<File, NcclError> {
     Ok(file)
 }
 
-impl Segment {
+impl SharedSegment {
     /// Joins as `rank`, and waits until all others have joined.
     pub(crate) fn join(id: &UniqueId, rank: usize, ranks: usize) -> Result<Self, NcclError> {
         if rank >= ranks || ranks > MAX_RANKS {
             return Err(NcclError::InvalidArgument);
         }
-        let file = open(id)?;
+        let file = open_memfd_of(id)?;
         // The file only grows, and to the same size for all processes that pass the same number of ranks.
         if file.metadata()?.len() < total_bytes(ranks) as u64 {
             file.set_len(total_bytes(ranks) as u64)?;
@@ -208,29 +211,29 @@ impl Segment {
             rank,
             ranks,
         };
-        segment.enter()?;
+        segment.mark_joined()?;
         segment.wait_for_all_ranks(id)?;
-        forget(id);
+        close_memfd_of(id);
         Ok(segment)
     }
 
-    fn enter(&self) -> Result<(), NcclError> {
-        let agreed = self.memory.word(HEADER_RANKS);
+    fn mark_joined(&self) -> Result<(), NcclError> {
+        let agreed = self.memory.word(RANKS_OFFSET);
         let first = agreed.compare_exchange(0, self.ranks as u64, AcqRel, Acquire);
         if first.is_err_and(|agreed| agreed != self.ranks as u64) {
             return Err(NcclError::InvalidArgument);
         }
-        let own = ProcessIdentity::own();
-        let pid = self.word(self.rank, RankWord::Pid);
+        let own = ProcessIdentity::of_this_process();
+        let pid = self.rank_word(self.rank, RankWord::Pid);
         if pid
             .compare_exchange(0, u64::from(own.pid), AcqRel, Acquire)
             .is_err()
         {
             return Err(NcclError::InvalidUsage);
         }
-        self.word(self.rank, RankWord::StartTime)
+        self.rank_word(self.rank, RankWord::StartTime)
             .store(own.start_time, Relaxed);
-        self.word(self.rank, RankWord::State)
+        self.rank_word(self.rank, RankWord::State)
             .store(STATE_JOINED, Release);
         self.wake_ranks();
         Ok(())
@@ -238,16 +241,16 @@ impl Segment {
 
     fn wait_for_all_ranks(&self, id: &UniqueId) -> Result<(), NcclError> {
         let all_joined =
-            || (0..self.ranks).all(|rank| self.word(rank, RankWord::State).load(Acquire) != 0);
+            || (0..self.ranks).all(|rank| self.rank_word(rank, RankWord::State).load(Acquire) != 0);
         // No rank can join after the process that created the id has exited.
         let check_joinable =
             || match id.maker().is_alive() && !(0..self.ranks).any(|rank| self.is_lost(rank)) {
                 true => Ok(()),
-                false => Err(Aborted),
+                false => Err(OperationAborted),
             };
-        match self.wait(all_joined, check_joinable) {
+        match self.wait_until(all_joined, check_joinable) {
             // The rank that made the id may have joined last and left at once.
-            Err(Aborted) if !all_joined() => Err(NcclError::RemoteError),
+            Err(OperationAborted) if !all_joined() => Err(NcclError::RemoteError),
             _ => Ok(()),
         }
     }
@@ -263,30 +266,30 @@ impl Segment {
     }
 
     /// A word of a rank.
-    pub(crate) fn word(&self, rank: usize, word: RankWord) -> &AtomicU64 {
+    pub(crate) fn rank_word(&self, rank: usize, word: RankWord) -> &AtomicU64 {
         self.memory
-            .word(PAGE + rank * RANK_BYTES + word as usize * 8)
+            .word(PAGE_BYTES + rank * RANK_BYTES + word as usize * 8)
     }
 
     fn control_word(&self, rank: usize, index: usize) -> &AtomicU64 {
         self.memory
-            .word(PAGE + rank * RANK_BYTES + (RankWord::Control as usize + index) * 8)
+            .word(PAGE_BYTES + rank * RANK_BYTES + (RankWord::Control as usize + index) * 8)
     }
 
     /// A word of the channel from one rank to another.
-    pub(crate) fn channel(&self, from: usize, to: usize, word: ChannelWord) -> &AtomicU64 {
+    pub(crate) fn channel_word(&self, from: usize, to: usize, word: ChannelWord) -> &AtomicU64 {
         let channel = channels_offset(self.ranks) + (from * self.ranks + to) * CHANNEL_BYTES;
         self.memory.word(channel + word as usize * 8)
     }
 
     fn buffer_offset(&self, rank: usize) -> usize {
-        buffers_offset(self.ranks) + rank * COLLECTIVE_CHUNK
+        buffers_offset(self.ranks) + rank * COLLECTIVE_CHUNK_BYTES
     }
 
     fn message_offset(&self, from: usize, to: usize) -> usize {
         buffers_offset(self.ranks)
-            + self.ranks * COLLECTIVE_CHUNK
-            + (from * self.ranks + to) * MESSAGE_CHUNK
+            + self.ranks * COLLECTIVE_CHUNK_BYTES
+            + (from * self.ranks + to) * MESSAGE_CHUNK_BYTES
     }
 
     /// Shows the others `bytes` at an address of this process.
@@ -325,7 +328,7 @@ impl Segment {
     }
 
     fn futex_word(&self) -> &AtomicU32 {
-        self.memory.half_word(HEADER_BELL)
+        self.memory.half_word(BELL_OFFSET)
     }
 
     /// Wakes all ranks that wait for a change of the segment.
@@ -340,11 +343,11 @@ impl Segment {
     }
 
     /// Waits until `done`, and wakes every now and then to `check_abort`, which may give up.
-    pub(crate) fn wait(
+    pub(crate) fn wait_until(
         &self,
         mut done: impl FnMut() -> bool,
-        mut check_abort: impl FnMut() -> Result<(), Aborted>,
-    ) -> Result<(), Aborted> {
+        mut check_abort: impl FnMut() -> Result<(), OperationAborted>,
+    ) -> Result<(), OperationAborted> {
         loop {
             let bell = self.bell_value();
             if done() {
@@ -363,8 +366,8 @@ impl Segment {
     pub(crate) fn wait_for_bell(
         &self,
         value: u32,
-        check_abort: impl FnOnce() -> Result<(), Aborted>,
-    ) -> Result<(), Aborted> {
+        check_abort: impl FnOnce() -> Result<(), OperationAborted>,
+    ) -> Result<(), OperationAborted> {
         let a_while = Timespec {
             tv_sec: 0,
             tv_nsec: 20_000_000,
@@ -383,10 +386,10 @@ impl Segment {
     /// Whether a rank has left or died.
     pub(crate) fn is_lost(&self, rank: usize) -> bool {
         let identity = ProcessIdentity {
-            pid: self.word(rank, RankWord::Pid).load(Relaxed) as u32,
-            start_time: self.word(rank, RankWord::StartTime).load(Relaxed),
+            pid: self.rank_word(rank, RankWord::Pid).load(Relaxed) as u32,
+            start_time: self.rank_word(rank, RankWord::StartTime).load(Relaxed),
         };
-        match self.word(rank, RankWord::State).load(Acquire) {
+        match self.rank_word(rank, RankWord::State).load(Acquire) {
             STATE_JOINED => !identity.is_alive(),
             STATE_LEFT => true,
             _ => false,
@@ -395,17 +398,17 @@ impl Segment {
 
     /// Marks this rank as left, and wakes the other ranks.
     pub(crate) fn leave(&self) {
-        self.word(self.rank, RankWord::State)
+        self.rank_word(self.rank, RankWord::State)
             .store(STATE_LEFT, Release);
         self.wake_ranks();
     }
 
     /// Publishes this rank's control words, and returns the control words of all ranks.
-    pub(crate) fn exchange(
+    pub(crate) fn exchange_control_words(
         &self,
         words: [u64; CONTROL_WORDS],
-        check_abort: impl Fn() -> Result<(), Aborted>,
-    ) -> Result<Vec<[u64; CONTROL_WORDS]>, Aborted> {
+        check_abort: impl Fn() -> Result<(), OperationAborted>,
+    ) -> Result<Vec<[u64; CONTROL_WORDS]>, OperationAborted> {
         for (index, word) in words.into_iter().enumerate() {
             self.control_word(self.rank, index).store(word, Relaxed);
         }
@@ -417,7 +420,10 @@ impl Segment {
         Ok(all)
     }
 
-    fn control_step(&self, check_abort: &impl Fn() -> Result<(), Aborted>) -> Result<(), Aborted> {
+    fn control_step(
+        &self,
+        check_abort: &impl Fn() -> Result<(), OperationAborted>,
+    ) -> Result<(), OperationAborted> {
         self.await_all_ranks(RankWord::ControlArrived, check_abort)
     }
 
@@ -425,18 +431,18 @@ impl Segment {
     pub(crate) fn await_all_ranks(
         &self,
         counter: RankWord,
-        check_abort: impl Fn() -> Result<(), Aborted>,
-    ) -> Result<(), Aborted> {
-        let step = self.word(self.rank, counter).fetch_add(1, AcqRel) + 1;
+        check_abort: impl Fn() -> Result<(), OperationAborted>,
+    ) -> Result<(), OperationAborted> {
+        let step = self.rank_word(self.rank, counter).fetch_add(1, AcqRel) + 1;
         self.wake_ranks();
-        let there = |rank| self.word(rank, counter).load(Acquire) >= step;
-        self.wait(|| (0..self.ranks).all(there), check_abort)
+        let there = |rank| self.rank_word(rank, counter).load(Acquire) >= step;
+        self.wait_until(|| (0..self.ranks).all(there), check_abort)
     }
 
     /// Whether a rank that this rank waits for in `counter` has left or exited.
     pub(crate) fn waits_for_lost_rank(&self, counter: RankWord) -> bool {
-        let step = self.word(self.rank, counter).load(Acquire);
+        let step = self.rank_word(self.rank, counter).load(Acquire);
         (0..self.ranks)
-            .any(|rank| self.word(rank, counter).load(Acquire) < step && self.is_lost(rank))
+            .any(|rank| self.rank_word(rank, counter).load(Acquire) < step && self.is_lost(rank))
     }
 }

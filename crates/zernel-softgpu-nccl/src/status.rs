@@ -54,7 +54,7 @@ impl NcclError {
 }
 
 /// `ncclGetErrorString`.
-pub(crate) fn description(code: i32) -> &'static CStr {
+pub(crate) fn error_description(code: i32) -> &'static CStr {
     match code {
         0 => c"no error",
         1 => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",

@@ -10,14 +10,14 @@ use crate::status::NvmlError;
 /// Device handles are this plus the index, so that null and nonsense are noticed.
 const FIRST_HANDLE: u64 = 0x6e76_6d6c_0000;
 
-static STATE: Mutex<State> = Mutex::new(State {
+static LIBRARY_STATE: Mutex<LibraryState> = Mutex::new(LibraryState {
     users: 0,
     node: None,
 });
 
-static AT_EXIT: Once = Once::new();
+static REGISTER_AT_EXIT: Once = Once::new();
 
-struct State {
+struct LibraryState {
     users: usize,
     node: Option<Arc<Node>>,
 }
@@ -25,7 +25,7 @@ struct State {
 /// A program need not shut NVML down before it ends.
 extern "C" fn leave_node() {
     // Does not wait for the lock: the thread that holds it may never run again.
-    if let Ok(state) = STATE.try_lock()
+    if let Ok(state) = LIBRARY_STATE.try_lock()
         && let Some(node) = &state.node
     {
         node.leave();
@@ -34,14 +34,14 @@ extern "C" fn leave_node() {
 
 /// `nvmlInit`: as often as you like; the node is opened anew after the last shutdown.
 pub(crate) fn initialise() -> Result<(), NvmlError> {
-    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = LIBRARY_STATE.lock().unwrap_or_else(PoisonError::into_inner);
     if state.node.is_none() {
         let node = Node::open().map_err(|error| {
             eprintln!("softgpu: NVML: cannot use the simulated node's state: {error}");
             NvmlError::OperatingSystem
         })?;
         state.node = Some(node);
-        AT_EXIT.call_once(|| process::at_exit(leave_node));
+        REGISTER_AT_EXIT.call_once(|| process::at_exit(leave_node));
     }
     state.users += 1;
     Ok(())
@@ -49,7 +49,7 @@ pub(crate) fn initialise() -> Result<(), NvmlError> {
 
 /// `nvmlShutdown`.
 pub(crate) fn shut_down() -> Result<(), NvmlError> {
-    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = LIBRARY_STATE.lock().unwrap_or_else(PoisonError::into_inner);
     state.users = state.users.checked_sub(1).ok_or(NvmlError::Uninitialized)?;
     if state.users == 0 {
         state.node = None;
@@ -58,21 +58,21 @@ pub(crate) fn shut_down() -> Result<(), NvmlError> {
 }
 
 /// The node.
-pub(crate) fn node() -> Result<Arc<Node>, NvmlError> {
-    let state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+pub(crate) fn open_node() -> Result<Arc<Node>, NvmlError> {
+    let state = LIBRARY_STATE.lock().unwrap_or_else(PoisonError::into_inner);
     state.node.clone().ok_or(NvmlError::Uninitialized)
 }
 
 /// The handle of a device.
-pub(crate) fn handle(index: usize) -> u64 {
+pub(crate) fn handle_of_device(index: usize) -> u64 {
     FIRST_HANDLE + index as u64
 }
 
 /// The node, and the index of the device of a handle.
-pub(crate) fn device(handle: u64) -> Result<(Arc<Node>, usize), NvmlError> {
-    let node = node()?;
+pub(crate) fn node_and_device_index(handle: u64) -> Result<(Arc<Node>, usize), NvmlError> {
+    let node = open_node()?;
     let index = handle.wrapping_sub(FIRST_HANDLE) as usize;
-    match index < node.devices() {
+    match index < node.device_count() {
         true => Ok((node, index)),
         false => Err(NvmlError::InvalidArgument),
     }

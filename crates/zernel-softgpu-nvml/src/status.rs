@@ -33,7 +33,7 @@ impl From<NullPointer> for NvmlError {
 }
 
 /// `nvmlErrorString`.
-pub(crate) fn description(code: i32) -> &'static CStr {
+pub(crate) fn error_description(code: i32) -> &'static CStr {
     match code {
         0 => c"Success",
         1 => c"Uninitialized",

@@ -8,7 +8,7 @@ use std::time::Instant;
 use std::{env, ptr};
 
 use zernel_softgpu::config;
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 
 const CHILD: &str = "SOFTGPU_BENCH_DIRECTORY";
 const CALLS: u32 = 1_000_000;
@@ -32,7 +32,8 @@ fn main() {
 /// Runs the measurement in fresh processes: without a log, with counts, with events.
 fn compare() {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench-calls");
-    install(&directory, Prologue::Push).expect("the libraries are built with the benchmark");
+    install_libraries(&directory, Prologue::Push)
+        .expect("the libraries are built with the benchmark");
     println!(
         "{:>10} {:>10} {:>12} {:>12} {:>16}",
         "log", "threads", "launch/s", "get/s", "alloc+free/s"
@@ -46,12 +47,12 @@ fn compare() {
         let mut command = Command::new(env::current_exe().unwrap());
         command
             .env(CHILD, &directory)
-            .env(config::DIRECTORY, directory.join("node"));
+            .env(config::DIRECTORY_VARIABLE, directory.join("node"));
         command
-            .env(config::LOG_EVENTS, events)
+            .env(config::LOG_EVENTS_VARIABLE, events)
             .env("SOFTGPU_BENCH_NAME", name);
         if log {
-            command.env(config::LOG, &truth);
+            command.env(config::LOG_VARIABLE, &truth);
         }
         assert!(command.status().unwrap().success());
         let _ = std::fs::remove_dir_all(truth);

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::clock;
 
 /// Length of the window of the utilization.
-const WINDOW_NS: u64 = 500_000_000;
+const UTILIZATION_WINDOW_NS: u64 = 500_000_000;
 /// Past states are kept at least this far apart; together they reach back further than the window.
-const MIN_SPACING_NS: u64 = 1 << 26;
+const MIN_STATE_SPACING_NS: u64 = 1 << 26;
 const MAX_PAST_STATES: usize = 16;
 const STATE_WORDS: usize = 3;
 
@@ -20,13 +20,13 @@ pub(crate) struct BusyMeter<'a>(pub(crate) &'a [AtomicU64]);
 
 /// All work known at time `at`: its total busy time, and its last end.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct State {
+struct BusyState {
     at: u64,
     busy: u64,
     until: u64,
 }
 
-impl State {
+impl BusyState {
     fn load(words: &[AtomicU64]) -> Self {
         let [at, busy, until] = [0, 1, 2].map(|index| words[index].load(Relaxed));
         Self { at, busy, until }
@@ -52,11 +52,11 @@ impl State {
 }
 
 impl<'a> BusyMeter<'a> {
-    fn current(self) -> &'a [AtomicU64] {
+    fn current_state_words(self) -> &'a [AtomicU64] {
         &self.0[..STATE_WORDS]
     }
 
-    fn recorded(self) -> &'a AtomicU64 {
+    fn past_state_count(self) -> &'a AtomicU64 {
         &self.0[STATE_WORDS]
     }
 
@@ -70,24 +70,24 @@ impl<'a> BusyMeter<'a> {
     }
 
     fn add_at(self, now: u64, start: u64, end: u64) {
-        let mut state = State::load(self.current());
-        let recorded = self.recorded().load(Relaxed);
+        let mut state = BusyState::load(self.current_state_words());
+        let recorded = self.past_state_count().load(Relaxed);
         let last = recorded
             .checked_sub(1)
-            .map_or(0, |last| State::load(self.past_state(last)).at);
-        if now >= last + MIN_SPACING_NS {
-            State { at: now, ..state }.store(self.past_state(recorded));
-            self.recorded().store(recorded + 1, Relaxed);
+            .map_or(0, |last| BusyState::load(self.past_state(last)).at);
+        if now >= last + MIN_STATE_SPACING_NS {
+            BusyState { at: now, ..state }.store(self.past_state(recorded));
+            self.past_state_count().store(recorded + 1, Relaxed);
         }
         state.add(start, end);
-        state.store(self.current());
+        state.store(self.current_state_words());
     }
 
     /// Share of the window before `now` that was busy, 0 to 1.
     pub(crate) fn utilization(self, now: u64) -> f64 {
-        let begin = now.saturating_sub(WINDOW_NS);
+        let begin = now.saturating_sub(UTILIZATION_WINDOW_NS);
         let (begin, busy_before) = self.busy_before(begin);
-        let busy = State::load(self.current())
+        let busy = BusyState::load(self.current_state_words())
             .busy_until(now)
             .saturating_sub(busy_before);
         (busy as f64 / (now - begin).max(1) as f64).min(1.0)
@@ -96,13 +96,13 @@ impl<'a> BusyMeter<'a> {
     /// The last moment not after `time` whose busy time is known exactly, and that busy time.
     ///
     /// A past state is exact at its own time. It stays so until the next one, less the first
-    /// [`MIN_SPACING_NS`]: any change after that would have been recorded.
+    /// [`MIN_STATE_SPACING_NS`]: any change after that would have been recorded.
     fn busy_before(self, time: u64) -> (u64, u64) {
-        let recorded = self.recorded().load(Relaxed);
-        let mut later = State::load(self.current());
+        let recorded = self.past_state_count().load(Relaxed);
+        let mut later = BusyState::load(self.current_state_words());
         for number in (recorded.saturating_sub(MAX_PAST_STATES as u64)..recorded).rev() {
-            let past = State::load(self.past_state(number));
-            if past.at + MIN_SPACING_NS <= time {
+            let past = BusyState::load(self.past_state(number));
+            if past.at + MIN_STATE_SPACING_NS <= time {
                 return (time, later.busy_until(time));
             }
             if past.at <= time {
@@ -120,23 +120,23 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn meter() -> Vec<AtomicU64> {
+    fn new_meter_words() -> Vec<AtomicU64> {
         (0..BUSY_WORDS).map(|_| AtomicU64::new(0)).collect()
     }
 
-    fn percent(words: &[AtomicU64], now: u64) -> u32 {
+    fn utilization_percent(words: &[AtomicU64], now: u64) -> u32 {
         (BusyMeter(words).utilization(now) * 100.0).round() as u32
     }
 
     #[test]
     fn steady_load_shows_its_share_at_any_moment() {
-        let words = meter();
+        let words = new_meter_words();
         for step in 100..400 {
             let now = step * 10 * MS;
             BusyMeter(&words).add_at(now, now, now + 4 * MS);
             if step > 200 {
                 assert!(
-                    (39..=41).contains(&percent(&words, now + 7 * MS)),
+                    (39..=41).contains(&utilization_percent(&words, now + 7 * MS)),
                     "step {step}"
                 );
             }
@@ -145,30 +145,30 @@ mod tests {
 
     #[test]
     fn work_queued_far_ahead_counts_when_its_time_comes() {
-        let words = meter();
+        let words = new_meter_words();
         let now = 10_000 * MS;
         BusyMeter(&words).add_at(now, now + 1000 * MS, now + 3000 * MS);
-        assert_eq!(percent(&words, now + 500 * MS), 0);
-        assert_eq!(percent(&words, now + 1250 * MS), 50);
-        assert_eq!(percent(&words, now + 2500 * MS), 100);
-        assert_eq!(percent(&words, now + 9000 * MS), 0);
+        assert_eq!(utilization_percent(&words, now + 500 * MS), 0);
+        assert_eq!(utilization_percent(&words, now + 1250 * MS), 50);
+        assert_eq!(utilization_percent(&words, now + 2500 * MS), 100);
+        assert_eq!(utilization_percent(&words, now + 9000 * MS), 0);
     }
 
     #[test]
     fn overlapping_work_counts_once() {
-        let words = meter();
+        let words = new_meter_words();
         let now = 10_000 * MS;
         for _ in 0..4 {
             BusyMeter(&words).add_at(now, now, now + 250 * MS);
         }
-        assert_eq!(percent(&words, now + 500 * MS), 50);
+        assert_eq!(utilization_percent(&words, now + 500 * MS), 50);
     }
 
     #[test]
     fn load_after_a_long_idle_time_is_not_spread_over_it() {
-        let words = meter();
+        let words = new_meter_words();
         BusyMeter(&words).add_at(1000 * MS, 1000 * MS, 1100 * MS);
         BusyMeter(&words).add_at(60_000 * MS, 60_000 * MS, 60_250 * MS);
-        assert_eq!(percent(&words, 60_300 * MS), 50);
+        assert_eq!(utilization_percent(&words, 60_300 * MS), 50);
     }
 }

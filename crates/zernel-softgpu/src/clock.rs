@@ -13,7 +13,7 @@ pub fn now() -> u64 {
 
 /// How a thread waits for the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Waiting {
+pub enum WaitMethod {
     /// Burns its CPU.
     #[default]
     Spin,
@@ -23,9 +23,9 @@ pub enum Waiting {
     Block,
 }
 
-impl Waiting {
-    /// One turn of a polling loop. Not for [`Waiting::Block`], which sleeps instead.
-    pub(crate) fn poll(self) {
+impl WaitMethod {
+    /// One turn of a polling loop. Not for [`WaitMethod::Block`], which sleeps instead.
+    pub(crate) fn poll_once(self) {
         match self {
             Self::Spin => std::hint::spin_loop(),
             Self::Yield | Self::Block => std::thread::yield_now(),
@@ -34,11 +34,11 @@ impl Waiting {
 }
 
 /// Returns when the clock has reached `deadline`.
-pub fn wait_until(deadline: u64, how: Waiting) {
+pub fn wait_until(deadline: u64, how: WaitMethod) {
     while now() < deadline {
         match how {
-            Waiting::Block => sleep_until(deadline),
-            _ => how.poll(),
+            WaitMethod::Block => sleep_until(deadline),
+            _ => how.poll_once(),
         }
     }
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relea
 
 use rustix::thread::futex;
 
-use crate::clock::{self, Waiting};
+use crate::clock::{self, WaitMethod};
 
-const UNKNOWN: u64 = u64::MAX;
+const UNKNOWN_END: u64 = u64::MAX;
 
 /// The end of a piece of work on the device clock.
 ///
@@ -22,9 +22,9 @@ pub struct Completion {
 impl Completion {
     /// An end that is not known yet.
     #[must_use]
-    pub fn unknown() -> Arc<Self> {
+    pub fn with_unknown_end() -> Arc<Self> {
         Arc::new(Self {
-            end: AtomicU64::new(UNKNOWN),
+            end: AtomicU64::new(UNKNOWN_END),
             known: AtomicU32::new(0),
         })
     }
@@ -39,7 +39,7 @@ impl Completion {
     }
 
     /// Stores the end and wakes all threads that wait for it.
-    pub fn resolve(&self, end: u64) {
+    pub fn set_end(&self, end: u64) {
         self.end.store(end, Release);
         self.known.store(1, Release);
         // Cannot fail on a valid address.
@@ -48,35 +48,35 @@ impl Completion {
 
     /// The end, if it is known.
     #[must_use]
-    pub fn end(&self) -> Option<u64> {
-        Some(self.end.load(Acquire)).filter(|end| *end != UNKNOWN)
+    pub fn known_end(&self) -> Option<u64> {
+        Some(self.end.load(Acquire)).filter(|end| *end != UNKNOWN_END)
     }
 
     /// Whether the end is reached.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.end().is_some_and(|end| end <= clock::now())
+        self.known_end().is_some_and(|end| end <= clock::now())
     }
 
     /// Waits until the end is known, and returns it.
-    pub fn wait_known(&self, how: Waiting) -> u64 {
+    pub fn wait_until_end_is_known(&self, how: WaitMethod) -> u64 {
         loop {
-            if let Some(end) = self.end() {
+            if let Some(end) = self.known_end() {
                 return end;
             }
             match how {
-                Waiting::Block => {
+                WaitMethod::Block => {
                     // Woken, interrupted or already known: the loop looks again.
                     let _ = futex::wait(&self.known, futex::Flags::PRIVATE, 0, None);
                 }
-                _ => how.poll(),
+                _ => how.poll_once(),
             }
         }
     }
 
     /// Waits until the end is reached.
-    pub fn wait(&self, how: Waiting) {
-        let end = self.wait_known(how);
+    pub fn wait_until_done(&self, how: WaitMethod) {
+        let end = self.wait_until_end_is_known(how);
         clock::wait_until(end, how);
     }
 }

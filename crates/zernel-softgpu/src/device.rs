@@ -4,10 +4,10 @@ use std::sync::{Arc, OnceLock};
 
 use crate::clock::transfer_time;
 use crate::config;
-use crate::node::Membership;
+use crate::node::NodeMembership;
 
 /// The name of every simulated device.
-pub const NAME: &str = "Zernel Software GPU";
+pub const DEVICE_NAME: &str = "Zernel Software GPU";
 /// The CUDA version of the simulated driver: 12.9.
 pub const CUDA_VERSION: i32 = 12090;
 /// The version of the simulated driver.
@@ -15,7 +15,7 @@ pub const DRIVER_VERSION: &str = "999.12.9";
 /// Compute capability.
 pub const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
 /// Multiprocessors.
-pub const MULTIPROCESSORS: i32 = 132;
+pub const MULTIPROCESSOR_COUNT: i32 = 132;
 /// Clock of the multiprocessors, MHz.
 pub const SM_CLOCK_MHZ: u32 = 1_500;
 /// Clock of the memory, MHz.
@@ -70,8 +70,11 @@ pub struct Bandwidth {
 impl Bandwidth {
     fn from_environment() -> Self {
         Self {
-            copy: config::number(config::COPY_BANDWIDTH, 16_000_000_000),
-            memory: config::number(config::MEMORY_BANDWIDTH, 1_000_000_000_000),
+            copy: config::number_from_variable(config::COPY_BANDWIDTH_VARIABLE, 16_000_000_000),
+            memory: config::number_from_variable(
+                config::MEMORY_BANDWIDTH_VARIABLE,
+                1_000_000_000_000,
+            ),
         }
     }
 }
@@ -79,22 +82,24 @@ impl Bandwidth {
 /// Bytes per second of a collective.
 #[must_use]
 pub fn nccl_bandwidth() -> u64 {
-    static BANDWIDTH: OnceLock<u64> = OnceLock::new();
-    *BANDWIDTH.get_or_init(|| config::number(config::NCCL_BANDWIDTH, 20_000_000_000))
+    static NCCL_BANDWIDTH: OnceLock<u64> = OnceLock::new();
+    *NCCL_BANDWIDTH.get_or_init(|| {
+        config::number_from_variable(config::NCCL_BANDWIDTH_VARIABLE, 20_000_000_000)
+    })
 }
 
 /// A device as one process uses it.
 #[derive(Debug)]
 pub struct Device {
     index: usize,
-    membership: Arc<Membership>,
+    membership: Arc<NodeMembership>,
     bandwidth: Bandwidth,
 }
 
 impl Device {
     /// Device `index` of the node.
     #[must_use]
-    pub fn new(index: usize, membership: Arc<Membership>) -> Self {
+    pub fn new(index: usize, membership: Arc<NodeMembership>) -> Self {
         Self {
             index,
             membership,
@@ -110,41 +115,41 @@ impl Device {
 
     /// All of its memory in bytes.
     #[must_use]
-    pub fn memory(&self) -> u64 {
-        self.membership.node().memory()
+    pub fn total_memory(&self) -> u64 {
+        self.membership.node().memory_per_device()
     }
 
     /// Its free memory in bytes.
     #[must_use]
     pub fn free_memory(&self) -> u64 {
         let used = self.membership.node().memory_in_use(self.index);
-        self.memory().saturating_sub(used)
+        self.total_memory().saturating_sub(used)
     }
 
     /// Takes memory; false if there is not enough.
     #[must_use]
-    pub fn reserve(&self, bytes: u64) -> bool {
-        self.membership.reserve(self.index, bytes)
+    pub fn reserve_memory(&self, bytes: u64) -> bool {
+        self.membership.reserve_memory(self.index, bytes)
     }
 
     /// Gives memory back.
-    pub fn release(&self, bytes: u64) {
-        self.membership.release(self.index, bytes);
+    pub fn release_memory(&self, bytes: u64) {
+        self.membership.release_memory(self.index, bytes);
     }
 
     /// Counts that a context of this process was created.
-    pub fn context_created(&self) {
-        self.membership.context_created(self.index);
+    pub fn count_created_context(&self) {
+        self.membership.count_created_context(self.index);
     }
 
     /// Counts that a context of this process was destroyed.
-    pub fn context_destroyed(&self) {
-        self.membership.context_destroyed(self.index);
+    pub fn count_destroyed_context(&self) {
+        self.membership.count_destroyed_context(self.index);
     }
 
     /// Records that the device works from `start` to `end`.
-    pub fn busy(&self, start: u64, end: u64) {
-        self.membership.busy(self.index, start, end);
+    pub fn record_busy_time(&self, start: u64, end: u64) {
+        self.membership.record_busy_time(self.index, start, end);
     }
 
     /// How long a copy between host and device takes.
@@ -155,7 +160,7 @@ impl Device {
 
     /// How long reading or writing device memory takes.
     #[must_use]
-    pub fn memory_time(&self, bytes: u64) -> u64 {
+    pub fn device_memory_time(&self, bytes: u64) -> u64 {
         transfer_time(bytes, self.bandwidth.memory)
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! Like the real library, libnccl launches kernels with the driver's exported `cuLaunchKernelEx`. Its
 //! kernels are *external*: a function in libnccl returns their end. The driver exports one private symbol,
-//! [`SYMBOL`], that creates such kernels.
+//! [`INTERFACE_SYMBOL`], that creates such kernels.
 
 use std::ffi::{CStr, c_char};
 
 /// The private symbol of libcuda: a [`DriverInterface`].
-pub const SYMBOL: &CStr = c"zernel_softgpu_driver_interface_v1";
+pub const INTERFACE_SYMBOL: &CStr = c"zernel_softgpu_driver_interface_v1";
 
 /// The functions that the driver offers to libnccl.
 #[derive(Debug, Clone, Copy)]

@@ -3,14 +3,14 @@
 use std::ffi::c_char;
 
 /// What the body of an exported function may return, and what C gets from it.
-pub trait Returned {
+pub trait ReturnValue {
     /// The C return type.
     type Raw;
     /// The C value, and the result code for the truth log.
     fn into_raw(self) -> (Self::Raw, i32);
 }
 
-impl<E: Into<i32>> Returned for Result<(), E> {
+impl<E: Into<i32>> ReturnValue for Result<(), E> {
     type Raw = i32;
     fn into_raw(self) -> (i32, i32) {
         let code = self.map_or_else(Into::into, |()| 0);
@@ -18,7 +18,7 @@ impl<E: Into<i32>> Returned for Result<(), E> {
     }
 }
 
-impl Returned for *const c_char {
+impl ReturnValue for *const c_char {
     type Raw = *const c_char;
     fn into_raw(self) -> (*const c_char, i32) {
         (self, 0)
@@ -38,7 +38,7 @@ pub struct Export {
 ///
 /// `exports! { "library" => fn name(call, argument: Type, ...) -> Outcome { body } ... }` makes for
 /// each function the exported symbol, its entry in the truth log, and its entry in `EXPORTS`. `call`
-/// names the [`Call`](crate::truth::Call) in the body. `per_thread(other)` before
+/// names the [`OpenCall`](crate::truth::OpenCall) in the body. `per_thread(other)` before
 /// `fn` exports the same body a second time under the other name, for the per-thread default stream.
 ///
 /// The symbol is a stub that leads to the body. On x86-64 it starts with `push`, an instruction the
@@ -87,21 +87,21 @@ macro_rules! exports {
     };
     (@body ($call:ident $(, $argument:ident : $type:ty)* $(,)?) $returned:ty, $body:block) => {
         #[allow(clippy::too_many_arguments, clippy::needless_pass_by_value, clippy::unnecessary_wraps)]
-        pub(super) fn body($call: &mut $crate::truth::Call, $($argument: $type),*) -> $returned $body
+        pub(super) fn body($call: &mut $crate::truth::OpenCall, $($argument: $type),*) -> $returned $body
     };
     (
         @entry ($call:ident $(, $argument:ident : $type:ty)* $(,)?) $returned:ty,
         $library:literal, $name:ident, $per_thread:literal
     ) => {
-        static SYMBOL: $crate::truth::Symbol =
-            $crate::truth::Symbol::new($library, stringify!($name));
+        static SYMBOL: $crate::truth::LoggedSymbol =
+            $crate::truth::LoggedSymbol::new($library, stringify!($name));
         #[allow(clippy::too_many_arguments)]
         pub(super) extern "C" fn entry(
             $($argument: $type),*
-        ) -> <$returned as $crate::export::Returned>::Raw {
-            let mut call = $crate::truth::Call::enter(&SYMBOL, $per_thread);
+        ) -> <$returned as $crate::export::ReturnValue>::Raw {
+            let mut call = $crate::truth::OpenCall::enter(&SYMBOL, $per_thread);
             let returned = body(&mut call, $($argument),*);
-            let (raw, code) = $crate::export::Returned::into_raw(returned);
+            let (raw, code) = $crate::export::ReturnValue::into_raw(returned);
             call.leave(code);
             raw
         }
@@ -111,7 +111,7 @@ macro_rules! exports {
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, clippy::too_many_arguments)]
-        extern "C" fn $name($($argument: $type),*) -> <$returned as $crate::export::Returned>::Raw {
+        extern "C" fn $name($($argument: $type),*) -> <$returned as $crate::export::ReturnValue>::Raw {
             core::arch::naked_asm!(
                 "push rbp",
                 "pop rbp",

@@ -2,16 +2,16 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::truth::Symbol;
-use crate::work::Work;
+use crate::truth::LoggedSymbol;
+use crate::work::StreamWork;
 
 /// A node of a graph: work, and the earlier nodes it comes after.
 #[derive(Debug, Clone)]
 pub struct GraphNode {
     /// What to do.
-    pub work: Work,
+    pub work: StreamWork,
     /// The call that put it here.
-    pub symbol: &'static Symbol,
+    pub symbol: &'static LoggedSymbol,
     /// Indices of earlier nodes.
     pub after: Vec<usize>,
 }
@@ -31,7 +31,11 @@ impl Graph {
     }
 
     /// Runs all nodes, the first at `start`, with `execute` for each, and returns the last end.
-    pub(crate) fn run(&self, start: u64, mut execute: impl FnMut(&GraphNode, u64) -> u64) -> u64 {
+    pub(crate) fn run_nodes(
+        &self,
+        start: u64,
+        mut execute: impl FnMut(&GraphNode, u64) -> u64,
+    ) -> u64 {
         let mut ends = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
             let ready = node
@@ -47,7 +51,7 @@ impl Graph {
 
 /// A capture under way, shared by the streams that take part.
 #[derive(Debug)]
-pub struct Capture {
+pub struct GraphCapture {
     /// Unique among captures.
     pub id: u64,
     /// The stream that began it, and must end it.
@@ -59,7 +63,7 @@ pub struct Capture {
 #[derive(Debug, Clone)]
 pub struct CapturePoint {
     /// The capture.
-    pub capture: Arc<Capture>,
+    pub capture: Arc<GraphCapture>,
     /// Indices of nodes.
     pub after: Vec<usize>,
 }
@@ -68,7 +72,7 @@ impl CapturePoint {
     /// The beginning of a new capture, by the stream of this handle.
     #[must_use]
     pub fn begin(id: u64, origin: u64) -> Self {
-        let capture = Capture {
+        let capture = GraphCapture {
             id,
             origin,
             graph: Mutex::default(),
@@ -80,7 +84,7 @@ impl CapturePoint {
     }
 
     /// Records `work` after this point, and moves the point behind it.
-    pub fn record(&mut self, work: Work, symbol: &'static Symbol) {
+    pub fn record_work(&mut self, work: StreamWork, symbol: &'static LoggedSymbol) {
         let mut graph = self.capture.lock();
         let index = graph.nodes.len();
         let after = std::mem::replace(&mut self.after, vec![index]);
@@ -92,7 +96,7 @@ impl CapturePoint {
     }
 
     /// Moves the point behind `other` as well.
-    pub fn join(&mut self, other: &Self) {
+    pub fn join_after(&mut self, other: &Self) {
         let new = other
             .after
             .iter()
@@ -117,7 +121,7 @@ impl CapturePoint {
     }
 }
 
-impl Capture {
+impl GraphCapture {
     fn lock(&self) -> std::sync::MutexGuard<'_, Graph> {
         self.graph.lock().unwrap_or_else(PoisonError::into_inner)
     }

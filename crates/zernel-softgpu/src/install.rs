@@ -13,7 +13,7 @@ use object::{Object, ObjectSection, ObjectSymbol, SymbolKind};
 pub const STUB_BYTES: usize = 16;
 
 /// The three libraries: the name cargo gives them, and their real one.
-pub const LIBRARIES: [(&str, &str); 3] = [
+pub const CARGO_AND_REAL_LIBRARY_NAMES: [(&str, &str); 3] = [
     ("libzernel_softgpu_cuda.so", "libcuda.so.1"),
     ("libzernel_softgpu_nccl.so", "libnccl.so.2"),
     ("libzernel_softgpu_nvml.so", "libnvidia-ml.so.1"),
@@ -58,7 +58,7 @@ impl Prologue {
 
     /// Instructions that change nothing, before the jump to the body.
     #[must_use]
-    pub fn instructions(self) -> &'static [u8] {
+    pub fn machine_code(self) -> &'static [u8] {
         match self {
             Self::Push => &[0x55, 0x5d],
             Self::Endbr64 => &[0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x5d],
@@ -80,7 +80,7 @@ pub fn built_libraries() -> io::Result<PathBuf> {
         Some(beside.join("../lib/zernel")),
     ];
     let has_all = |directory: &PathBuf| {
-        LIBRARIES
+        CARGO_AND_REAL_LIBRARY_NAMES
             .iter()
             .all(|(built, _)| directory.join(built).exists())
     };
@@ -97,23 +97,23 @@ pub fn built_libraries() -> io::Result<PathBuf> {
 }
 
 /// Installs all three libraries into `directory`, and creates it if it does not exist.
-pub fn install(directory: &Path, prologue: Prologue) -> io::Result<()> {
+pub fn install_libraries(directory: &Path, prologue: Prologue) -> io::Result<()> {
     let built = built_libraries()?;
     fs::create_dir_all(directory)?;
-    for (source, name) in LIBRARIES {
+    for (source, name) in CARGO_AND_REAL_LIBRARY_NAMES {
         let mut library = fs::read(built.join(source))?;
         if prologue != Prologue::Push {
             rewrite_prologues(&mut library, prologue).map_err(|reason| {
                 io::Error::new(io::ErrorKind::InvalidData, format!("{source}: {reason}"))
             })?;
         }
-        replace(&directory.join(name), &library)?;
+        replace_file(&directory.join(name), &library)?;
     }
     Ok(())
 }
 
 /// Writes a new file and renames it to `path`: a process may have the old file mapped.
-fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension(format!("{}.new", std::process::id()));
     fs::write(&temporary, content)?;
     fs::rename(&temporary, path)
@@ -144,26 +144,26 @@ fn rewrite_prologues(library: &mut [u8], prologue: Prologue) -> Result<(), Strin
         let stub = library
             .get_mut(offset..offset + STUB_BYTES)
             .ok_or("a function outside the file")?;
-        rewrite(stub, prologue)
+        rewrite_stub(stub, prologue)
             .ok_or("an exported function is not one of our stubs; only x86-64 has them")?;
     }
     Ok(())
 }
 
 /// Writes other instructions before a stub's jump, and moves the jump.
-fn rewrite(stub: &mut [u8], prologue: Prologue) -> Option<()> {
-    const JUMP: u8 = 0xe9;
+fn rewrite_stub(stub: &mut [u8], prologue: Prologue) -> Option<()> {
+    const JUMP_OPCODE: u8 = 0xe9;
     const JUMP_BYTES: usize = 5;
-    const TRAP: u8 = 0xcc;
-    let old = Prologue::Push.instructions();
-    let rest = stub.strip_prefix(old)?.strip_prefix(&[JUMP])?;
+    const TRAP_OPCODE: u8 = 0xcc;
+    let old = Prologue::Push.machine_code();
+    let rest = stub.strip_prefix(old)?.strip_prefix(&[JUMP_OPCODE])?;
     let distance = i32::from_le_bytes(rest.first_chunk::<4>().copied()?);
-    let new = prologue.instructions();
+    let new = prologue.machine_code();
     let moved = i32::try_from(new.len() - old.len()).ok()?;
-    stub.fill(TRAP);
+    stub.fill(TRAP_OPCODE);
     let (instructions, jump) = stub.split_at_mut(new.len());
     instructions.copy_from_slice(new);
-    jump[0] = JUMP;
+    jump[0] = JUMP_OPCODE;
     jump[1..JUMP_BYTES].copy_from_slice(&(distance - moved).to_le_bytes());
     Some(())
 }
@@ -177,9 +177,9 @@ mod tests {
         for prologue in Prologue::ALL {
             let mut stub = [0xcc; STUB_BYTES];
             stub[..7].copy_from_slice(&[0x55, 0x5d, 0xe9, 100, 0, 0, 0]);
-            rewrite(&mut stub, prologue).unwrap();
-            let start = prologue.instructions().len();
-            assert_eq!(&stub[..start], prologue.instructions());
+            rewrite_stub(&mut stub, prologue).unwrap();
+            let start = prologue.machine_code().len();
+            assert_eq!(&stub[..start], prologue.machine_code());
             assert_eq!(stub[start], 0xe9);
             let distance = i32::from_le_bytes(stub[start + 1..start + 5].try_into().unwrap());
             assert_eq!(start as i32 + 5 + distance, 7 + 100);
@@ -187,9 +187,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_stub_is_left_alone() {
+    fn code_that_is_no_stub_is_unchanged() {
         let mut other = [0x90; STUB_BYTES];
-        assert!(rewrite(&mut other, Prologue::Mov).is_none());
+        assert!(rewrite_stub(&mut other, Prologue::Mov).is_none());
         assert_eq!(other, [0x90; STUB_BYTES]);
     }
 }

@@ -19,7 +19,7 @@
 //! LD_LIBRARY_PATH=target/softgpu ./program
 //! ```
 //!
-//! From Rust: [`install::install`]. A package whose tests need the libraries names `zernel-softgpu-cuda`,
+//! From Rust: [`install::install_libraries`]. A package whose tests need the libraries names `zernel-softgpu-cuda`,
 //! `-nccl` and `-nvml` as dev-dependencies, so that cargo builds them first.
 //!
 //! A program loads a module whose image is text, and passes each launch its duration:

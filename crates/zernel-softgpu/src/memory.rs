@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::Device;
-use crate::sys::Mapping;
+use crate::sys::MemoryMapping;
 
 /// The kind of an address range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl MemoryKind {
 
 /// A range of addresses that the driver knows.
 #[derive(Debug, Clone)]
-pub struct Range {
+pub struct MemoryRange {
     /// First address.
     pub start: u64,
     /// Length.
@@ -49,19 +49,19 @@ pub struct Range {
     pub device: Arc<Device>,
     /// The context it was made in.
     pub context: u64,
-    _mapping: Option<Arc<Mapping>>,
+    _mapping: Option<Arc<MemoryMapping>>,
 }
 
 /// A range that releases its device memory on drop.
 #[derive(Debug)]
 struct OwnedRange {
-    range: Range,
+    range: MemoryRange,
 }
 
 impl Drop for OwnedRange {
     fn drop(&mut self) {
         if self.range.kind.takes_device_memory() {
-            self.range.device.release(self.range.bytes);
+            self.range.device.release_memory(self.range.bytes);
         }
     }
 }
@@ -77,7 +77,7 @@ impl AddressSpace {
         Self(Mutex::new(BTreeMap::new()))
     }
 
-    fn ranges(&self) -> MutexGuard<'_, BTreeMap<u64, OwnedRange>> {
+    fn lock_ranges(&self) -> MutexGuard<'_, BTreeMap<u64, OwnedRange>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -89,17 +89,17 @@ impl AddressSpace {
         bytes: u64,
         kind: MemoryKind,
     ) -> Option<u64> {
-        if kind.takes_device_memory() && !device.reserve(bytes) {
+        if kind.takes_device_memory() && !device.reserve_memory(bytes) {
             return None;
         }
-        let Ok(mapping) = Mapping::lazy(bytes as usize) else {
+        let Ok(mapping) = MemoryMapping::zeroed_on_touch(bytes as usize) else {
             if kind.takes_device_memory() {
-                device.release(bytes);
+                device.release_memory(bytes);
             }
             return None;
         };
         let start = mapping.start();
-        let range = Range {
+        let range = MemoryRange {
             start,
             bytes,
             kind,
@@ -107,7 +107,7 @@ impl AddressSpace {
             context,
             _mapping: Some(Arc::new(mapping)),
         };
-        self.ranges().insert(start, OwnedRange { range });
+        self.lock_ranges().insert(start, OwnedRange { range });
         Some(start)
     }
 
@@ -121,12 +121,12 @@ impl AddressSpace {
         bytes: u64,
         kind: MemoryKind,
     ) -> bool {
-        let mut ranges = self.ranges();
+        let mut ranges = self.lock_ranges();
         let before = ranges.range(..start.saturating_add(bytes)).next_back();
         if before.is_some_and(|(_, given)| given.range.start + given.range.bytes > start) {
             return false;
         }
-        let range = Range {
+        let range = MemoryRange {
             start,
             bytes,
             kind,
@@ -139,8 +139,8 @@ impl AddressSpace {
     }
 
     /// Removes the range that starts at `start` if `right` accepts its kind, and frees its memory.
-    pub fn remove(&self, start: u64, right: impl FnOnce(MemoryKind) -> bool) -> Option<u64> {
-        let mut ranges = self.ranges();
+    pub fn remove_range(&self, start: u64, right: impl FnOnce(MemoryKind) -> bool) -> Option<u64> {
+        let mut ranges = self.lock_ranges();
         if !right(ranges.get(&start)?.range.kind) {
             return None;
         }
@@ -150,20 +150,20 @@ impl AddressSpace {
     }
 
     /// Removes all ranges of a context.
-    pub fn remove_context(&self, context: u64) {
-        self.ranges()
+    pub fn remove_ranges_of_context(&self, context: u64) {
+        self.lock_ranges()
             .retain(|_, given| given.range.context != context);
     }
 
     /// The range that holds `address`.
-    pub fn find(&self, address: u64) -> Option<Range> {
-        let ranges = self.ranges();
+    pub fn find_range(&self, address: u64) -> Option<MemoryRange> {
+        let ranges = self.lock_ranges();
         range_containing(&ranges, address).cloned()
     }
 
     /// Whether all of `bytes` at `address` are known memory. They may lie in several ranges side by side.
-    pub fn covers(&self, address: u64, bytes: u64) -> bool {
-        let ranges = self.ranges();
+    pub fn is_known_memory(&self, address: u64, bytes: u64) -> bool {
+        let ranges = self.lock_ranges();
         let Some(end) = address.checked_add(bytes) else {
             return false;
         };
@@ -178,7 +178,7 @@ impl AddressSpace {
     }
 }
 
-fn range_containing(ranges: &BTreeMap<u64, OwnedRange>, address: u64) -> Option<&Range> {
+fn range_containing(ranges: &BTreeMap<u64, OwnedRange>, address: u64) -> Option<&MemoryRange> {
     let (_, given) = ranges.range(..=address).next_back()?;
     (address - given.range.start < given.range.bytes).then_some(&given.range)
 }

@@ -21,21 +21,21 @@ use crate::state_directory::{AfterLastProcess, StateDirectory};
 /// The most devices a node may have.
 pub const MAX_DEVICES: usize = 16;
 const MAX_PROCESSES: usize = 2048;
-const DEFAULT_MEMORY: u64 = 16 << 30;
+const DEFAULT_DEVICE_MEMORY: u64 = 16 << 30;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"zsgnode1");
-const HEADER_WORDS: usize = 8;
+const NODE_FILE_MAGIC: u64 = u64::from_le_bytes(*b"zsgnode1");
+const FILE_HEADER_WORDS: usize = 8;
 const MAGIC_WORD: usize = 0;
 const DEVICES_WORD: usize = 1;
 const MEMORY_WORD: usize = 2;
 /// How many slots were ever in use.
-const SLOTS_WORD: usize = 3;
+const USED_SLOTS_WORD: usize = 3;
 
 /// A slot: pid and start time, then the words of each device.
 const SLOT_HEADER_WORDS: usize = 2;
 const DEVICE_WORDS: usize = 2 + BUSY_WORDS;
 const SLOT_WORDS: usize = SLOT_HEADER_WORDS + MAX_DEVICES * DEVICE_WORDS;
-const FILE_BYTES: usize = (HEADER_WORDS + MAX_PROCESSES * SLOT_WORDS) * 8;
+const NODE_FILE_BYTES: usize = (FILE_HEADER_WORDS + MAX_PROCESSES * SLOT_WORDS) * 8;
 
 /// The shared state of a simulated node.
 #[derive(Debug)]
@@ -73,25 +73,25 @@ pub struct ProcessUse {
 /// Where the node's state lives if no directory is given: one per user.
 fn default_directory() -> PathBuf {
     let user = rustix::process::getuid().as_raw();
-    config::path("XDG_RUNTIME_DIR")
+    config::path_from_variable("XDG_RUNTIME_DIR")
         .map(|path| path.join("zernel-softgpu"))
         .unwrap_or_else(|| format!("/dev/shm/zernel-softgpu-{user}").into())
 }
 
 /// The hardware of a node.
 #[derive(Debug, Clone, Copy)]
-pub struct Hardware {
+pub struct NodeHardware {
     /// Number of devices.
     pub devices: usize,
     /// Memory of each in bytes.
     pub memory: u64,
 }
 
-impl Hardware {
+impl NodeHardware {
     fn from_environment() -> Self {
         Self {
-            devices: config::number(config::DEVICES, 1),
-            memory: config::number(config::MEMORY, DEFAULT_MEMORY),
+            devices: config::number_from_variable(config::DEVICES_VARIABLE, 1),
+            memory: config::number_from_variable(config::MEMORY_VARIABLE, DEFAULT_DEVICE_MEMORY),
         }
     }
 }
@@ -99,31 +99,33 @@ impl Hardware {
 impl Node {
     /// Opens the node that the environment names.
     pub fn open() -> io::Result<Arc<Self>> {
-        let hardware = Hardware::from_environment();
-        match config::path(config::DIRECTORY) {
+        let hardware = NodeHardware::from_environment();
+        match config::path_from_variable(config::DIRECTORY_VARIABLE) {
             Some(directory) => Self::open_in(&directory, hardware),
-            None => Self::enter(&default_directory(), AfterLastProcess::Remove, hardware),
+            None => Self::enter_directory(&default_directory(), AfterLastProcess::Remove, hardware),
         }
     }
 
     /// Opens the node in `directory`. If no process uses it, the node gets the devices of `hardware`;
     /// otherwise it keeps its devices.
-    pub fn open_in(directory: &Path, hardware: Hardware) -> io::Result<Arc<Self>> {
-        Self::enter(directory, AfterLastProcess::Keep, hardware)
+    pub fn open_in(directory: &Path, hardware: NodeHardware) -> io::Result<Arc<Self>> {
+        Self::enter_directory(directory, AfterLastProcess::Keep, hardware)
     }
 
-    fn enter(
+    fn enter_directory(
         directory: &Path,
         afterwards: AfterLastProcess,
-        hardware: Hardware,
+        hardware: NodeHardware,
     ) -> io::Result<Arc<Self>> {
         let (directory, file) = StateDirectory::enter(directory, afterwards)?;
         lock_file(&file)?;
-        file.set_len(FILE_BYTES as u64)?;
-        let memory = SharedMemory::map(&file, FILE_BYTES)?;
+        file.set_len(NODE_FILE_BYTES as u64)?;
+        let memory = SharedMemory::map(&file, NODE_FILE_BYTES)?;
         let words = memory.words();
-        if words[MAGIC_WORD].load(Acquire) != MAGIC || !slots(words).any(|slot| slot.is_alive()) {
-            set_up(words, hardware);
+        if words[MAGIC_WORD].load(Acquire) != NODE_FILE_MAGIC
+            || !used_slots(words).any(|slot| slot.is_alive())
+        {
+            initialize_words(words, hardware);
         }
         flock(&file, FlockOperation::Unlock)?;
         Ok(Arc::new(Self {
@@ -146,54 +148,54 @@ impl Node {
 
     /// Number of devices.
     #[must_use]
-    pub fn devices(&self) -> usize {
+    pub fn device_count(&self) -> usize {
         self.words()[DEVICES_WORD].load(Relaxed) as usize
     }
 
     /// Memory of each device in bytes.
     #[must_use]
-    pub fn memory(&self) -> u64 {
+    pub fn memory_per_device(&self) -> u64 {
         self.words()[MEMORY_WORD].load(Relaxed)
     }
 
     /// Memory in use on `device`, by all processes.
     #[must_use]
     pub fn memory_in_use(&self, device: usize) -> u64 {
-        let alive = slots(self.words()).filter(Slot::is_alive);
+        let alive = used_slots(self.words()).filter(ProcessSlot::is_alive);
         alive
-            .map(|slot| slot.device(device).bytes().load(Relaxed))
+            .map(|slot| slot.device(device).reserved_bytes().load(Relaxed))
             .sum()
     }
 
     /// The processes that have a context or memory on `device`.
     #[must_use]
-    pub fn processes(&self, device: usize) -> Vec<ProcessUse> {
-        slots(self.words())
-            .filter(Slot::is_alive)
+    pub fn processes_using(&self, device: usize) -> Vec<ProcessUse> {
+        used_slots(self.words())
+            .filter(ProcessSlot::is_alive)
             .filter_map(|slot| slot.process_use(device))
             .collect()
     }
 
     /// Registers the calling process. To be called once after each exec.
-    pub fn join(self: &Arc<Self>) -> io::Result<Membership> {
-        self.join_as(ProcessIdentity::own())
+    pub fn register_process(self: &Arc<Self>) -> io::Result<NodeMembership> {
+        self.register_process_as(ProcessIdentity::of_this_process())
     }
 
-    fn join_as(self: &Arc<Self>, own: ProcessIdentity) -> io::Result<Membership> {
+    fn register_process_as(self: &Arc<Self>, own: ProcessIdentity) -> io::Result<NodeMembership> {
         let _lock = self.lock();
         // A program that this process ran before an exec no longer uses anything.
-        let before_exec = slots(self.words()).filter(|slot| slot.identity() == own);
+        let before_exec = used_slots(self.words()).filter(|slot| slot.identity() == own);
         before_exec.for_each(|slot| slot.clear());
-        let free = slots(self.words()).position(|slot| !slot.is_alive());
+        let free = used_slots(self.words()).position(|slot| !slot.is_alive());
         let index = match free {
             Some(index) => index,
             None => self.new_slot()?,
         };
-        let slot = slot(self.words(), index);
+        let slot = slot_at(self.words(), index);
         slot.clear();
         slot.0[1].store(own.start_time, Relaxed);
         slot.0[0].store(u64::from(own.pid), Release);
-        Ok(Membership {
+        Ok(NodeMembership {
             node: Arc::clone(self),
             slot: index,
             busy: Default::default(),
@@ -201,12 +203,12 @@ impl Node {
     }
 
     fn new_slot(&self) -> io::Result<usize> {
-        let slots = self.words()[SLOTS_WORD].load(Relaxed) as usize;
+        let slots = self.words()[USED_SLOTS_WORD].load(Relaxed) as usize;
         if slots == MAX_PROCESSES {
             let problem = format!("{MAX_PROCESSES} processes already use the simulated node");
             return Err(io::Error::other(problem));
         }
-        self.words()[SLOTS_WORD].store(slots as u64 + 1, Relaxed);
+        self.words()[USED_SLOTS_WORD].store(slots as u64 + 1, Relaxed);
         Ok(slots)
     }
 
@@ -223,9 +225,9 @@ impl Node {
         }
     }
 
-    fn reserved(&self, device: usize) -> u64 {
-        slots(self.words())
-            .map(|slot| slot.device(device).bytes().load(Relaxed))
+    fn reserved_memory(&self, device: usize) -> u64 {
+        used_slots(self.words())
+            .map(|slot| slot.device(device).reserved_bytes().load(Relaxed))
             .sum()
     }
 }
@@ -239,46 +241,46 @@ fn lock_file(file: &File) -> io::Result<()> {
     }
 }
 
-fn set_up(words: &[AtomicU64], hardware: Hardware) {
-    slots(words).for_each(|slot| slot.clear());
-    words[SLOTS_WORD].store(0, Release);
+fn initialize_words(words: &[AtomicU64], hardware: NodeHardware) {
+    used_slots(words).for_each(|slot| slot.clear());
+    words[USED_SLOTS_WORD].store(0, Release);
     let devices = hardware.devices.clamp(1, MAX_DEVICES);
     words[DEVICES_WORD].store(devices as u64, Relaxed);
     words[MEMORY_WORD].store(hardware.memory, Relaxed);
-    words[MAGIC_WORD].store(MAGIC, Release);
+    words[MAGIC_WORD].store(NODE_FILE_MAGIC, Release);
 }
 
-fn slots(words: &[AtomicU64]) -> impl Iterator<Item = Slot<'_>> {
-    let used = words[SLOTS_WORD].load(Acquire) as usize;
-    let all = words[HEADER_WORDS..].chunks_exact(SLOT_WORDS);
-    all.take(used).map(Slot)
+fn used_slots(words: &[AtomicU64]) -> impl Iterator<Item = ProcessSlot<'_>> {
+    let used = words[USED_SLOTS_WORD].load(Acquire) as usize;
+    let all = words[FILE_HEADER_WORDS..].chunks_exact(SLOT_WORDS);
+    all.take(used).map(ProcessSlot)
 }
 
-fn slot(words: &[AtomicU64], index: usize) -> Slot<'_> {
-    let start = HEADER_WORDS + index * SLOT_WORDS;
-    Slot(&words[start..start + SLOT_WORDS])
+fn slot_at(words: &[AtomicU64], index: usize) -> ProcessSlot<'_> {
+    let start = FILE_HEADER_WORDS + index * SLOT_WORDS;
+    ProcessSlot(&words[start..start + SLOT_WORDS])
 }
 
 /// One process's part of the file.
 #[derive(Clone, Copy)]
-struct Slot<'a>(&'a [AtomicU64]);
+struct ProcessSlot<'a>(&'a [AtomicU64]);
 
 /// One device in one process's part.
 struct DeviceWords<'a>(&'a [AtomicU64]);
 
 impl<'a> DeviceWords<'a> {
-    fn contexts(&self) -> &'a AtomicU64 {
+    fn context_count(&self) -> &'a AtomicU64 {
         &self.0[0]
     }
-    fn bytes(&self) -> &'a AtomicU64 {
+    fn reserved_bytes(&self) -> &'a AtomicU64 {
         &self.0[1]
     }
-    fn busy(&self) -> BusyMeter<'a> {
+    fn busy_meter(&self) -> BusyMeter<'a> {
         BusyMeter(&self.0[2..])
     }
 }
 
-impl<'a> Slot<'a> {
+impl<'a> ProcessSlot<'a> {
     fn device(&self, device: usize) -> DeviceWords<'a> {
         let start = SLOT_HEADER_WORDS + device * DEVICE_WORDS;
         DeviceWords(&self.0[start..start + DEVICE_WORDS])
@@ -302,24 +304,24 @@ impl<'a> Slot<'a> {
 
     fn process_use(&self, device: usize) -> Option<ProcessUse> {
         let words = self.device(device);
-        let bytes = words.bytes().load(Relaxed);
-        (bytes > 0 || words.contexts().load(Relaxed) > 0).then(|| ProcessUse {
+        let bytes = words.reserved_bytes().load(Relaxed);
+        (bytes > 0 || words.context_count().load(Relaxed) > 0).then(|| ProcessUse {
             pid: self.0[0].load(Relaxed) as u32,
             bytes,
-            utilization: words.busy().utilization(crate::clock::now()),
+            utilization: words.busy_meter().utilization(crate::clock::now()),
         })
     }
 }
 
 /// The calling process as a user of the node.
 #[derive(Debug)]
-pub struct Membership {
+pub struct NodeMembership {
     node: Arc<Node>,
     slot: usize,
     busy: [Mutex<()>; MAX_DEVICES],
 }
 
-impl Membership {
+impl NodeMembership {
     /// The node.
     #[must_use]
     pub fn node(&self) -> &Node {
@@ -327,60 +329,64 @@ impl Membership {
     }
 
     fn device(&self, device: usize) -> DeviceWords<'_> {
-        slot(self.node.words(), self.slot).device(device)
+        slot_at(self.node.words(), self.slot).device(device)
     }
 
     /// Takes `bytes` of the device's memory; false if less is free.
     #[must_use]
-    pub fn reserve(&self, device: usize, bytes: u64) -> bool {
+    pub fn reserve_memory(&self, device: usize, bytes: u64) -> bool {
         let _lock = self.node.lock();
         let fits = || {
-            let total = self.node.reserved(device).checked_add(bytes);
-            total.is_some_and(|total| total <= self.node.memory())
+            let total = self.node.reserved_memory(device).checked_add(bytes);
+            total.is_some_and(|total| total <= self.node.memory_per_device())
         };
         if !fits() {
-            slots(self.node.words())
+            used_slots(self.node.words())
                 .filter(|slot| !slot.is_alive())
                 .for_each(|slot| slot.clear());
             if !fits() {
                 return false;
             }
         }
-        self.device(device).bytes().fetch_add(bytes, Relaxed);
+        self.device(device)
+            .reserved_bytes()
+            .fetch_add(bytes, Relaxed);
         true
     }
 
     /// Gives `bytes` back.
-    pub fn release(&self, device: usize, bytes: u64) {
-        self.device(device).bytes().fetch_sub(bytes, Relaxed);
+    pub fn release_memory(&self, device: usize, bytes: u64) {
+        self.device(device)
+            .reserved_bytes()
+            .fetch_sub(bytes, Relaxed);
     }
 
     /// Counts a new context on the device.
-    pub fn context_created(&self, device: usize) {
-        self.device(device).contexts().fetch_add(1, Relaxed);
+    pub fn count_created_context(&self, device: usize) {
+        self.device(device).context_count().fetch_add(1, Relaxed);
     }
 
     /// Counts a destroyed context on the device.
-    pub fn context_destroyed(&self, device: usize) {
-        self.device(device).contexts().fetch_sub(1, Relaxed);
+    pub fn count_destroyed_context(&self, device: usize) {
+        self.device(device).context_count().fetch_sub(1, Relaxed);
     }
 
     /// Records that the device works for this process from `start` to `end`.
-    pub fn busy(&self, device: usize, start: u64, end: u64) {
+    pub fn record_busy_time(&self, device: usize, start: u64, end: u64) {
         let _lock = self.busy[device]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        self.device(device).busy().add(start, end);
+        self.device(device).busy_meter().add(start, end);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state_directory::FILE;
+    use crate::state_directory::STATE_FILE_NAME;
     use crate::test_directory::TestDirectory;
 
-    const HARDWARE: Hardware = Hardware {
+    const TEST_HARDWARE: NodeHardware = NodeHardware {
         devices: 2,
         memory: 1000,
     };
@@ -388,22 +394,25 @@ mod tests {
     #[test]
     fn memory_is_shared_by_the_node_and_freed_with_its_owner() {
         let directory = TestDirectory::new("node-memory");
-        let node = Node::open_in(directory.path(), HARDWARE).unwrap();
+        let node = Node::open_in(directory.path(), TEST_HARDWARE).unwrap();
         let parent = ProcessIdentity::of(std::os::unix::process::parent_id()).unwrap();
-        let (first, second) = (node.join_as(parent).unwrap(), node.join().unwrap());
-        assert!(first.reserve(0, 600));
-        assert!(!second.reserve(0, 500));
-        assert!(second.reserve(1, 500));
-        assert!(second.reserve(0, 400));
+        let (first, second) = (
+            node.register_process_as(parent).unwrap(),
+            node.register_process().unwrap(),
+        );
+        assert!(first.reserve_memory(0, 600));
+        assert!(!second.reserve_memory(0, 500));
+        assert!(second.reserve_memory(1, 500));
+        assert!(second.reserve_memory(0, 400));
         assert_eq!(node.memory_in_use(0), 1000);
         // As if the first had been killed, and its pid given to another process.
-        slot(node.words(), first.slot).0[1].fetch_add(1, Relaxed);
+        slot_at(node.words(), first.slot).0[1].fetch_add(1, Relaxed);
         assert_eq!(node.memory_in_use(0), 400);
-        assert!(second.reserve(0, 600));
+        assert!(second.reserve_memory(0, 600));
         // As if it had run another program.
-        let again = node.join().unwrap();
+        let again = node.register_process().unwrap();
         assert_eq!(node.memory_in_use(0), 0);
-        assert!(again.reserve(0, 1000));
+        assert!(again.reserve_memory(0, 1000));
     }
 
     #[test]
@@ -411,22 +420,32 @@ mod tests {
         let directory = TestDirectory::new("node-link");
         let victim = directory.path().join("victim");
         std::fs::write(&victim, "precious").unwrap();
-        std::os::unix::fs::symlink(&victim, directory.path().join(FILE)).unwrap();
-        assert!(Node::open_in(directory.path(), HARDWARE).is_err());
+        std::os::unix::fs::symlink(&victim, directory.path().join(STATE_FILE_NAME)).unwrap();
+        assert!(Node::open_in(directory.path(), TEST_HARDWARE).is_err());
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
     }
 
     #[test]
     fn a_node_in_use_keeps_its_hardware() {
         let directory = TestDirectory::new("node-hardware");
-        let other = Hardware {
+        let other = NodeHardware {
             devices: 7,
             memory: 5,
         };
-        let node = Node::open_in(directory.path(), HARDWARE).unwrap();
-        let member = node.join().unwrap();
-        assert_eq!(Node::open_in(directory.path(), other).unwrap().devices(), 2);
-        slot(node.words(), member.slot).clear();
-        assert_eq!(Node::open_in(directory.path(), other).unwrap().devices(), 7);
+        let node = Node::open_in(directory.path(), TEST_HARDWARE).unwrap();
+        let member = node.register_process().unwrap();
+        assert_eq!(
+            Node::open_in(directory.path(), other)
+                .unwrap()
+                .device_count(),
+            2
+        );
+        slot_at(node.words(), member.slot).clear();
+        assert_eq!(
+            Node::open_in(directory.path(), other)
+                .unwrap()
+                .device_count(),
+            7
+        );
     }
 }

@@ -14,7 +14,7 @@ pub struct ProcessIdentity {
 impl ProcessIdentity {
     /// The calling process.
     #[must_use]
-    pub fn own() -> Self {
+    pub fn of_this_process() -> Self {
         let pid = getpid().as_raw_nonzero().get().cast_unsigned();
         Self {
             pid,
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn knows_the_living_from_the_dead_and_the_reused() {
-        let own = ProcessIdentity::own();
+        let own = ProcessIdentity::of_this_process();
         assert!(own.is_alive());
         let reused = ProcessIdentity {
             start_time: own.start_time + 1,

@@ -36,7 +36,7 @@ impl SharedMemory {
         })
     }
 
-    fn check(&self, offset: usize, bytes: usize, alignment: usize) -> *mut u8 {
+    fn checked_pointer(&self, offset: usize, bytes: usize, alignment: usize) -> *mut u8 {
         let fits = offset
             .checked_add(bytes)
             .is_some_and(|end| end <= self.bytes);
@@ -58,7 +58,7 @@ impl SharedMemory {
     /// The word at `offset`.
     #[must_use]
     pub fn word(&self, offset: usize) -> &AtomicU64 {
-        let place = self.check(offset, 8, 8);
+        let place = self.checked_pointer(offset, 8, 8);
         // SAFETY: inside the mapping and aligned; lives as long as `self`.
         unsafe { AtomicU64::from_ptr(place.cast()) }
     }
@@ -66,7 +66,7 @@ impl SharedMemory {
     /// The half word at `offset`, to sleep on.
     #[must_use]
     pub fn half_word(&self, offset: usize) -> &AtomicU32 {
-        let place = self.check(offset, 4, 4);
+        let place = self.checked_pointer(offset, 4, 4);
         // SAFETY: inside the mapping and aligned; lives as long as `self`.
         unsafe { AtomicU32::from_ptr(place.cast()) }
     }
@@ -76,7 +76,7 @@ impl SharedMemory {
     /// # Safety
     /// The source must be readable, and no other thread or process may use the destination meanwhile.
     pub unsafe fn store(&self, offset: usize, source: u64, bytes: usize) {
-        let destination = self.check(offset, bytes, 1);
+        let destination = self.checked_pointer(offset, bytes, 1);
         // SAFETY: the destination lies in the mapping; the rest is the caller's promise.
         unsafe { ptr::copy_nonoverlapping(source as *const u8, destination, bytes) };
     }
@@ -87,7 +87,7 @@ impl SharedMemory {
     /// No thread or process may write them while the slice is in use.
     #[must_use]
     pub unsafe fn slice(&self, offset: usize, bytes: usize) -> &[u8] {
-        let start = self.check(offset, bytes, 1);
+        let start = self.checked_pointer(offset, bytes, 1);
         // SAFETY: inside the mapping; the caller promises that the bytes are not written.
         unsafe { slice::from_raw_parts(start, bytes) }
     }

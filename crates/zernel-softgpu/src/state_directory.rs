@@ -20,10 +20,10 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, geteuid, getpid};
 
 /// Name of the state file in the directory.
-pub(crate) const FILE: &str = "node";
+pub(crate) const STATE_FILE_NAME: &str = "node";
 /// Attempts to open the directory, which another process may remove meanwhile. After this number of lost races in a
 /// row, the directory counts as impossible to open.
-const ATTEMPTS: usize = 1000;
+const MAX_OPEN_ATTEMPTS: usize = 1000;
 
 /// What the last process does with the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl StateDirectory {
     pub(crate) fn enter(path: &Path, afterwards: AfterLastProcess) -> io::Result<(Self, File)> {
         // Without a slash at the end, which would follow a link in spite of NOFOLLOW.
         let path: PathBuf = path.components().collect();
-        let (directory, file) = open_both(&path)?;
+        let (directory, file) = open_directory_and_file(&path)?;
         let entered = Self {
             directory,
             path,
@@ -71,7 +71,7 @@ impl StateDirectory {
             return;
         }
         // If something cannot be removed it stays, and is used again.
-        let _ = unlinkat(&self.directory, FILE, AtFlags::empty());
+        let _ = unlinkat(&self.directory, STATE_FILE_NAME, AtFlags::empty());
         if self.afterwards == AfterLastProcess::Remove {
             let _ = rustix::fs::rmdir(&self.path);
         }
@@ -87,13 +87,13 @@ impl Drop for StateDirectory {
 
 /// Opens and locks the directory, and opens the file. "Not found" means that another process removed them
 /// meanwhile.
-fn open_both(path: &Path) -> io::Result<(OwnedFd, File)> {
+fn open_directory_and_file(path: &Path) -> io::Result<(OwnedFd, File)> {
     let attempt = || -> io::Result<_> {
         let directory = open_directory(path)?;
         let file = open_file(&directory, path)?;
         Ok((directory, file))
     };
-    for _ in 1..ATTEMPTS {
+    for _ in 1..MAX_OPEN_ATTEMPTS {
         match attempt() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => return result,
@@ -109,25 +109,25 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
         result => result?,
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = open(path, flags, Mode::empty()).map_err(|error| unopened(path, error))?;
+    let directory = open(path, flags, Mode::empty()).map_err(|error| open_error(path, error))?;
     let stat = fstat(&directory)?;
     check_owner(path, &stat)?;
     if Mode::from_raw_mode(stat.st_mode).intersects(Mode::WGRP | Mode::WOTH) {
-        return Err(refused(path, "others may write to it"));
+        return Err(refusal_error(path, "others may write to it"));
     }
     retry_on_intr(|| flock(&directory, FlockOperation::LockShared))?;
     Ok(directory)
 }
 
 fn open_file(directory: &OwnedFd, path: &Path) -> io::Result<File> {
-    let path = path.join(FILE);
+    let path = path.join(STATE_FILE_NAME);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(directory, FILE, flags, Mode::RUSR | Mode::WUSR)
-        .map_err(|error| unopened(&path, error))?;
+    let file = openat(directory, STATE_FILE_NAME, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|error| open_error(&path, error))?;
     let stat = fstat(&file)?;
     check_owner(&path, &stat)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(refused(&path, "it is not a plain file"));
+        return Err(refusal_error(&path, "it is not a plain file"));
     }
     Ok(File::from(file))
 }
@@ -135,11 +135,11 @@ fn open_file(directory: &OwnedFd, path: &Path) -> io::Result<File> {
 fn check_owner(path: &Path, stat: &Stat) -> io::Result<()> {
     match stat.st_uid == geteuid().as_raw() {
         true => Ok(()),
-        false => Err(refused(path, "it belongs to another user")),
+        false => Err(refusal_error(path, "it belongs to another user")),
     }
 }
 
-fn unopened(path: &Path, error: Errno) -> io::Error {
+fn open_error(path: &Path, error: Errno) -> io::Error {
     let problem = format!(
         "{}: cannot be opened without links: {error}",
         path.display()
@@ -147,7 +147,7 @@ fn unopened(path: &Path, error: Errno) -> io::Error {
     io::Error::new(io::Error::from(error).kind(), problem)
 }
 
-fn refused(path: &Path, reason: &str) -> io::Error {
+fn refusal_error(path: &Path, reason: &str) -> io::Error {
     let problem = format!("{}: {reason}", path.display());
     io::Error::new(io::ErrorKind::PermissionDenied, problem)
 }
@@ -171,13 +171,13 @@ mod tests {
     }
 
     #[test]
-    fn what_it_makes_is_closed_to_others() {
+    fn the_directory_and_its_file_are_closed_to_others() {
         let test = TestDirectory::new("state-new");
         let path = test.path().join("new");
         let _entered = enter(&path).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&path), 0o700);
-        assert_eq!(mode(&path.join(FILE)), 0o600);
+        assert_eq!(mode(&path.join(STATE_FILE_NAME)), 0o600);
     }
 
     #[test]
@@ -203,7 +203,7 @@ mod tests {
         if !geteuid().is_root() {
             return assert_refused(enter(Path::new("/")), "another user");
         }
-        let file = test.path().join(FILE);
+        let file = test.path().join(STATE_FILE_NAME);
         fs::write(&file, "theirs").unwrap();
         chown(&file, Some(12345), None).unwrap();
         assert_refused(enter(test.path()), "node: it belongs to another user");
@@ -214,7 +214,10 @@ mod tests {
     #[test]
     fn a_file_that_is_a_link_or_no_plain_file_is_refused() {
         let test = TestDirectory::new("state-file");
-        let (victim, file) = (test.path().join("victim"), test.path().join(FILE));
+        let (victim, file) = (
+            test.path().join("victim"),
+            test.path().join(STATE_FILE_NAME),
+        );
         fs::write(&victim, "precious").unwrap();
         symlink(&victim, &file).unwrap();
         assert_refused(enter(test.path()), "without links");
@@ -235,9 +238,9 @@ mod tests {
             let first = StateDirectory::enter(&path, afterwards).unwrap();
             let second = StateDirectory::enter(&path, afterwards).unwrap();
             drop(first);
-            assert!(path.join(FILE).exists());
+            assert!(path.join(STATE_FILE_NAME).exists());
             drop(second);
-            assert!(!path.join(FILE).exists());
+            assert!(!path.join(STATE_FILE_NAME).exists());
             assert_eq!(path.exists(), is_kept);
         }
     }
@@ -251,7 +254,7 @@ mod tests {
             for _ in 0..500 {
                 let (_directory, file) =
                     StateDirectory::enter(&path, AfterLastProcess::Remove).unwrap();
-                let named = fs::metadata(path.join(FILE)).unwrap();
+                let named = fs::metadata(path.join(STATE_FILE_NAME)).unwrap();
                 assert_eq!(named.ino(), file.metadata().unwrap().ino());
             }
         };

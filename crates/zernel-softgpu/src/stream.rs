@@ -19,8 +19,8 @@ use crate::completion::Completion;
 use crate::device::Device;
 use crate::graph::CapturePoint;
 use crate::process;
-use crate::truth::{DeviceWork, Symbol, device_work};
-use crate::work::Work;
+use crate::truth::{DeviceWork, LoggedSymbol, log_device_work};
+use crate::work::StreamWork;
 
 /// How a stream relates to the context's legacy default stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub enum StreamRole {
 
 /// Ends of all known work in a context, which order blocking streams and the legacy one.
 #[derive(Debug, Default)]
-pub struct ContextTails {
+pub struct StreamTails {
     legacy: AtomicU64,
     blocking: AtomicU64,
 }
@@ -46,8 +46,8 @@ pub struct Stream {
     handle: u64,
     role: StreamRole,
     device: Arc<Device>,
-    tails: Arc<ContextTails>,
-    state: Mutex<State>,
+    tails: Arc<StreamTails>,
+    state: Mutex<StreamState>,
     arrived: Condvar,
     /// Work is queued or running on the stream's thread.
     deferred: AtomicBool,
@@ -56,17 +56,17 @@ pub struct Stream {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct StreamState {
     tail: u64,
-    queue: VecDeque<Queued>,
+    queue: VecDeque<QueuedWork>,
     has_thread: bool,
     closed: bool,
 }
 
 #[derive(Debug)]
-struct Queued {
-    work: Work,
-    symbol: &'static Symbol,
+struct QueuedWork {
+    work: StreamWork,
+    symbol: &'static LoggedSymbol,
     submitted: u64,
 }
 
@@ -77,7 +77,7 @@ impl Stream {
         handle: u64,
         role: StreamRole,
         device: Arc<Device>,
-        tails: Arc<ContextTails>,
+        tails: Arc<StreamTails>,
     ) -> Arc<Self> {
         Arc::new(Self {
             handle,
@@ -110,25 +110,25 @@ impl Stream {
         &self.device
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, StreamState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts `work` at the end of the stream.
-    pub fn submit(self: &Arc<Self>, work: Work, symbol: &'static Symbol) {
+    pub fn submit(self: &Arc<Self>, work: StreamWork, symbol: &'static LoggedSymbol) {
         self.submit_at(clock::now(), work, symbol);
     }
 
-    fn submit_at(self: &Arc<Self>, now: u64, work: Work, symbol: &'static Symbol) {
-        let mut state = self.state();
+    fn submit_at(self: &Arc<Self>, now: u64, work: StreamWork, symbol: &'static LoggedSymbol) {
+        let mut state = self.lock_state();
         if !self.is_deferred() && work.is_immediate() {
-            let start = now.max(state.tail).max(self.floor());
+            let start = now.max(state.tail).max(self.earliest_start());
             let end = self.execute(&work, symbol, start);
             self.advance(&mut state, end);
             return;
         }
         self.deferred.store(true, Release);
-        state.queue.push_back(Queued {
+        state.queue.push_back(QueuedWork {
             work,
             symbol,
             submitted: now,
@@ -138,7 +138,7 @@ impl Stream {
     }
 
     /// The earliest start by the rules of the legacy default stream.
-    fn floor(&self) -> u64 {
+    fn earliest_start(&self) -> u64 {
         match self.role {
             StreamRole::Legacy => self.tails.blocking.load(Acquire),
             StreamRole::Blocking => self.tails.legacy.load(Acquire),
@@ -146,7 +146,7 @@ impl Stream {
         }
     }
 
-    fn advance(&self, state: &mut State, end: u64) {
+    fn advance(&self, state: &mut StreamState, end: u64) {
         state.tail = end;
         match self.role {
             StreamRole::Legacy => self.tails.legacy.fetch_max(end, Release),
@@ -155,16 +155,16 @@ impl Stream {
         };
     }
 
-    fn execute(&self, work: &Work, symbol: &'static Symbol, start: u64) -> u64 {
-        if let Work::Graph(graph) = work {
-            return graph.run(start, |node, start| {
+    fn execute(&self, work: &StreamWork, symbol: &'static LoggedSymbol, start: u64) -> u64 {
+        if let StreamWork::Graph(graph) = work {
+            return graph.run_nodes(start, |node, start| {
                 self.execute(&node.work, node.symbol, start)
             });
         }
         let end = work.execute(start);
         if work.occupies_device() {
-            self.device.busy(start, end);
-            device_work(&DeviceWork {
+            self.device.record_busy_time(start, end);
+            log_device_work(&DeviceWork {
                 symbol,
                 stream: self.handle,
                 bytes: work.bytes(),
@@ -175,28 +175,28 @@ impl Stream {
         end
     }
 
-    fn ensure_thread(self: &Arc<Self>, state: &mut State) {
+    fn ensure_thread(self: &Arc<Self>, state: &mut StreamState) {
         if state.has_thread {
             return;
         }
         let stream = Arc::clone(self);
-        process::spawn_quiet_thread("softgpu-stream", move || stream.work_off());
+        process::spawn_quiet_thread("softgpu-stream", move || stream.run_queue());
         state.has_thread = true;
     }
 
     /// The stream's thread: runs the queue until the stream is closed.
-    fn work_off(self: Arc<Self>) {
-        while let Some(queued) = self.next() {
-            let tail = self.state().tail;
-            let start = queued.submitted.max(tail).max(self.floor());
+    fn run_queue(self: Arc<Self>) {
+        while let Some(queued) = self.next_queued() {
+            let tail = self.lock_state().tail;
+            let start = queued.submitted.max(tail).max(self.earliest_start());
             let end = self.execute(&queued.work, queued.symbol, start);
             drop(queued);
-            self.advance(&mut self.state(), end);
+            self.advance(&mut self.lock_state(), end);
         }
     }
 
-    fn next(&self) -> Option<Queued> {
-        let mut state = self.state();
+    fn next_queued(&self) -> Option<QueuedWork> {
+        let mut state = self.lock_state();
         loop {
             if let Some(queued) = state.queue.pop_front() {
                 return Some(queued);
@@ -221,43 +221,43 @@ impl Stream {
     /// Whether the device has done all of its work.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let state = self.state();
+        let state = self.lock_state();
         !self.is_deferred() && self.last_end(&state) <= clock::now()
     }
 
     /// Closes the stream. Queued work is still done.
     pub fn close(&self) {
         self.with_capture(|capture| *capture = None);
-        self.state().closed = true;
+        self.lock_state().closed = true;
         self.arrived.notify_one();
     }
 
     /// Whether the stream is closed and has nothing left to do.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        let closed = self.state().closed;
+        let closed = self.lock_state().closed;
         closed && self.is_idle()
     }
 
     /// The end of its last work. For the legacy stream: the last end of all streams that it waits for. A
     /// blocking stream without work does not wait for the legacy stream.
-    fn last_end(&self, state: &State) -> u64 {
+    fn last_end(&self, state: &StreamState) -> u64 {
         match self.role {
-            StreamRole::Legacy => state.tail.max(self.floor()),
+            StreamRole::Legacy => state.tail.max(self.earliest_start()),
             StreamRole::Blocking | StreamRole::NonBlocking => state.tail,
         }
     }
 
     /// When everything submitted so far is done.
     #[must_use]
-    pub fn marker(self: &Arc<Self>, symbol: &'static Symbol) -> Arc<Completion> {
-        let state = self.state();
+    pub fn submit_marker(self: &Arc<Self>, symbol: &'static LoggedSymbol) -> Arc<Completion> {
+        let state = self.lock_state();
         if !self.is_deferred() {
             return Completion::at(self.last_end(&state));
         }
         drop(state);
-        let completion = Completion::unknown();
-        self.submit(Work::Mark(Arc::clone(&completion)), symbol);
+        let completion = Completion::with_unknown_end();
+        self.submit(StreamWork::Mark(Arc::clone(&completion)), symbol);
         completion
     }
 
@@ -279,31 +279,31 @@ impl Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Waiting;
-    use crate::node::{Hardware, Node};
+    use crate::clock::WaitMethod;
+    use crate::node::{Node, NodeHardware};
     use crate::test_directory::TestDirectory;
     use crate::work::HostFunction;
 
-    static SYMBOL: Symbol = Symbol::new("test", "test");
+    static SYMBOL: LoggedSymbol = LoggedSymbol::new("test", "test");
 
     /// Streams of one context, on a clock that the test reads out.
     struct TestStreams {
         _directory: TestDirectory,
         device: Arc<Device>,
-        tails: Arc<ContextTails>,
+        tails: Arc<StreamTails>,
     }
 
     impl TestStreams {
         fn new(name: &str) -> Self {
             let directory = TestDirectory::new(name);
-            let hardware = Hardware {
+            let hardware = NodeHardware {
                 devices: 1,
                 memory: 1,
             };
             let node = Node::open_in(directory.path(), hardware).unwrap();
             Self {
                 _directory: directory,
-                device: Arc::new(Device::new(0, Arc::new(node.join().unwrap()))),
+                device: Arc::new(Device::new(0, Arc::new(node.register_process().unwrap()))),
                 tails: Arc::default(),
             }
         }
@@ -313,25 +313,25 @@ mod tests {
         }
     }
 
-    fn kernel(stream: &Arc<Stream>, now: u64, duration: u64) {
-        stream.submit_at(now, Work::Kernel { duration }, &SYMBOL);
+    fn submit_kernel(stream: &Arc<Stream>, now: u64, duration: u64) {
+        stream.submit_at(now, StreamWork::Kernel { duration }, &SYMBOL);
     }
 
-    fn mark(stream: &Arc<Stream>, now: u64) -> Arc<Completion> {
-        let completion = Completion::unknown();
-        stream.submit_at(now, Work::Mark(Arc::clone(&completion)), &SYMBOL);
+    fn submit_marker_at(stream: &Arc<Stream>, now: u64) -> Arc<Completion> {
+        let completion = Completion::with_unknown_end();
+        stream.submit_at(now, StreamWork::Mark(Arc::clone(&completion)), &SYMBOL);
         completion
     }
 
     #[test]
     fn work_starts_when_submitted_or_when_the_work_before_ends() {
         let stream = TestStreams::new("stream-order").stream(StreamRole::NonBlocking);
-        kernel(&stream, 100, 50);
-        assert_eq!(mark(&stream, 101).end(), Some(150));
-        kernel(&stream, 120, 30);
-        assert_eq!(mark(&stream, 121).end(), Some(180));
-        kernel(&stream, 500, 1);
-        assert_eq!(mark(&stream, 500).end(), Some(501));
+        submit_kernel(&stream, 100, 50);
+        assert_eq!(submit_marker_at(&stream, 101).known_end(), Some(150));
+        submit_kernel(&stream, 120, 30);
+        assert_eq!(submit_marker_at(&stream, 121).known_end(), Some(180));
+        submit_kernel(&stream, 500, 1);
+        assert_eq!(submit_marker_at(&stream, 500).known_end(), Some(501));
     }
 
     #[test]
@@ -341,14 +341,18 @@ mod tests {
             bench.stream(StreamRole::NonBlocking),
             bench.stream(StreamRole::NonBlocking),
         );
-        kernel(&first, 100, 1000);
-        kernel(&second, 110, 20);
-        assert_eq!(mark(&second, 110).end(), Some(130));
-        second.submit_at(120, Work::Wait(mark(&first, 115)), &SYMBOL);
-        kernel(&second, 121, 5);
-        assert_eq!(mark(&second, 122).end(), Some(1105));
-        kernel(&first, 123, 1);
-        assert_eq!(mark(&first, 124).end(), Some(1101));
+        submit_kernel(&first, 100, 1000);
+        submit_kernel(&second, 110, 20);
+        assert_eq!(submit_marker_at(&second, 110).known_end(), Some(130));
+        second.submit_at(
+            120,
+            StreamWork::Wait(submit_marker_at(&first, 115)),
+            &SYMBOL,
+        );
+        submit_kernel(&second, 121, 5);
+        assert_eq!(submit_marker_at(&second, 122).known_end(), Some(1105));
+        submit_kernel(&first, 123, 1);
+        assert_eq!(submit_marker_at(&first, 124).known_end(), Some(1101));
     }
 
     #[test]
@@ -359,27 +363,31 @@ mod tests {
             bench.stream(StreamRole::Blocking),
             bench.stream(StreamRole::NonBlocking),
         );
-        kernel(&blocking, 100, 100);
-        kernel(&free, 100, 5000);
-        kernel(&legacy, 101, 10);
-        assert_eq!(mark(&legacy, 101).end(), Some(210));
-        kernel(&blocking, 102, 1);
-        assert_eq!(mark(&blocking, 102).end(), Some(211));
+        submit_kernel(&blocking, 100, 100);
+        submit_kernel(&free, 100, 5000);
+        submit_kernel(&legacy, 101, 10);
+        assert_eq!(submit_marker_at(&legacy, 101).known_end(), Some(210));
+        submit_kernel(&blocking, 102, 1);
+        assert_eq!(submit_marker_at(&blocking, 102).known_end(), Some(211));
         let other = bench.stream(StreamRole::Blocking);
-        kernel(&other, 103, 1);
-        assert_eq!(mark(&other, 103).end(), Some(211));
-        assert_eq!(mark(&free, 104).end(), Some(5100));
+        submit_kernel(&other, 103, 1);
+        assert_eq!(submit_marker_at(&other, 103).known_end(), Some(211));
+        assert_eq!(submit_marker_at(&free, 104).known_end(), Some(5100));
         let idle = bench.stream(StreamRole::Blocking);
-        assert_eq!(idle.marker(&SYMBOL).end(), Some(0), "nothing to wait for");
         assert_eq!(
-            legacy.marker(&SYMBOL).end(),
+            idle.submit_marker(&SYMBOL).known_end(),
+            Some(0),
+            "nothing to wait for"
+        );
+        assert_eq!(
+            legacy.submit_marker(&SYMBOL).known_end(),
             Some(211),
             "waits for the blocking streams"
         );
     }
 
     #[test]
-    fn what_follows_work_of_unknown_length_waits_for_it() {
+    fn work_after_work_of_unknown_length_waits_for_it() {
         extern "C" fn nap(_: *mut std::ffi::c_void) {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
@@ -389,13 +397,13 @@ mod tests {
             function: nap,
             argument: 0,
         };
-        stream.submit(Work::Host(function), &SYMBOL);
-        kernel(&stream, begin, 1_000_000);
-        let end = mark(&stream, begin);
+        stream.submit(StreamWork::Host(function), &SYMBOL);
+        submit_kernel(&stream, begin, 1_000_000);
+        let end = submit_marker_at(&stream, begin);
         assert!(stream.is_deferred());
         assert!(!stream.is_idle());
-        assert!(end.wait_known(Waiting::Block) >= begin + 21_000_000);
-        end.wait(Waiting::Block);
+        assert!(end.wait_until_end_is_known(WaitMethod::Block) >= begin + 21_000_000);
+        end.wait_until_done(WaitMethod::Block);
         while stream.is_deferred() {
             std::thread::yield_now();
         }

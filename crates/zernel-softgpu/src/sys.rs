@@ -32,14 +32,14 @@ pub(crate) fn map_words(
 
 /// A private anonymous mapping, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub(crate) struct MemoryMapping {
     start: usize,
     bytes: usize,
 }
 
-impl Mapping {
+impl MemoryMapping {
     /// Zeroed memory that takes no physical memory until it is touched.
-    pub(crate) fn lazy(bytes: usize) -> io::Result<Self> {
+    pub(crate) fn zeroed_on_touch(bytes: usize) -> io::Result<Self> {
         Self::anonymous(bytes, ProtFlags::READ | ProtFlags::WRITE)
     }
 
@@ -63,7 +63,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for MemoryMapping {
     fn drop(&mut self) {
         // SAFETY: this value owns the range. A program that still uses an address in it uses freed device
         // memory, which faults on real hardware too.

@@ -15,6 +15,6 @@ mod format;
 mod log;
 mod reader;
 
-pub use call::{Call, Symbol};
-pub use log::{DeviceWork, device_work};
-pub use reader::{Event, EventKind, ProcessTruth, ReturnedCalls, TruthError, TruthLog};
+pub use call::{LoggedSymbol, OpenCall};
+pub use log::{DeviceWork, log_device_work};
+pub use reader::{LoggedEvent, LoggedEventKind, ProcessTruth, ReturnedCalls, TruthError, TruthLog};

@@ -10,10 +10,10 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create}
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect};
 
 use crate::device::Device;
-use crate::sys::Mapping;
+use crate::sys::MemoryMapping;
 
 /// Sizes and addresses are multiples of this.
-pub const GRANULARITY: u64 = 2 << 20;
+pub const MAPPING_GRANULARITY: u64 = 2 << 20;
 
 /// Physical memory of a device, without an address. Released on drop.
 #[derive(Debug)]
@@ -28,13 +28,14 @@ pub struct PhysicalMemory {
 /// The file behind all physical memory of this process. It is sparse, so unused memory takes no space. One
 /// file serves all, because one per allocation would exceed the limit of open files.
 fn backing_file() -> io::Result<&'static OwnedFd> {
-    static FILE: OnceLock<OwnedFd> = OnceLock::new();
-    if FILE.get().is_none() {
+    static BACKING_FILE: OnceLock<OwnedFd> = OnceLock::new();
+    if BACKING_FILE.get().is_none() {
         let file = memfd_create("softgpu-physical-memory", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, 1 << 46)?;
-        let _ = FILE.set(file);
+        let _ = BACKING_FILE.set(file);
     }
-    FILE.get()
+    BACKING_FILE
+        .get()
         .ok_or_else(|| io::Error::other("no backing file"))
 }
 
@@ -44,7 +45,7 @@ impl PhysicalMemory {
     pub fn new(device: &Arc<Device>, bytes: u64) -> Option<Self> {
         static NEXT_OFFSET: AtomicU64 = AtomicU64::new(0);
         backing_file().ok()?;
-        device.reserve(bytes).then(|| Self {
+        device.reserve_memory(bytes).then(|| Self {
             device: Arc::clone(device),
             bytes,
             offset: NEXT_OFFSET.fetch_add(bytes, Relaxed),
@@ -59,16 +60,16 @@ impl Drop for PhysicalMemory {
             // Without the hole the pages stay until the process ends; nothing else depends on it.
             let _ = fallocate(file, hole, self.offset, self.bytes);
         }
-        self.device.release(self.bytes);
+        self.device.release_memory(self.bytes);
     }
 }
 
 /// Reserved address ranges and what is mapped there.
 #[derive(Debug, Default)]
-pub struct VirtualMemory(Mutex<State>);
+pub struct VirtualMemory(Mutex<VirtualMemoryState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct VirtualMemoryState {
     reservations: BTreeMap<u64, Reservation>,
     mapped: BTreeMap<u64, Arc<PhysicalMemory>>,
 }
@@ -76,19 +77,19 @@ struct State {
 #[derive(Debug)]
 struct Reservation {
     bytes: u64,
-    _mapping: Mapping,
+    _mapping: MemoryMapping,
 }
 
 /// Why a call on virtual memory is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
+pub enum VirtualMemoryRefusal {
     /// Not inside a reservation, or not aligned, or not as mapped.
     InvalidRange,
     /// The machine has no room for it.
     OutOfMemory,
 }
 
-impl State {
+impl VirtualMemoryState {
     fn is_reserved(&self, start: u64, bytes: u64) -> bool {
         let reservation = self.reservations.range(..=start).next_back();
         reservation.is_some_and(|(base, reservation)| {
@@ -106,57 +107,61 @@ impl VirtualMemory {
     /// No reservations.
     #[must_use]
     pub const fn new() -> Self {
-        Self(Mutex::new(State {
+        Self(Mutex::new(VirtualMemoryState {
             reservations: BTreeMap::new(),
             mapped: BTreeMap::new(),
         }))
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock_state(&self) -> std::sync::MutexGuard<'_, VirtualMemoryState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves addresses, aligned to [`GRANULARITY`].
-    pub fn reserve(&self, bytes: u64) -> Result<u64, Refused> {
-        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
-            return Err(Refused::InvalidRange);
+    /// Reserves addresses, aligned to [`MAPPING_GRANULARITY`].
+    pub fn reserve(&self, bytes: u64) -> Result<u64, VirtualMemoryRefusal> {
+        if bytes == 0 || !bytes.is_multiple_of(MAPPING_GRANULARITY) {
+            return Err(VirtualMemoryRefusal::InvalidRange);
         }
-        let mapping = Mapping::reservation((bytes + GRANULARITY) as usize)
-            .map_err(|_| Refused::OutOfMemory)?;
-        let start = mapping.start().next_multiple_of(GRANULARITY);
+        let mapping = MemoryMapping::reservation((bytes + MAPPING_GRANULARITY) as usize)
+            .map_err(|_| VirtualMemoryRefusal::OutOfMemory)?;
+        let start = mapping.start().next_multiple_of(MAPPING_GRANULARITY);
         let reservation = Reservation {
             bytes,
             _mapping: mapping,
         };
-        self.state().reservations.insert(start, reservation);
+        self.lock_state().reservations.insert(start, reservation);
         Ok(start)
     }
 
     /// Frees a reservation, given exactly as it was made, with nothing mapped in it.
-    pub fn free(&self, start: u64, bytes: u64) -> Result<(), Refused> {
-        let mut state = self.state();
+    pub fn free(&self, start: u64, bytes: u64) -> Result<(), VirtualMemoryRefusal> {
+        let mut state = self.lock_state();
         let exact = state
             .reservations
             .get(&start)
             .is_some_and(|reservation| reservation.bytes == bytes);
         if !exact || state.is_mapped_in(start, bytes) {
-            return Err(Refused::InvalidRange);
+            return Err(VirtualMemoryRefusal::InvalidRange);
         }
         state.reservations.remove(&start);
         Ok(())
     }
 
     /// Maps all of `memory` at a reserved address. It cannot be touched before [`Self::allow_access`].
-    pub fn map(&self, start: u64, memory: &Arc<PhysicalMemory>) -> Result<(), Refused> {
-        let mut state = self.state();
-        let aligned = start.is_multiple_of(GRANULARITY);
+    pub fn map(
+        &self,
+        start: u64,
+        memory: &Arc<PhysicalMemory>,
+    ) -> Result<(), VirtualMemoryRefusal> {
+        let mut state = self.lock_state();
+        let aligned = start.is_multiple_of(MAPPING_GRANULARITY);
         if !aligned
             || !state.is_reserved(start, memory.bytes)
             || state.is_mapped_in(start, memory.bytes)
         {
-            return Err(Refused::InvalidRange);
+            return Err(VirtualMemoryRefusal::InvalidRange);
         }
-        let file = backing_file().map_err(|_| Refused::OutOfMemory)?;
+        let file = backing_file().map_err(|_| VirtualMemoryRefusal::OutOfMemory)?;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         // SAFETY: the range lies in a reservation of ours where nothing is mapped.
         let mapped = unsafe {
@@ -169,35 +174,44 @@ impl VirtualMemory {
                 memory.offset,
             )
         };
-        mapped.map_err(|_| Refused::OutOfMemory)?;
+        mapped.map_err(|_| VirtualMemoryRefusal::OutOfMemory)?;
         state.mapped.insert(start, Arc::clone(memory));
         Ok(())
     }
 
     /// Removes the mappings that together are exactly the `bytes` bytes from `start`.
-    pub fn unmap(&self, start: u64, bytes: u64) -> Result<(), Refused> {
-        let mut state = self.state();
+    pub fn unmap(&self, start: u64, bytes: u64) -> Result<(), VirtualMemoryRefusal> {
+        let mut state = self.lock_state();
         let mut end = start;
         while end < start.saturating_add(bytes) {
-            end += state.mapped.get(&end).ok_or(Refused::InvalidRange)?.bytes;
+            end += state
+                .mapped
+                .get(&end)
+                .ok_or(VirtualMemoryRefusal::InvalidRange)?
+                .bytes;
         }
         if end != start + bytes {
-            return Err(Refused::InvalidRange);
+            return Err(VirtualMemoryRefusal::InvalidRange);
         }
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: exactly mappings of ours, replaced by reserved addresses as before.
         let unmapped =
             unsafe { mmap_anonymous(start as *mut _, bytes as usize, ProtFlags::empty(), flags) };
-        unmapped.map_err(|_| Refused::OutOfMemory)?;
+        unmapped.map_err(|_| VirtualMemoryRefusal::OutOfMemory)?;
         state.mapped.retain(|base, _| !(start..end).contains(base));
         Ok(())
     }
 
     /// Allows or forbids the use of mapped memory.
-    pub fn allow_access(&self, start: u64, bytes: u64, allowed: bool) -> Result<(), Refused> {
-        let state = self.state();
+    pub fn allow_access(
+        &self,
+        start: u64,
+        bytes: u64,
+        allowed: bool,
+    ) -> Result<(), VirtualMemoryRefusal> {
+        let state = self.lock_state();
         if !state.is_reserved(start, bytes) || !state.is_mapped_in(start, bytes) {
-            return Err(Refused::InvalidRange);
+            return Err(VirtualMemoryRefusal::InvalidRange);
         }
         let protection = match allowed {
             true => MprotectFlags::READ | MprotectFlags::WRITE,
@@ -205,12 +219,12 @@ impl VirtualMemory {
         };
         // SAFETY: mappings of ours; the driver itself holds no references into device memory.
         unsafe { mprotect(start as *mut _, bytes as usize, protection) }
-            .map_err(|_| Refused::InvalidRange)
+            .map_err(|_| VirtualMemoryRefusal::InvalidRange)
     }
 
     /// The physical memory mapped at an address.
     pub fn mapped_at(&self, address: u64) -> Option<Arc<PhysicalMemory>> {
-        let state = self.state();
+        let state = self.lock_state();
         let (base, memory) = state.mapped.range(..=address).next_back()?;
         (address - base < memory.bytes).then(|| Arc::clone(memory))
     }

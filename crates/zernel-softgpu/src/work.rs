@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use crate::clock::{self, Waiting};
+use crate::clock::{self, WaitMethod};
 use crate::completion::Completion;
 use crate::driver_interface::ExternalLaunch;
 use crate::graph::Graph;
@@ -104,11 +104,11 @@ impl HostFunction {
 }
 
 /// Something done once in stream order, such as freeing memory.
-pub type Action = Arc<dyn Fn() + Send + Sync>;
+pub type StreamAction = Arc<dyn Fn() + Send + Sync>;
 
 /// One piece of work in a stream.
 #[derive(Clone)]
-pub enum Work {
+pub enum StreamWork {
     /// Takes its time.
     Kernel {
         /// How long, ns.
@@ -136,7 +136,7 @@ pub enum Work {
         launch: ExternalLaunch,
     },
     /// Does something at once.
-    Action(Action),
+    Action(StreamAction),
     /// Waits for something in another stream.
     Wait(Arc<Completion>),
     /// Resolves a completion when all earlier work is done.
@@ -145,7 +145,7 @@ pub enum Work {
     Graph(Arc<Graph>),
 }
 
-impl std::fmt::Debug for Work {
+impl std::fmt::Debug for StreamWork {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(match self {
             Self::Kernel { .. } => "Kernel",
@@ -161,13 +161,13 @@ impl std::fmt::Debug for Work {
     }
 }
 
-impl Work {
+impl StreamWork {
     /// Whether its end is known as soon as its start is known. If not, it needs a thread.
     #[must_use]
     pub fn is_immediate(&self) -> bool {
         match self {
             Self::Host(_) | Self::External { .. } => false,
-            Self::Wait(completion) => completion.end().is_some(),
+            Self::Wait(completion) => completion.known_end().is_some(),
             Self::Graph(graph) => graph.is_immediate(),
             _ => true,
         }
@@ -206,7 +206,7 @@ impl Work {
                 start.saturating_add(*duration)
             }
             Self::Host(function) => {
-                clock::wait_until(start, Waiting::Block);
+                clock::wait_until(start, WaitMethod::Block);
                 function.call();
                 clock::now().max(start)
             }
@@ -215,9 +215,11 @@ impl Work {
                 action();
                 start
             }
-            Self::Wait(completion) => completion.wait_known(Waiting::Block).max(start),
+            Self::Wait(completion) => completion
+                .wait_until_end_is_known(WaitMethod::Block)
+                .max(start),
             Self::Mark(completion) => {
-                completion.resolve(start);
+                completion.set_end(start);
                 start
             }
             Self::Graph(_) => start,

@@ -6,7 +6,7 @@ use support::libraries::{NOT_READY, got, ok};
 use support::ranks::{FLOAT32, INT32, Rank, SUM};
 use support::{Stage, role};
 use zernel_softgpu::config;
-use zernel_softgpu::truth::{EventKind, TruthLog};
+use zernel_softgpu::truth::{LoggedEventKind, TruthLog};
 
 #[test]
 fn data_goes_where_it_belongs() {
@@ -297,14 +297,14 @@ fn a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through() {
     // 10 MB/s: 100 ms.
     let stage = Stage::new(TEST)
         .logged()
-        .set(config::LOG_EVENTS, 1)
-        .set(config::NCCL_BANDWIDTH, 10_000_000);
+        .set(config::LOG_EVENTS_VARIABLE, 1)
+        .set(config::NCCL_BANDWIDTH_VARIABLE, 10_000_000);
     stage.play(2);
     let log = TruthLog::read(&stage.log()).unwrap();
     let device = |symbol: &str| -> Vec<_> {
         let events = log.processes.iter().flat_map(|process| &process.events);
         events
-            .filter(|event| event.kind == EventKind::Device && event.symbol == symbol)
+            .filter(|event| event.kind == LoggedEventKind::Device && event.symbol == symbol)
             .collect()
     };
     let collectives = device("ncclAllReduce");
@@ -323,7 +323,7 @@ fn a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through() {
         .max()
         .unwrap();
     assert!(waited >= 100_000_000);
-    let totals = log.totals();
+    let totals = log.returned_calls();
     assert_eq!(totals[&("ncclAllReduce".into(), 0)].bytes, 2 * BYTES as u64);
     assert_eq!(
         totals[&("cuLaunchKernelEx".into(), 0)].calls,

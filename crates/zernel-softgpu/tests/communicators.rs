@@ -78,7 +78,7 @@ fn communicators_split_and_work_side_by_side() {
 fn one_process_can_be_all_ranks() {
     const TEST: &str = "one_process_can_be_all_ranks";
     if role().is_none() {
-        return Stage::new(TEST).set(config::DEVICES, 3).play(1);
+        return Stage::new(TEST).set(config::DEVICES_VARIABLE, 3).play(1);
     }
     let program = Program::new();
     let nccl = Nccl::load();

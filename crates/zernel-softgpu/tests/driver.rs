@@ -55,7 +55,7 @@ fn memory_runs_out_at_the_capacity_for_all_processes_together() {
     const TEST: &str = "memory_runs_out_at_the_capacity_for_all_processes_together";
     const GIB: usize = 1 << 30;
     let Some(role) = role() else {
-        let stage = Stage::new(TEST).set(config::MEMORY, 4 * GIB);
+        let stage = Stage::new(TEST).set(config::MEMORY_VARIABLE, 4 * GIB);
         let holder = stage.start("holder");
         zernel_testkit::eventually("the holder holds", || stage.path().join("held").exists());
         stage.start("refused").succeeds();
@@ -90,8 +90,8 @@ fn a_context_may_take_memory_for_itself() {
     if role().is_none() {
         let stage = Stage::new(TEST);
         return stage
-            .set(config::CONTEXT_MEMORY, 300)
-            .set(config::MEMORY, 800)
+            .set(config::CONTEXT_MEMORY_VARIABLE, 300)
+            .set(config::MEMORY_VARIABLE, 800)
             .play(1);
     }
     let program = Program::new();
@@ -205,7 +205,7 @@ fn times_are_those_of_the_simulated_clock() {
     if role().is_none() {
         // 1 GB/s: a megabyte takes a millisecond.
         return Stage::new(TEST)
-            .set(config::COPY_BANDWIDTH, 1 << 30)
+            .set(config::COPY_BANDWIDTH_VARIABLE, 1 << 30)
             .play(1);
     }
     let program = Program::new();
@@ -590,7 +590,7 @@ fn devices_are_many_and_chosen_by_the_environment() {
     const TEST: &str = "devices_are_many_and_chosen_by_the_environment";
     if role().is_none() {
         return Stage::new(TEST)
-            .set(config::DEVICES, 4)
+            .set(config::DEVICES_VARIABLE, 4)
             .set("CUDA_VISIBLE_DEVICES", "2,0")
             .play(1);
     }

@@ -73,7 +73,7 @@ fn the_default_directory_goes_with_the_state() {
     let stage = Stage::new(TEST);
     let runtime = stage.path().display().to_string();
     let stage = stage
-        .set(config::DIRECTORY, "")
+        .set(config::DIRECTORY_VARIABLE, "")
         .set("XDG_RUNTIME_DIR", runtime.as_str());
     stage.play(1);
     assert!(!stage.path().join("zernel-softgpu").exists());
@@ -84,8 +84,8 @@ fn devices_are_described_as_cuda_describes_them() {
     const TEST: &str = "devices_are_described_as_cuda_describes_them";
     if role().is_none() {
         return Stage::new(TEST)
-            .set(config::DEVICES, 3)
-            .set(config::MEMORY, 8u64 << 30)
+            .set(config::DEVICES_VARIABLE, 3)
+            .set(config::MEMORY_VARIABLE, 8u64 << 30)
             .play(1);
     }
     let program = Program::on_device(1);
@@ -138,7 +138,7 @@ fn memory_and_load_of_other_processes_are_seen_while_they_live() {
     const TEST: &str = "memory_and_load_of_other_processes_are_seen_while_they_live";
     match role().as_deref() {
         None => {
-            let stage = Stage::new(TEST).set(config::DEVICES, 2);
+            let stage = Stage::new(TEST).set(config::DEVICES_VARIABLE, 2);
             let worker = stage.start("worker");
             std::fs::write(stage.path().join("pid"), worker.pid().to_string()).unwrap();
             stage.start("watcher").succeeds();

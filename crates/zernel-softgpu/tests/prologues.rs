@@ -7,7 +7,7 @@ use std::path::Path;
 use object::{Object, ObjectSection, ObjectSymbol, SymbolKind};
 use support::libraries::{MILLISECOND, Nccl, Program, got, ok};
 use support::{Stage, role};
-use zernel_softgpu::install::{LIBRARIES, Prologue};
+use zernel_softgpu::install::{CARGO_AND_REAL_LIBRARY_NAMES, Prologue};
 
 /// Names and first bytes of all exported functions.
 fn exported(path: &Path) -> Vec<(String, Vec<u8>)> {
@@ -42,7 +42,7 @@ fn linker_names(path: &Path) -> Vec<&'static str> {
             .split(|byte| *byte == 0)
             .any(|string| string == name.as_bytes())
     };
-    LIBRARIES
+    CARGO_AND_REAL_LIBRARY_NAMES
         .into_iter()
         .map(|(_, name)| name)
         .filter(|name| has(name))
@@ -54,7 +54,7 @@ fn linker_names(path: &Path) -> Vec<&'static str> {
 fn every_exported_function_starts_as_asked() {
     for prologue in Prologue::ALL {
         let stage = Stage::with_prologue("every_exported_function_starts_as_asked", prologue);
-        for (_, name) in LIBRARIES {
+        for (_, name) in CARGO_AND_REAL_LIBRARY_NAMES {
             let path = stage.path().join("lib").join(name);
             let functions = exported(&path);
             assert!(
@@ -63,7 +63,7 @@ fn every_exported_function_starts_as_asked() {
                 functions.len()
             );
             for (function, bytes) in functions {
-                let start = prologue.instructions();
+                let start = prologue.machine_code();
                 assert!(
                     bytes.starts_with(start),
                     "{function} of {name} starts with {bytes:x?}, not {start:x?}"

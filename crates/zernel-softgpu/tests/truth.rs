@@ -8,7 +8,7 @@ use support::libraries::{MILLISECOND, Program, got, ok};
 use support::{Stage, role};
 use zernel_softgpu::clock;
 use zernel_softgpu::config;
-use zernel_softgpu::truth::{EventKind, ReturnedCalls, TruthLog};
+use zernel_softgpu::truth::{LoggedEventKind, ReturnedCalls, TruthLog};
 
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 50_000;
@@ -43,7 +43,7 @@ fn a_million_calls_of_four_threads_are_counted_exactly() {
     let stage = Stage::new(TEST).logged();
     stage.play(1);
     let log = TruthLog::read(&stage.log()).unwrap();
-    let totals = log.totals();
+    let totals = log.returned_calls();
     let calls = |symbol: &str, result| {
         totals
             .get(&(symbol.to_owned(), result))
@@ -92,7 +92,9 @@ fn events_record_each_call_and_what_the_device_did() {
         support::publish("stream", &stream.to_ne_bytes());
         return;
     }
-    let stage = Stage::new(TEST).logged().set(config::LOG_EVENTS, 1);
+    let stage = Stage::new(TEST)
+        .logged()
+        .set(config::LOG_EVENTS_VARIABLE, 1);
     let before = clock::now();
     stage.play(1);
     let log = TruthLog::read(&stage.log()).unwrap();
@@ -106,7 +108,7 @@ fn events_record_each_call_and_what_the_device_did() {
     let calls: Vec<_> = process
         .events
         .iter()
-        .filter(|event| event.kind == EventKind::Call)
+        .filter(|event| event.kind == LoggedEventKind::Call)
         .collect();
     assert!(calls.iter().all(|event| before <= event.enter
         && event.enter <= event.leave
@@ -121,7 +123,7 @@ fn events_record_each_call_and_what_the_device_did() {
     let device: Vec<_> = process
         .events
         .iter()
-        .filter(|event| event.kind == EventKind::Device)
+        .filter(|event| event.kind == LoggedEventKind::Device)
         .collect();
     assert_eq!(device.len(), 2);
     assert_eq!(device[0].leave - device[0].enter, 500 * MILLISECOND);
@@ -148,7 +150,9 @@ fn nothing_is_lost_when_a_process_is_killed() {
         }
     }
     for events in [0, 1] {
-        let stage = Stage::new(TEST).logged().set(config::LOG_EVENTS, events);
+        let stage = Stage::new(TEST)
+            .logged()
+            .set(config::LOG_EVENTS_VARIABLE, events);
         let counter = Counter::open(&stage.path().join("count"));
         let actor = stage.start("0");
         zernel_testkit::eventually("calls are made", || {
@@ -158,8 +162,8 @@ fn nothing_is_lost_when_a_process_is_killed() {
         let count = counter.0.load(Relaxed);
         let (begun, done) = (count & 0xffff_ffff, count >> 32);
         let log = TruthLog::read(&stage.log()).unwrap();
-        let entered = log.entered("cuMemAlloc_v2");
-        let returned = log.totals()[&("cuMemAlloc_v2".to_owned(), 1)].calls;
+        let entered = log.entered_count("cuMemAlloc_v2");
+        let returned = log.returned_calls()[&("cuMemAlloc_v2".to_owned(), 1)].calls;
         assert!(
             (done..=begun).contains(&entered),
             "{entered} entered, but {done} to {begun} made"
@@ -169,7 +173,7 @@ fn nothing_is_lost_when_a_process_is_killed() {
             "{returned} returned of {entered}, but {done} seen to"
         );
         let logged = log
-            .events()
+            .events_of_all_processes()
             .iter()
             .filter(|(_, event)| event.symbol == "cuMemAlloc_v2")
             .count() as u64;
@@ -215,7 +219,7 @@ fn a_forked_child_writes_a_log_of_its_own() {
     stage.play(1);
     let log = TruthLog::read(&stage.log()).unwrap();
     assert_eq!(log.processes.len(), 2);
-    let totals = log.totals();
+    let totals = log.returned_calls();
     assert_eq!(totals[&("cuCtxSynchronize".to_owned(), 3)].calls, 3);
     assert_eq!(totals[&("cuCtxSynchronize".to_owned(), 0)].calls, 1);
     let child = log
@@ -235,7 +239,10 @@ fn each_program_that_a_process_runs_has_its_log_and_its_memory() {
         let log = TruthLog::read(&stage.log()).unwrap();
         assert_eq!(log.processes.len(), 2);
         assert_eq!(log.processes[0].pid, log.processes[1].pid);
-        assert_eq!(log.totals()[&("cuMemAlloc_v2".to_owned(), 0)].bytes, 5000);
+        assert_eq!(
+            log.returned_calls()[&("cuMemAlloc_v2".to_owned(), 0)].bytes,
+            5000
+        );
         return;
     };
     let program = Program::new();

@@ -9,7 +9,7 @@ use std::{fs, io, ptr, thread};
 
 use libloading::Library;
 
-use crate::plan::Plan;
+use crate::plan::JobPlan;
 
 /// Calls an exported function with integer arguments. A result other than success is an error.
 macro_rules! call {
@@ -35,60 +35,81 @@ macro_rules! as_word {
 }
 
 /// The place where a function stores a result.
-fn out<T>(value: &mut T) -> *mut c_void {
+fn out_pointer<T>(value: &mut T) -> *mut c_void {
     ptr::from_mut(value).cast()
 }
 
 const KERNEL_NAME: &std::ffi::CStr = c"layer";
-const IMAGE: &std::ffi::CStr = c"softgpu kernel layer\n";
-const BLOCKING_SYNC: u64 = 4;
-const NON_BLOCKING: u64 = 1;
-const FLOAT: u64 = 7;
-const SUM: u64 = 0;
+const MODULE_IMAGE: &std::ffi::CStr = c"softgpu kernel layer\n";
+const CONTEXT_BLOCKING_SYNC: u64 = 4;
+const STREAM_NON_BLOCKING: u64 = 1;
+const NCCL_FLOAT: u64 = 7;
+const NCCL_SUM: u64 = 0;
 
 /// A rank's GPU.
-pub(crate) struct Gpu {
+pub(crate) struct RankGpu {
     cuda: Arc<Library>,
     context: u64,
     kernel: u64,
     /// Device memory that a batch, a loss and a checkpoint can be copied to and from.
     memory: u64,
     /// Memory for what is read back.
-    host: Host,
+    host: HostMemory,
 }
 
 /// Host memory as the driver sees it.
-enum Host {
+enum HostMemory {
     Pinned { address: u64, bytes: usize },
     Pageable(RefCell<Vec<u8>>),
 }
 
-impl Gpu {
+impl RankGpu {
     pub(crate) fn open(
         libraries: &Path,
         device: u64,
-        plan: &Plan,
+        plan: &JobPlan,
         bytes: usize,
     ) -> io::Result<Self> {
-        let cuda = Arc::new(load(libraries, "libcuda.so.1")?);
+        let cuda = Arc::new(load_library(libraries, "libcuda.so.1")?);
         let (mut context, mut module, mut kernel) = (0_u64, 0_u64, 0_u64);
         let (mut memory, mut address) = (0_u64, 0_u64);
         call!(cuda, "cuInit", 0)?;
         if !plan.spins {
-            call!(cuda, "cuDevicePrimaryCtxSetFlags_v2", device, BLOCKING_SYNC)?;
+            call!(
+                cuda,
+                "cuDevicePrimaryCtxSetFlags_v2",
+                device,
+                CONTEXT_BLOCKING_SYNC
+            )?;
         }
-        call!(cuda, "cuDevicePrimaryCtxRetain", out(&mut context), device)?;
+        call!(
+            cuda,
+            "cuDevicePrimaryCtxRetain",
+            out_pointer(&mut context),
+            device
+        )?;
         call!(cuda, "cuCtxSetCurrent", context)?;
-        call!(cuda, "cuModuleLoadData", out(&mut module), IMAGE.as_ptr())?;
+        call!(
+            cuda,
+            "cuModuleLoadData",
+            out_pointer(&mut module),
+            MODULE_IMAGE.as_ptr()
+        )?;
         let (module, name) = (module, KERNEL_NAME.as_ptr());
-        call!(cuda, "cuModuleGetFunction", out(&mut kernel), module, name)?;
-        call!(cuda, "cuMemAlloc_v2", out(&mut memory), bytes)?;
+        call!(
+            cuda,
+            "cuModuleGetFunction",
+            out_pointer(&mut kernel),
+            module,
+            name
+        )?;
+        call!(cuda, "cuMemAlloc_v2", out_pointer(&mut memory), bytes)?;
         let host = match plan.pins {
             true => {
-                call!(cuda, "cuMemAllocHost_v2", out(&mut address), bytes)?;
-                Host::Pinned { address, bytes }
+                call!(cuda, "cuMemAllocHost_v2", out_pointer(&mut address), bytes)?;
+                HostMemory::Pinned { address, bytes }
             }
-            false => Host::Pageable(RefCell::new(vec![0; bytes])),
+            false => HostMemory::Pageable(RefCell::new(vec![0; bytes])),
         };
         Ok(Self {
             cuda,
@@ -100,8 +121,8 @@ impl Gpu {
     }
 
     /// Launches kernels, from this thread or another one.
-    pub(crate) fn launcher(&self) -> Launcher {
-        Launcher {
+    pub(crate) fn new_launcher(&self) -> KernelLauncher {
+        KernelLauncher {
             cuda: Arc::clone(&self.cuda),
             context: self.context,
             kernel: self.kernel,
@@ -110,11 +131,11 @@ impl Gpu {
 
     /// Launches a kernel that takes `duration`.
     pub(crate) fn launch(&self, duration: Duration) -> io::Result<()> {
-        self.launcher().launch(duration)
+        self.new_launcher().launch(duration)
     }
 
     /// Copies a batch to the GPU, as from memory that is not pinned.
-    pub(crate) fn copy_to(&self, batch: *mut u8, bytes: usize) -> io::Result<()> {
+    pub(crate) fn copy_batch_to_gpu(&self, batch: *mut u8, bytes: usize) -> io::Result<()> {
         call!(
             self.cuda,
             "cuMemcpyHtoDAsync_v2",
@@ -129,13 +150,13 @@ impl Gpu {
     /// Reads `bytes` bytes from the GPU, after all work that was submitted before.
     pub(crate) fn read(&self, bytes: usize, take: impl FnOnce(&[u8])) -> io::Result<()> {
         match &self.host {
-            Host::Pageable(buffer) => {
+            HostMemory::Pageable(buffer) => {
                 let mut buffer = buffer.borrow_mut();
                 let buffer = &mut buffer[..bytes];
                 self.read_to(buffer.as_mut_ptr() as u64, bytes)?;
                 take(buffer);
             }
-            Host::Pinned {
+            HostMemory::Pinned {
                 address,
                 bytes: all,
             } => {
@@ -160,15 +181,15 @@ impl Gpu {
 }
 
 /// What a thread needs to launch kernels.
-pub(crate) struct Launcher {
+pub(crate) struct KernelLauncher {
     cuda: Arc<Library>,
     context: u64,
     kernel: u64,
 }
 
-impl Launcher {
+impl KernelLauncher {
     /// Lets the calling thread use the GPU.
-    pub(crate) fn enter(&self) -> io::Result<()> {
+    pub(crate) fn make_context_current(&self) -> io::Result<()> {
         call!(self.cuda, "cuCtxSetCurrent", self.context)
     }
 
@@ -195,7 +216,7 @@ impl Launcher {
     }
 }
 
-fn load(libraries: &Path, name: &str) -> io::Result<Library> {
+fn load_library(libraries: &Path, name: &str) -> io::Result<Library> {
     // SAFETY: loading the software GPU runs no code of its own.
     unsafe { Library::new(libraries.join(name)) }.map_err(io::Error::other)
 }
@@ -206,8 +227,8 @@ fn load(libraries: &Path, name: &str) -> io::Result<Library> {
 struct UniqueId([u8; 128]);
 
 /// A rank's communicator, with its own stream as in DDP.
-pub(crate) struct Peers<'a> {
-    gpu: &'a Gpu,
+pub(crate) struct RankCommunicator<'a> {
+    gpu: &'a RankGpu,
     nccl: Library,
     communicator: u64,
     stream: u64,
@@ -215,20 +236,30 @@ pub(crate) struct Peers<'a> {
     gradients: u64,
 }
 
-impl<'a> Peers<'a> {
+impl<'a> RankCommunicator<'a> {
     pub(crate) fn join_communicator(
-        gpu: &'a Gpu,
+        gpu: &'a RankGpu,
         directory: &Path,
         rank: u32,
         ranks: u32,
         bucket_bytes: u64,
     ) -> io::Result<Self> {
-        let nccl = load(&directory.join("lib"), "libnccl.so.2")?;
+        let nccl = load_library(&directory.join("lib"), "libnccl.so.2")?;
         let (mut stream, mut event, mut gradients) = (0_u64, 0_u64, 0_u64);
-        call!(gpu.cuda, "cuStreamCreate", out(&mut stream), NON_BLOCKING)?;
-        call!(gpu.cuda, "cuEventCreate", out(&mut event), 0)?;
-        call!(gpu.cuda, "cuMemAlloc_v2", out(&mut gradients), bucket_bytes)?;
-        let communicator = join(&nccl, &directory.join("meeting"), rank, ranks)?;
+        call!(
+            gpu.cuda,
+            "cuStreamCreate",
+            out_pointer(&mut stream),
+            STREAM_NON_BLOCKING
+        )?;
+        call!(gpu.cuda, "cuEventCreate", out_pointer(&mut event), 0)?;
+        call!(
+            gpu.cuda,
+            "cuMemAlloc_v2",
+            out_pointer(&mut gradients),
+            bucket_bytes
+        )?;
+        let communicator = join_as_rank(&nccl, &directory.join("meeting"), rank, ranks)?;
         Ok(Self {
             gpu,
             nccl,
@@ -240,7 +271,7 @@ impl<'a> Peers<'a> {
     }
 
     /// Reduces a bucket of gradients after all earlier launches.
-    pub(crate) fn reduce(&self, bytes: u64) -> io::Result<()> {
+    pub(crate) fn reduce_bucket(&self, bytes: u64) -> io::Result<()> {
         let cuda = &self.gpu.cuda;
         call!(cuda, "cuEventRecord", self.event, 0)?;
         call!(cuda, "cuStreamWaitEvent", self.stream, self.event, 0)?;
@@ -252,8 +283,8 @@ impl<'a> Peers<'a> {
             buffer,
             buffer,
             elements,
-            FLOAT,
-            SUM,
+            NCCL_FLOAT,
+            NCCL_SUM,
             communicator,
             stream
         )
@@ -271,10 +302,10 @@ impl<'a> Peers<'a> {
     }
 }
 
-fn join(nccl: &Library, meeting: &Path, rank: u32, ranks: u32) -> io::Result<u64> {
+fn join_as_rank(nccl: &Library, meeting: &Path, rank: u32, ranks: u32) -> io::Result<u64> {
     let mut id = UniqueId([0; 128]);
     if rank == 0 {
-        call!(nccl, "ncclGetUniqueId", out(&mut id))?;
+        call!(nccl, "ncclGetUniqueId", out_pointer(&mut id))?;
         fs::write(meeting.with_extension("new"), id.0)?;
         fs::rename(meeting.with_extension("new"), meeting)?;
     } else {
@@ -286,12 +317,12 @@ fn join(nccl: &Library, meeting: &Path, rank: u32, ranks: u32) -> io::Result<u64
             .try_into()
             .map_err(|_| io::Error::other("no id of NCCL"))?;
     }
-    type Init = unsafe extern "C" fn(*mut u64, i32, UniqueId, i32) -> i32;
+    type InitRankFunction = unsafe extern "C" fn(*mut u64, i32, UniqueId, i32) -> i32;
     let mut communicator = 0;
     // SAFETY: NCCL's own signature.
     let result = unsafe {
         let init = nccl
-            .get::<Init>(b"ncclCommInitRank\0")
+            .get::<InitRankFunction>(b"ncclCommInitRank\0")
             .map_err(io::Error::other)?;
         init(&raw mut communicator, ranks as i32, id, rank as i32)
     };

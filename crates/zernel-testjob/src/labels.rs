@@ -11,19 +11,19 @@ use rustix::time::ClockId;
 use crate::sys::now_ns;
 
 /// The folder for stamp logs.
-const FOLDER: &str = "ZERNEL_TRUTH";
+const STAMP_FOLDER_VARIABLE: &str = "ZERNEL_TRUTH";
 
 /// The labels of the thread that calls; a job has one training thread per process.
-pub(crate) struct Labels {
+pub(crate) struct ThreadLabels {
     folder: Option<PathBuf>,
     begin_ns: u64,
     stamps: Vec<(u64, &'static str)>,
 }
 
-impl Labels {
+impl ThreadLabels {
     pub(crate) fn new() -> Self {
         Self {
-            folder: env::var_os(FOLDER).map(PathBuf::from),
+            folder: env::var_os(STAMP_FOLDER_VARIABLE).map(PathBuf::from),
             begin_ns: now_ns(ClockId::Monotonic),
             stamps: Vec::new(),
         }
@@ -37,7 +37,12 @@ impl Labels {
     }
 
     /// Writes the log. `verdict` and `absent` are known from the plan.
-    pub(crate) fn write(&self, variant: &str, verdict: &str, absent: &[&str]) -> io::Result<()> {
+    pub(crate) fn write_log(
+        &self,
+        variant: &str,
+        verdict: &str,
+        absent: &[&str],
+    ) -> io::Result<()> {
         let Some(folder) = &self.folder else {
             return Ok(());
         };

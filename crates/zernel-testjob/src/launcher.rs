@@ -6,14 +6,14 @@ use std::{env, io, thread};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::plan::Plan;
-use crate::sys::Priority;
-use crate::{RANK, read_plan, storage, sys};
+use crate::plan::JobPlan;
+use crate::sys::ThreadPriority;
+use crate::{RANK_VARIABLE, read_plan, storage, sys};
 
 /// Runs the whole job.
-pub(crate) fn launch(directory: &Path) -> io::Result<()> {
+pub(crate) fn launch_job(directory: &Path) -> io::Result<()> {
     let plan = read_plan(directory)?;
-    let mut cpus = sys::cpus(plan.ranks as usize)?;
+    let mut cpus = sys::usable_cpus(plan.ranks as usize)?;
     cpus = cpus
         .iter()
         .copied()
@@ -23,22 +23,27 @@ pub(crate) fn launch(directory: &Path) -> io::Result<()> {
     let mut spinners = Spinners(Vec::new());
     // Disturbed processes get the same priority as the spinners that disturb them.
     if plan.stays_on_cpus {
-        sys::change_priority(Priority::Usual);
+        sys::change_priority(ThreadPriority::Usual);
     }
     spinners.fork(&plan, &cpus)?;
-    storage::serve(directory)?;
+    storage::serve_storage(directory)?;
     let mut ranks = Vec::new();
     for rank in 0..plan.ranks {
         let cpu = plan.stays_on_cpus.then(|| cpus[rank as usize]);
-        ranks.push(start(directory, &plan, rank, cpu)?);
+        ranks.push(start_rank(directory, &plan, rank, cpu)?);
     }
-    wait_for(ranks)
+    wait_for_ranks(ranks)
 }
 
-fn start(directory: &Path, plan: &Plan, rank: u32, cpu: Option<usize>) -> io::Result<Child> {
+fn start_rank(
+    directory: &Path,
+    plan: &JobPlan,
+    rank: u32,
+    cpu: Option<usize>,
+) -> io::Result<Child> {
     let mut command = Command::new(env::current_exe()?);
     command
-        .env(RANK, rank.to_string())
+        .env(RANK_VARIABLE, rank.to_string())
         .env("RANK", rank.to_string())
         .env("LOCAL_RANK", rank.to_string())
         .env("WORLD_SIZE", plan.ranks.to_string())
@@ -51,14 +56,14 @@ fn start(directory: &Path, plan: &Plan, rank: u32, cpu: Option<usize>) -> io::Re
     };
     // A child inherits the affinity of the thread that starts it. That thread must outlive it, so it is this one.
     let allowed = rustix::thread::sched_getaffinity(None)?;
-    sys::stay_on(cpu)?;
+    sys::pin_to_cpu(cpu)?;
     let child = command.spawn();
     rustix::thread::sched_setaffinity(None, &allowed)?;
     child
 }
 
 /// Waits for all ranks. If one fails, kills the others, which would wait for it forever, and fails.
-fn wait_for(mut ranks: Vec<Child>) -> io::Result<()> {
+fn wait_for_ranks(mut ranks: Vec<Child>) -> io::Result<()> {
     while !ranks.is_empty() {
         let mut failed = None;
         ranks.retain_mut(|rank| match rank.try_wait() {
@@ -90,11 +95,11 @@ fn wait_for(mut ranks: Vec<Child>) -> io::Result<()> {
 struct Spinners(Vec<Pid>);
 
 impl Spinners {
-    fn fork(&mut self, plan: &Plan, cpus: &[usize]) -> io::Result<()> {
+    fn fork(&mut self, plan: &JobPlan, cpus: &[usize]) -> io::Result<()> {
         for (rank, cpu) in (0..plan.ranks).zip(cpus) {
-            for _ in 0..plan.of_rank(rank).spinners {
+            for _ in 0..plan.for_rank(rank).spinners {
                 let pid = sys::fork(|| {
-                    sys::stay_on(*cpu)?;
+                    sys::pin_to_cpu(*cpu)?;
                     loop {
                         std::hint::spin_loop();
                     }

@@ -3,7 +3,7 @@
 //! A job is what `torchrun` would start: a launcher, a process for each rank, and loaders that the rank
 //! forks. A rank gets batches through pipes and shared memory, copies them to the software GPU, launches
 //! forward, backward and optimizer kernels, reads its loss back, and reduces its gradients with NCCL. The
-//! durations are drawn from a seed; the [`Cause`] determines which one dominates. Each rank records the start and the end
+//! durations are drawn from a seed; the [`Bottleneck`] determines which one dominates. Each rank records the start and the end
 //! of its steps. If `ZERNEL_TRUTH` names a folder, it also writes a stamp log there, with a label for all of its time.
 //!
 //! A program that uses this crate is also the program of the job. It calls [`act`] first, which returns `None` if the
@@ -37,73 +37,73 @@ use std::{env, fs, io};
 
 use serde::{Deserialize, Serialize};
 use zernel_softgpu::config;
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 
-pub use plan::{Cause, Load, Plan, Slow, Slowness};
+pub use plan::{Bottleneck, JobPlan, LoadMethod, SlowRank, SlownessCause};
 
 /// The folder of the job that a process is part of.
-const DIRECTORY: &str = "ZERNEL_TESTJOB_DIRECTORY";
+const DIRECTORY_VARIABLE: &str = "ZERNEL_TESTJOB_DIRECTORY";
 /// Which rank a process is; the launcher has none.
-const RANK: &str = "ZERNEL_TESTJOB_RANK";
+const RANK_VARIABLE: &str = "ZERNEL_TESTJOB_RANK";
 
 /// A job in a folder of its own.
 #[derive(Debug)]
 pub struct Job {
     directory: tempfile::TempDir,
-    plan: Plan,
+    plan: JobPlan,
 }
 
 impl Job {
     /// Installs the software GPU and writes the plan.
-    pub fn new(plan: Plan) -> io::Result<Self> {
+    pub fn new(plan: JobPlan) -> io::Result<Self> {
         let directory = tempfile::tempdir()?;
-        install(&directory.path().join("lib"), Prologue::Push)?;
-        torch::install(&directory.path().join("lib"))?;
+        install_libraries(&directory.path().join("lib"), Prologue::Push)?;
+        torch::install_torch_library(&directory.path().join("lib"))?;
         fs::write(directory.path().join("plan"), serde_json::to_vec(&plan)?)?;
         Ok(Self { directory, plan })
     }
 
     /// Its plan.
     #[must_use]
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &JobPlan {
         &self.plan
     }
 
     /// A library of its software GPU, such as `libcuda.so.1`.
     #[must_use]
-    pub fn library(&self, name: &str) -> PathBuf {
+    pub fn library_path(&self, name: &str) -> PathBuf {
         self.directory.path().join("lib").join(name)
     }
 
     /// The command that starts the job: this program again.
     pub fn command(&self) -> io::Result<Command> {
         let mut command = Command::new(env::current_exe()?);
-        self.environment(&mut command);
+        self.set_job_environment(&mut command);
         Ok(command)
     }
 
     /// Sets the environment that makes this program, started by `command`, the job.
-    pub fn environment(&self, command: &mut Command) {
+    pub fn set_job_environment(&self, command: &mut Command) {
         let path = self.directory.path();
         command
-            .env(DIRECTORY, path)
-            .env_remove(RANK)
-            .env(config::DIRECTORY, path.join("node"))
-            .env(config::DEVICES, self.plan.ranks.to_string())
+            .env(DIRECTORY_VARIABLE, path)
+            .env_remove(RANK_VARIABLE)
+            .env(config::DIRECTORY_VARIABLE, path.join("node"))
+            .env(config::DEVICES_VARIABLE, self.plan.ranks.to_string())
             .env(
-                config::NCCL_BANDWIDTH,
+                config::NCCL_BANDWIDTH_VARIABLE,
                 self.plan.link_bytes_per_second.to_string(),
             );
     }
 
-    /// Like [`Self::environment`], and gives all processes of the job priority over other processes on this machine.
+    /// Like [`Self::set_job_environment`], and gives all processes of the job priority over other processes on this machine.
     pub fn alone(&self, command: &mut Command) {
-        self.environment(command);
-        sys::prioritize(command);
+        self.set_job_environment(command);
+        sys::prioritize_command(command);
     }
 
     /// The stamps of a rank, after it has exited.
-    pub fn stamps(&self, rank: u32) -> io::Result<Vec<Stamp>> {
+    pub fn read_stamps(&self, rank: u32) -> io::Result<Vec<PartStamp>> {
         let noted = fs::read(stamps_path(self.directory.path(), rank))?;
         Ok(serde_json::from_slice(&noted)?)
     }
@@ -115,9 +115,9 @@ fn stamps_path(directory: &Path, rank: u32) -> PathBuf {
 
 /// A part of a rank's work, with its start and end on `CLOCK_MONOTONIC`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stamp {
+pub struct PartStamp {
     /// What it did.
-    pub part: Part,
+    pub part: JobPart,
     /// Start, before it asked for its batch.
     pub start_ns: u64,
     /// End, after its last call.
@@ -126,7 +126,7 @@ pub struct Stamp {
 
 /// Parts of a training loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Part {
+pub enum JobPart {
     /// A slow step at the start.
     WarmUp,
     /// An optimizer step, with all of its micro-batches.
@@ -144,10 +144,10 @@ pub enum Part {
 /// Runs this process's part of a job, and returns its exit code; `None` if it is no part of a job.
 #[must_use]
 pub fn act() -> Option<u8> {
-    let directory = PathBuf::from(env::var_os(DIRECTORY)?);
-    let done = match env::var(RANK) {
+    let directory = PathBuf::from(env::var_os(DIRECTORY_VARIABLE)?);
+    let done = match env::var(RANK_VARIABLE) {
         Ok(rank) => act_as_rank(&directory, &rank),
-        Err(_) => launcher::launch(&directory),
+        Err(_) => launcher::launch_job(&directory),
     };
     if let Err(error) = &done {
         eprintln!("the job in {}: {error}", directory.display());
@@ -155,13 +155,13 @@ pub fn act() -> Option<u8> {
     Some(u8::from(done.is_err()))
 }
 
-fn read_plan(directory: &Path) -> io::Result<Plan> {
+fn read_plan(directory: &Path) -> io::Result<JobPlan> {
     Ok(serde_json::from_slice(&fs::read(directory.join("plan"))?)?)
 }
 
 fn act_as_rank(directory: &Path, rank: &str) -> io::Result<()> {
     let rank = rank.parse().map_err(io::Error::other)?;
-    let plan = read_plan(directory)?.of_rank(rank);
-    let stamps = rank::train(directory, &plan, rank)?;
+    let plan = read_plan(directory)?.for_rank(rank);
+    let stamps = rank::train_rank(directory, &plan, rank)?;
     fs::write(stamps_path(directory, rank), serde_json::to_vec(&stamps)?)
 }

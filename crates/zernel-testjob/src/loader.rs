@@ -5,34 +5,34 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::plan::{Load, Plan};
-use crate::storage::{Disk, Remote};
-use crate::sys::{self, Priority, SharedMemory};
+use crate::plan::{JobPlan, LoadMethod};
+use crate::storage::{RemoteStorage, UncachedFile};
+use crate::sys::{self, SharedMemory, ThreadPriority};
 
 /// The loaders of a rank.
-pub(crate) struct Loaders {
-    each: Vec<Loader>,
+pub(crate) struct RankLoaders {
+    each: Vec<LoaderProcess>,
     batches: SharedMemory,
     batch_bytes: usize,
     taken: usize,
 }
 
-struct Loader {
+struct LoaderProcess {
     orders: PipeWriter,
     results: PipeReader,
 }
 
-impl Loaders {
+impl RankLoaders {
     /// Forks them, and requests the first batches.
-    pub(crate) fn fork(directory: &Path, plan: &Plan, seed: u64) -> io::Result<Self> {
+    pub(crate) fn fork(directory: &Path, plan: &JobPlan, seed: u64) -> io::Result<Self> {
         let batches = SharedMemory::new(plan.loaders * plan.prefetch * plan.batch_bytes)?;
         let mut each = Vec::new();
         for number in 0..plan.loaders {
             let (orders, order) = io::pipe()?;
             let (results, result) = io::pipe()?;
             let seed = seed * 100 + number as u64;
-            sys::fork(|| work(directory, plan, seed, &batches, orders, result))?;
-            each.push(Loader {
+            sys::fork(|| load_until_parent_ends(directory, plan, seed, &batches, orders, result))?;
+            each.push(LoaderProcess {
                 orders: order,
                 results,
             });
@@ -44,17 +44,17 @@ impl Loaders {
             taken: 0,
         };
         for slot in 0..plan.loaders * plan.prefetch {
-            loaders.order(slot % plan.loaders, slot)?;
+            loaders.request_batch(slot % plan.loaders, slot)?;
         }
         Ok(loaders)
     }
 
-    fn order(&mut self, loader: usize, slot: usize) -> io::Result<()> {
+    fn request_batch(&mut self, loader: usize, slot: usize) -> io::Result<()> {
         self.each[loader].orders.write_all(&[slot as u8])
     }
 
     /// Waits for the next batch, passes it to `take`, and requests another one.
-    pub(crate) fn next(&mut self, take: impl FnOnce(*mut u8)) -> io::Result<()> {
+    pub(crate) fn take_next_batch(&mut self, take: impl FnOnce(*mut u8)) -> io::Result<()> {
         let loader = self.taken % self.each.len();
         self.taken += 1;
         let results = &mut self.each[loader].results;
@@ -62,53 +62,56 @@ impl Loaders {
         let mut slot = [0];
         results.read_exact(&mut slot)?;
         let slot = usize::from(slot[0]);
-        take(self.batches.part(slot * self.batch_bytes, self.batch_bytes));
-        self.order(loader, slot)
+        take(
+            self.batches
+                .part_address(slot * self.batch_bytes, self.batch_bytes),
+        );
+        self.request_batch(loader, slot)
     }
 }
 
 /// The main loop of a loader process.
-fn work(
+fn load_until_parent_ends(
     directory: &Path,
-    plan: &Plan,
+    plan: &JobPlan,
     seed: u64,
     batches: &SharedMemory,
     mut orders: PipeReader,
     mut results: PipeWriter,
 ) -> io::Result<()> {
-    sys::change_priority(Priority::Loader);
-    let mut source = Source::open(directory, plan.load)?;
+    sys::change_priority(ThreadPriority::Loader);
+    let mut source = BatchSource::open(directory, plan.load)?;
     let mut random = Jitter::new(seed, plan.jitter);
     let mut slot = [0];
     while orders.read_exact(&mut slot).is_ok() {
-        source.load(random.duration_around(plan.load_us))?;
+        source.load_batch(random.duration_around(plan.load_us))?;
         let start = usize::from(slot[0]) * plan.batch_bytes;
-        batches.fill(start, plan.batch_bytes, slot[0]);
+        batches.fill_part(start, plan.batch_bytes, slot[0]);
         results.write_all(&slot)?;
     }
     Ok(())
 }
 
-enum Source {
+enum BatchSource {
     Nowhere,
     Sleep,
-    Disk(Disk),
-    Remote(Remote),
+    Disk(UncachedFile),
+    Remote(RemoteStorage),
 }
 
-impl Source {
-    fn open(directory: &Path, load: Load) -> io::Result<Self> {
+impl BatchSource {
+    fn open(directory: &Path, load: LoadMethod) -> io::Result<Self> {
         Ok(match load {
-            Load::Burn => Self::Nowhere,
-            Load::Sleep => Self::Sleep,
-            Load::Disk => Self::Disk(Disk::new(directory)?),
-            Load::Network => Self::Remote(Remote::connect(directory)?),
+            LoadMethod::Burn => Self::Nowhere,
+            LoadMethod::Sleep => Self::Sleep,
+            LoadMethod::Disk => Self::Disk(UncachedFile::new(directory)?),
+            LoadMethod::Network => Self::Remote(RemoteStorage::connect(directory)?),
         })
     }
 
-    fn load(&mut self, how_long: Duration) -> io::Result<()> {
+    fn load_batch(&mut self, how_long: Duration) -> io::Result<()> {
         match self {
-            Self::Nowhere => sys::burn(how_long),
+            Self::Nowhere => sys::burn_cpu(how_long),
             Self::Sleep => std::thread::sleep(how_long),
             Self::Disk(disk) => disk.fetch(how_long)?,
             Self::Remote(remote) => remote.fetch(how_long)?,

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use zernel_testjob::{Cause, Job, Part, Plan, act};
+use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, act};
 
 fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     if let Some(code) = act() {
@@ -10,17 +10,20 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     }
     let mut arguments = std::env::args().skip(1);
     let named = arguments.next().unwrap_or_default();
-    let Some(cause) = Cause::ALL.into_iter().find(|cause| cause.name() == named) else {
-        let names = Cause::ALL.map(Cause::name).join(", ");
+    let Some(cause) = Bottleneck::ALL
+        .into_iter()
+        .find(|cause| cause.name() == named)
+    else {
+        let names = Bottleneck::ALL.map(Bottleneck::name).join(", ");
         return Err(format!("give a cause, and a seed if you like; causes are {names}").into());
     };
     let seed = arguments.next().map_or(Ok(0), |seed| seed.parse())?;
-    let job = Job::new(Plan::new(cause, seed))?;
+    let job = Job::new(JobPlan::new(cause, seed))?;
     println!("{:#?}", job.plan());
     let status = job.command()?.status()?;
     for rank in 0..job.plan().ranks {
-        let stamps = job.stamps(rank)?;
-        let steps = stamps.iter().filter(|stamp| stamp.part == Part::Step);
+        let stamps = job.read_stamps(rank)?;
+        let steps = stamps.iter().filter(|stamp| stamp.part == JobPart::Step);
         let mut times: Vec<u64> = steps.map(|stamp| stamp.end_ns - stamp.start_ns).collect();
         times.sort_unstable();
         let median = times

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// The bottleneck of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Cause {
+pub enum Bottleneck {
     /// Loaders compute longer for a batch than the step takes.
     LoaderCpu,
     /// Loaders wait longer for storage than the step takes: a disk for even seeds, a server for odd ones.
@@ -21,7 +21,7 @@ pub enum Cause {
     Host,
 }
 
-impl Cause {
+impl Bottleneck {
     /// All of them.
     pub const ALL: [Self; 7] = [
         Self::LoaderCpu,
@@ -50,7 +50,7 @@ impl Cause {
 
 /// How a loader gets a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Load {
+pub enum LoadMethod {
     /// The loader computes.
     Burn,
     /// The loader reads a file past the page cache.
@@ -63,18 +63,18 @@ pub enum Load {
 
 /// A rank that is slower than the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Slow {
+pub struct SlowRank {
     /// The rank.
     pub rank: u32,
     /// The part of its work that is slower.
-    pub how: Slowness,
-    /// How long in each step; spinners on its CPU for [`Slowness::Delayed`].
+    pub how: SlownessCause,
+    /// How long in each step; spinners on its CPU for [`SlownessCause::Delayed`].
     pub by_us: u64,
 }
 
 /// The part of a rank's work that is slower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Slowness {
+pub enum SlownessCause {
     /// Its loaders compute longer.
     Prepares,
     /// Its kernels take longer.
@@ -87,7 +87,7 @@ pub enum Slowness {
     Fetches,
 }
 
-impl Slowness {
+impl SlownessCause {
     /// All of them.
     pub const ALL: [Self; 5] = [
         Self::Prepares,
@@ -100,9 +100,9 @@ impl Slowness {
 
 /// A whole job. Times are means; the times of each step are drawn around them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct JobPlan {
     /// The bottleneck.
-    pub cause: Cause,
+    pub cause: Bottleneck,
     /// The seed of all random choices.
     pub seed: u64,
     /// Ranks.
@@ -116,7 +116,7 @@ pub struct Plan {
     /// Batches requested from each loader in advance.
     pub prefetch: usize,
     /// How they get a batch.
-    pub load: Load,
+    pub load: LoadMethod,
     /// How long that takes them.
     pub load_us: u64,
     /// Size of a batch.
@@ -148,7 +148,7 @@ pub struct Plan {
     /// Whether each rank has to stay on a CPU with its loaders and spinners.
     pub stays_on_cpus: bool,
     /// A rank that is slower.
-    pub slow: Option<Slow>,
+    pub slow: Option<SlowRank>,
     /// Micro-batches of an optimizer step.
     pub accumulate: u32,
     /// Steps between two evaluations; 0: no evaluation.
@@ -173,16 +173,16 @@ pub struct Plan {
 }
 
 /// Approximate time that a job trains.
-const TRAINING_US: u64 = 2_600_000;
+const APPROXIMATE_TRAINING_US: u64 = 2_600_000;
 
-impl Plan {
+impl JobPlan {
     /// A job with the bottleneck `cause`.
     #[must_use]
-    pub fn new(cause: Cause, seed: u64) -> Self {
+    pub fn new(cause: Bottleneck, seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed ^ (cause as u64) << 32);
         let mut plan = Self::without_bottleneck(cause, seed, &mut random);
         plan.add_bottleneck(&mut random);
-        plan.steps = (TRAINING_US / plan.slowest_us()) as u32;
+        plan.steps = (APPROXIMATE_TRAINING_US / plan.slowest_step_us()) as u32;
         plan
     }
 
@@ -196,7 +196,7 @@ impl Plan {
     }
 
     /// A job without a bottleneck, with steps of some milliseconds.
-    fn without_bottleneck(cause: Cause, seed: u64, random: &mut fastrand::Rng) -> Self {
+    fn without_bottleneck(cause: Bottleneck, seed: u64, random: &mut fastrand::Rng) -> Self {
         Self {
             cause,
             seed,
@@ -205,7 +205,7 @@ impl Plan {
             jitter: random.u64(10..=30) as f64 / 100.0,
             loaders: random.usize(1..=2),
             prefetch: 2,
-            load: Load::Burn,
+            load: LoadMethod::Burn,
             load_us: random.u64(500..1_000),
             batch_bytes: random.usize(16..=64) << 10,
             launches: random.u32(8..=16),
@@ -239,44 +239,44 @@ impl Plan {
         let hindrance_us = random.u64(22_000..34_000);
         let kernels = u64::from(3 * self.launches);
         match self.cause {
-            Cause::LoaderCpu => {
+            Bottleneck::LoaderCpu => {
                 // One for each rank, so that they do not wait for each other's CPUs.
                 self.loaders = 1;
                 self.load_us = hindrance_us;
             }
-            Cause::LoaderFetch => {
-                self.load = [Load::Disk, Load::Network][(self.seed % 2) as usize];
+            Bottleneck::LoaderFetch => {
+                self.load = [LoadMethod::Disk, LoadMethod::Network][(self.seed % 2) as usize];
                 self.load_us = hindrance_us * self.loaders as u64;
             }
-            Cause::Gpu => {
+            Bottleneck::Gpu => {
                 self.kernel_us = hindrance_us / kernels;
                 self.pins = self.seed.is_multiple_of(2);
             }
-            Cause::Communication => {
+            Bottleneck::Communication => {
                 let bytes = u64::from(self.buckets) * self.bucket_bytes;
                 self.link_bytes_per_second = bytes * 1_000_000 / hindrance_us;
             }
-            Cause::Straggler => {
-                let how = Slowness::ALL[(self.seed % 5) as usize];
+            Bottleneck::Straggler => {
+                let how = SlownessCause::ALL[(self.seed % 5) as usize];
                 let rank = random.u32(0..self.ranks);
-                self.slow = Some(Slow {
+                self.slow = Some(SlowRank {
                     rank,
                     how,
                     by_us: hindrance_us,
                 });
-                if how == Slowness::Delayed {
+                if how == SlownessCause::Delayed {
                     self.loaders = 1;
                     self.load_us = hindrance_us / 2;
                     self.stays_on_cpus = true;
                 }
             }
-            Cause::CpuNoise => {
+            Bottleneck::CpuNoise => {
                 self.loaders = 1;
                 self.load_us = hindrance_us / 2;
                 self.stays_on_cpus = true;
                 self.spinners = random.u32(4..=5);
             }
-            Cause::Host => {
+            Bottleneck::Host => {
                 self.launches = random.u32(100..=200);
                 self.launch_us = hindrance_us / u64::from(3 * self.launches);
                 self.kernel_us = 3;
@@ -285,16 +285,16 @@ impl Plan {
     }
 
     /// About how long the slowest rank takes for a step.
-    fn slowest_us(&self) -> u64 {
-        let of_ranks = (0..self.ranks).map(|rank| self.of_rank(rank).step_us());
+    fn slowest_step_us(&self) -> u64 {
+        let of_ranks = (0..self.ranks).map(|rank| self.for_rank(rank).step_us());
         of_ranks.max().unwrap_or(1).max(1)
     }
 
     fn step_us(&self) -> u64 {
         let delayed = 1 + u64::from(self.spinners);
         let load_us = match self.load {
-            Load::Burn => self.load_us * delayed,
-            Load::Disk | Load::Network | Load::Sleep => self.load_us,
+            LoadMethod::Burn => self.load_us * delayed,
+            LoadMethod::Disk | LoadMethod::Network | LoadMethod::Sleep => self.load_us,
         };
         let kernels = u64::from(3 * self.launches);
         let bytes = u64::from(self.buckets) * self.bucket_bytes;
@@ -305,24 +305,24 @@ impl Plan {
 
     /// The plan of one rank. The slow rank has longer times.
     #[must_use]
-    pub fn of_rank(&self, rank: u32) -> Self {
+    pub fn for_rank(&self, rank: u32) -> Self {
         let mut plan = self.clone();
         let Some(slow) = self.slow.filter(|slow| slow.rank == rank) else {
             return plan;
         };
         let kernels = u64::from(3 * self.launches);
         match slow.how {
-            Slowness::Prepares => {
+            SlownessCause::Prepares => {
                 plan.loaders = 1;
                 plan.load_us = slow.by_us;
             }
-            Slowness::Fetches => {
-                plan.load = Load::Network;
+            SlownessCause::Fetches => {
+                plan.load = LoadMethod::Network;
                 plan.load_us = slow.by_us * plan.loaders as u64;
             }
-            Slowness::Computes => plan.kernel_us += slow.by_us / kernels,
-            Slowness::Launches => plan.launch_us += slow.by_us / kernels,
-            Slowness::Delayed => plan.spinners = 4,
+            SlownessCause::Computes => plan.kernel_us += slow.by_us / kernels,
+            SlownessCause::Launches => plan.launch_us += slow.by_us / kernels,
+            SlownessCause::Delayed => plan.spinners = 4,
         }
         plan
     }
@@ -333,10 +333,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seeds_differ_and_are_kept() {
-        for cause in Cause::ALL {
-            assert_eq!(Plan::new(cause, 3), Plan::new(cause, 3));
-            let mut steps: Vec<u32> = (0..5).map(|seed| Plan::new(cause, seed).steps).collect();
+    fn a_seed_always_gives_the_same_plan() {
+        for cause in Bottleneck::ALL {
+            assert_eq!(JobPlan::new(cause, 3), JobPlan::new(cause, 3));
+            let mut steps: Vec<u32> = (0..5).map(|seed| JobPlan::new(cause, seed).steps).collect();
             steps.sort_unstable();
             steps.dedup();
             assert!(steps.len() > 2, "{cause:?}: {steps:?}");
@@ -347,10 +347,10 @@ mod tests {
     #[test]
     fn only_the_slow_rank_is_slow() {
         for seed in 0..5 {
-            let plan = Plan::new(Cause::Straggler, seed);
+            let plan = JobPlan::new(Bottleneck::Straggler, seed);
             let slow = plan.slow.unwrap();
-            assert_eq!(plan.of_rank(1 - slow.rank), plan);
-            assert_ne!(plan.of_rank(slow.rank), plan);
+            assert_eq!(plan.for_rank(1 - slow.rank), plan);
+            assert_ne!(plan.for_rank(slow.rank), plan);
         }
     }
 }

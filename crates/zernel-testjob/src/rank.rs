@@ -6,30 +6,36 @@ use std::path::Path;
 
 use rustix::time::ClockId;
 
-use crate::driver::{Gpu, Peers};
-use crate::labels::Labels;
-use crate::loader::{Jitter, Loaders};
-use crate::plan::Plan;
-use crate::sys::{self, Priority, now_ns};
-use crate::torch::Torch;
-use crate::{Part, Stamp};
+use crate::driver::{RankCommunicator, RankGpu};
+use crate::labels::ThreadLabels;
+use crate::loader::{Jitter, RankLoaders};
+use crate::plan::JobPlan;
+use crate::sys::{self, ThreadPriority, now_ns};
+use crate::torch::TorchAnnouncer;
+use crate::{JobPart, PartStamp};
 
 /// Trains, and returns the stamps of all parts.
-pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<Stamp>> {
+pub(crate) fn train_rank(
+    directory: &Path,
+    plan: &JobPlan,
+    rank: u32,
+) -> io::Result<Vec<PartStamp>> {
     sys::die_with_parent()?;
-    sys::change_priority(Priority::Rank);
+    sys::change_priority(ThreadPriority::Rank);
     let bytes = plan.batch_bytes.max(plan.checkpoint_bytes).max(4096);
-    let gpu = Gpu::open(&directory.join("lib"), rank.into(), plan, bytes)?;
+    let gpu = RankGpu::open(&directory.join("lib"), rank.into(), plan, bytes)?;
     // The model is copied to the GPU before the loaders start.
     let mut model = vec![1_u8; bytes];
-    gpu.copy_to(model.as_mut_ptr(), bytes)?;
+    gpu.copy_batch_to_gpu(model.as_mut_ptr(), bytes)?;
     let seed = plan.seed * 1000 + u64::from(rank);
-    let loaders = Loaders::fork(directory, plan, seed)?;
-    (0..plan.busy_threads).for_each(|_| be_busy());
-    let peers = Peers::join_communicator(&gpu, directory, rank, plan.ranks, plan.bucket_bytes)?;
-    let start_torch = || Torch::start(&directory.join("lib"), gpu.launcher(), plan, seed);
+    let loaders = RankLoaders::fork(directory, plan, seed)?;
+    (0..plan.busy_threads).for_each(|_| spin_until_exit());
+    let peers =
+        RankCommunicator::join_communicator(&gpu, directory, rank, plan.ranks, plan.bucket_bytes)?;
+    let start_torch =
+        || TorchAnnouncer::start(&directory.join("lib"), gpu.new_launcher(), plan, seed);
     let torch = plan.torch.then(start_torch).transpose()?;
-    let mut trainer = Trainer {
+    let mut trainer = TrainingLoop {
         torch,
         plan,
         gpu: &gpu,
@@ -37,16 +43,16 @@ pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<
         loaders,
         jitter: Jitter::new(seed, plan.jitter),
         stamps: Vec::new(),
-        labels: Labels::new(),
+        labels: ThreadLabels::new(),
     };
     for step in 0..plan.steps {
-        trainer.step(step)?;
+        trainer.train_step(step)?;
         if is_due(plan.evaluate_every, step) {
-            trainer.stamped(Part::Evaluation, Trainer::evaluate)?;
+            trainer.do_and_stamp(JobPart::Evaluation, TrainingLoop::evaluate)?;
         }
         if is_due(plan.checkpoint_every, step) {
             let path = directory.join(format!("checkpoint-{rank}"));
-            trainer.stamped(Part::Checkpoint, |trainer| trainer.checkpoint(&path))?;
+            trainer.do_and_stamp(JobPart::Checkpoint, |trainer| trainer.checkpoint(&path))?;
         }
     }
     trainer.write_labels()?;
@@ -56,9 +62,9 @@ pub(crate) fn train(directory: &Path, plan: &Plan, rank: u32) -> io::Result<Vec<
 }
 
 /// Keeps a CPU busy until the process exits. No other thread waits for it.
-fn be_busy() {
+fn spin_until_exit() {
     std::thread::spawn(|| {
-        sys::set_priority(Priority::Last);
+        sys::set_priority(ThreadPriority::Last);
         loop {
             std::hint::spin_loop();
         }
@@ -69,52 +75,53 @@ fn is_due(every: u32, step: u32) -> bool {
     every > 0 && (step + 1).is_multiple_of(every)
 }
 
-struct Trainer<'a> {
-    torch: Option<Torch>,
-    plan: &'a Plan,
-    gpu: &'a Gpu,
-    peers: &'a Peers<'a>,
-    loaders: Loaders,
+struct TrainingLoop<'a> {
+    torch: Option<TorchAnnouncer>,
+    plan: &'a JobPlan,
+    gpu: &'a RankGpu,
+    peers: &'a RankCommunicator<'a>,
+    loaders: RankLoaders,
     jitter: Jitter,
-    stamps: Vec<Stamp>,
-    labels: Labels,
+    stamps: Vec<PartStamp>,
+    labels: ThreadLabels,
 }
 
-impl Trainer<'_> {
+impl TrainingLoop<'_> {
     fn write_labels(&self) -> io::Result<()> {
         let absent: &[&str] = match self.plan.ranks {
             1 => &["NcclCollective"],
             _ => &[],
         };
         let name = self.plan.cause.name();
-        self.labels.write(&format!("testjob-{name}"), name, absent)
+        self.labels
+            .write_log(&format!("testjob-{name}"), name, absent)
     }
 
     /// Does something under a label.
-    fn labelled<T>(&mut self, label: &'static str, act: impl FnOnce(&mut Self) -> T) -> T {
+    fn do_under_label<T>(&mut self, label: &'static str, act: impl FnOnce(&mut Self) -> T) -> T {
         self.labels.stamp(label);
         let done = act(self);
         self.labels.stamp("-");
         done
     }
 
-    fn stamped(
+    fn do_and_stamp(
         &mut self,
-        part: Part,
+        part: JobPart,
         act: impl FnOnce(&mut Self) -> io::Result<()>,
     ) -> io::Result<()> {
         let start_ns = now_ns(ClockId::Monotonic);
         match part {
-            Part::WarmUp | Part::Step => {
-                self.labelled("+step", |trainer| trainer.labelled("+host", act))?;
+            JobPart::WarmUp | JobPart::Step => {
+                self.do_under_label("+step", |trainer| trainer.do_under_label("+host", act))?;
             }
-            Part::Data => self.labelled("+data", act)?,
-            Part::Update => self.labelled("+optimizer", act)?,
-            Part::Evaluation => self.labelled("+evaluation", act)?,
-            Part::Checkpoint => self.labelled("+checkpoint", act)?,
+            JobPart::Data => self.do_under_label("+data", act)?,
+            JobPart::Update => self.do_under_label("+optimizer", act)?,
+            JobPart::Evaluation => self.do_under_label("+evaluation", act)?,
+            JobPart::Checkpoint => self.do_under_label("+checkpoint", act)?,
         }
         let end_ns = now_ns(ClockId::Monotonic);
-        self.stamps.push(Stamp {
+        self.stamps.push(PartStamp {
             part,
             start_ns,
             end_ns,
@@ -122,12 +129,12 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    fn step(&mut self, step: u32) -> io::Result<()> {
+    fn train_step(&mut self, step: u32) -> io::Result<()> {
         if step >= self.plan.warm_up_steps {
-            return self.stamped(Part::Step, Self::optimize);
+            return self.do_and_stamp(JobPart::Step, Self::optimize);
         }
-        self.stamped(Part::WarmUp, |trainer| {
-            sys::burn(trainer.jitter.duration_around(trainer.plan.warm_up_us));
+        self.do_and_stamp(JobPart::WarmUp, |trainer| {
+            sys::burn_cpu(trainer.jitter.duration_around(trainer.plan.warm_up_us));
             trainer.optimize()
         })
     }
@@ -149,18 +156,18 @@ impl Trainer<'_> {
         for micro_batch in 0..=last {
             self.forward()?;
             let reduces = self.plan.overlaps && micro_batch == last;
-            self.labelled("+backward", |trainer| trainer.backward(reduces))?;
+            self.do_under_label("+backward", |trainer| trainer.backward(reduces))?;
         }
         if !self.plan.overlaps {
             self.read_loss()?;
             for _ in 0..self.plan.buckets {
-                self.peers.reduce(self.plan.bucket_bytes)?;
+                self.peers.reduce_bucket(self.plan.bucket_bytes)?;
             }
             self.peers.join_stream()?;
             // Reads the norm of the gradients, or whether they are finite. The GPU only reduces meanwhile.
-            self.labelled("+peer", Self::read)?;
+            self.do_under_label("+peer", Self::read_one_float)?;
         }
-        self.stamped(Part::Update, |trainer| {
+        self.do_and_stamp(JobPart::Update, |trainer| {
             trainer.announce("Optimizer.step#AdamW.step")?;
             trainer.launch(trainer.plan.optimizer_launches)?;
             trainer.announce("Optimizer.zero_grad#AdamW.zero_grad")
@@ -179,21 +186,21 @@ impl Trainer<'_> {
         let mut end_ns = start_ns;
         let labels = &mut self.labels;
         labels.stamp("+data");
-        self.loaders.next(|batch| {
+        self.loaders.take_next_batch(|batch| {
             labels.stamp("-");
             end_ns = now_ns(ClockId::Monotonic);
             labels.stamp("+gpu");
-            copied = gpu.copy_to(batch, bytes);
+            copied = gpu.copy_batch_to_gpu(batch, bytes);
             labels.stamp("-");
         })?;
         copied?;
-        let part = Part::Data;
-        self.stamps.push(Stamp {
+        let part = JobPart::Data;
+        self.stamps.push(PartStamp {
             part,
             start_ns,
             end_ns,
         });
-        self.labelled("+forward", |trainer| trainer.launch(trainer.plan.launches))
+        self.do_under_label("+forward", |trainer| trainer.launch(trainer.plan.launches))
     }
 
     /// Runs a backward pass. As in DDP, each bucket is reduced right after its gradients.
@@ -208,14 +215,14 @@ impl Trainer<'_> {
         for bucket in 0..self.plan.buckets {
             let until = launches * (bucket + 1) / self.plan.buckets;
             self.launch(until - launches * bucket / self.plan.buckets)?;
-            self.peers.reduce(self.plan.bucket_bytes)?;
+            self.peers.reduce_bucket(self.plan.bucket_bytes)?;
         }
         self.peers.join_stream()
     }
 
     fn launch(&mut self, launches: u32) -> io::Result<()> {
         for _ in 0..launches {
-            sys::burn(self.jitter.duration_around(self.plan.launch_us));
+            sys::burn_cpu(self.jitter.duration_around(self.plan.launch_us));
             self.gpu
                 .launch(self.jitter.duration_around(self.plan.kernel_us))?;
         }
@@ -223,10 +230,10 @@ impl Trainer<'_> {
     }
 
     fn read_loss(&mut self) -> io::Result<()> {
-        self.labelled("+gpu", Self::read)
+        self.do_under_label("+gpu", Self::read_one_float)
     }
 
-    fn read(&mut self) -> io::Result<()> {
+    fn read_one_float(&mut self) -> io::Result<()> {
         self.gpu.read(size_of::<f32>(), |_| {})
     }
 
@@ -239,11 +246,11 @@ impl Trainer<'_> {
     }
 
     fn checkpoint(&mut self, path: &Path) -> io::Result<()> {
-        const PIECE: usize = 64 << 10;
+        const CHECKPOINT_PIECE_BYTES: usize = 64 << 10;
         let mut file = File::create(path)?;
         let mut left = self.plan.checkpoint_bytes;
         while left > 0 {
-            let bytes = left.min(PIECE);
+            let bytes = left.min(CHECKPOINT_PIECE_BYTES);
             let mut written = Ok(());
             self.gpu
                 .read(bytes, |piece| written = file.write_all(piece))?;

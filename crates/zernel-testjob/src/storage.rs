@@ -12,14 +12,17 @@ use rustix::time::ClockId;
 
 use crate::sys::now_ns;
 
-const ADDRESS: &str = "storage";
-const ANSWER: usize = 4096;
+const ADDRESS_FILE_NAME: &str = "storage";
+const ANSWER_BYTES: usize = 4096;
 
 /// Serves the job in `directory` until this process exits. A client sends a delay in microseconds and gets a response
 /// after it.
-pub(crate) fn serve(directory: &Path) -> io::Result<()> {
+pub(crate) fn serve_storage(directory: &Path) -> io::Result<()> {
     let server = TcpListener::bind("127.0.0.1:0")?;
-    fs::write(directory.join(ADDRESS), server.local_addr()?.to_string())?;
+    fs::write(
+        directory.join(ADDRESS_FILE_NAME),
+        server.local_addr()?.to_string(),
+    )?;
     thread::spawn(move || {
         for client in server.incoming().flatten() {
             thread::spawn(move || answer(client));
@@ -33,16 +36,16 @@ fn answer(mut client: TcpStream) -> io::Result<()> {
     loop {
         client.read_exact(&mut asked)?;
         thread::sleep(Duration::from_micros(u64::from_le_bytes(asked)));
-        client.write_all(&[7; ANSWER])?;
+        client.write_all(&[7; ANSWER_BYTES])?;
     }
 }
 
 /// A loader's connection to the server.
-pub(crate) struct Remote(TcpStream);
+pub(crate) struct RemoteStorage(TcpStream);
 
-impl Remote {
+impl RemoteStorage {
     pub(crate) fn connect(directory: &Path) -> io::Result<Self> {
-        let address = fs::read_to_string(directory.join(ADDRESS))?;
+        let address = fs::read_to_string(directory.join(ADDRESS_FILE_NAME))?;
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         Ok(Self(stream))
@@ -51,24 +54,24 @@ impl Remote {
     pub(crate) fn fetch(&mut self, how_long: Duration) -> io::Result<()> {
         self.0
             .write_all(&(how_long.as_micros() as u64).to_le_bytes())?;
-        self.0.read_exact(&mut [0; ANSWER])
+        self.0.read_exact(&mut [0; ANSWER_BYTES])
     }
 }
 
 const FILE_BYTES: u64 = 8 << 20;
-const READ: usize = 512 << 10;
+const READ_BYTES: usize = 512 << 10;
 
 #[repr(align(4096))]
-struct Aligned([u8; READ]);
+struct AlignedBuffer([u8; READ_BYTES]);
 
 /// A loader's file, read past the page cache.
-pub(crate) struct Disk {
+pub(crate) struct UncachedFile {
     file: File,
-    buffer: Box<Aligned>,
+    buffer: Box<AlignedBuffer>,
     offset: u64,
 }
 
-impl Disk {
+impl UncachedFile {
     pub(crate) fn new(directory: &Path) -> io::Result<Self> {
         let path = directory.join(format!("data-{}", std::process::id()));
         fs::write(&path, vec![7; FILE_BYTES as usize])?;
@@ -80,7 +83,7 @@ impl Disk {
             .open(&path)?;
         Ok(Self {
             file,
-            buffer: Box::new(Aligned([0; READ])),
+            buffer: Box::new(AlignedBuffer([0; READ_BYTES])),
             offset: 0,
         })
     }
@@ -89,7 +92,7 @@ impl Disk {
         let end = now_ns(ClockId::Monotonic) + how_long.as_nanos() as u64;
         while now_ns(ClockId::Monotonic) < end {
             self.file.read_exact_at(&mut self.buffer.0, self.offset)?;
-            self.offset = (self.offset + READ as u64) % FILE_BYTES;
+            self.offset = (self.offset + READ_BYTES as u64) % FILE_BYTES;
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ pub(crate) fn now_ns(clock: ClockId) -> u64 {
 }
 
 /// Uses CPU time, and nothing else.
-pub(crate) fn burn(how_long: Duration) {
+pub(crate) fn burn_cpu(how_long: Duration) {
     let end = now_ns(ClockId::ThreadCPUTime) + how_long.as_nanos() as u64;
     while now_ns(ClockId::ThreadCPUTime) < end {
         std::hint::spin_loop();
@@ -51,7 +51,7 @@ pub(crate) fn fork(act: impl FnOnce() -> io::Result<()>) -> io::Result<u32> {
 
 /// Scheduling priority of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Priority {
+pub(crate) enum ThreadPriority {
     /// Below all other processes.
     Last,
     /// Like all other processes.
@@ -65,13 +65,13 @@ pub(crate) enum Priority {
 }
 
 /// Sets the priority of this thread and of processes that it starts, if permitted.
-pub(crate) fn set_priority(priority: Priority) {
+pub(crate) fn set_priority(priority: ThreadPriority) {
     let (policy, sched_priority) = match priority {
-        Priority::Last => (libc::SCHED_IDLE, 0),
-        Priority::Usual => (libc::SCHED_OTHER, 0),
-        Priority::Loader => (libc::SCHED_RR, 1),
-        Priority::Rank => (libc::SCHED_RR, 2),
-        Priority::Observer => (libc::SCHED_RR, 3),
+        ThreadPriority::Last => (libc::SCHED_IDLE, 0),
+        ThreadPriority::Usual => (libc::SCHED_OTHER, 0),
+        ThreadPriority::Loader => (libc::SCHED_RR, 1),
+        ThreadPriority::Rank => (libc::SCHED_RR, 2),
+        ThreadPriority::Observer => (libc::SCHED_RR, 3),
     };
     let parameters = libc::sched_param { sched_priority };
     // SAFETY: valid parameters for the calling thread.
@@ -79,7 +79,7 @@ pub(crate) fn set_priority(priority: Priority) {
 }
 
 /// Sets the priority of this thread, if it is scheduled above other processes already.
-pub(crate) fn change_priority(priority: Priority) {
+pub(crate) fn change_priority(priority: ThreadPriority) {
     // SAFETY: asks for the calling thread.
     if unsafe { libc::sched_getscheduler(0) } == libc::SCHED_RR {
         set_priority(priority);
@@ -89,12 +89,12 @@ pub(crate) fn change_priority(priority: Priority) {
 /// Gives all processes that `command` starts priority over other processes, if permitted: the load of the machine must
 /// not become the job's bottleneck. The processes get a session of their own, which the kernel schedules as one
 /// group, with the largest weight. They exit with the thread that starts them.
-pub(crate) fn prioritize(command: &mut Command) {
+pub(crate) fn prioritize_command(command: &mut Command) {
     let begin = || {
         rustix::process::setsid()?;
         // Kernels without autogroups do not have this file.
         let _ = std::fs::write("/proc/self/autogroup", "-20");
-        set_priority(Priority::Observer);
+        set_priority(ThreadPriority::Observer);
         set_parent_process_death_signal(Some(Signal::TERM))?;
         Ok(())
     };
@@ -104,14 +104,14 @@ pub(crate) fn prioritize(command: &mut Command) {
 }
 
 /// The CPUs that this process may use, `count` of them at most.
-pub(crate) fn cpus(count: usize) -> io::Result<Vec<usize>> {
+pub(crate) fn usable_cpus(count: usize) -> io::Result<Vec<usize>> {
     let allowed = sched_getaffinity(None)?;
     let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
     Ok(cpus.take(count).collect())
 }
 
 /// Keeps this thread, and what it will start, on one CPU.
-pub(crate) fn stay_on(cpu: usize) -> io::Result<()> {
+pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
     let mut only = CpuSet::new();
     only.set(cpu);
     Ok(sched_setaffinity(None, &only)?)
@@ -150,16 +150,16 @@ impl SharedMemory {
     }
 
     /// Where a part begins.
-    pub(crate) fn part(&self, start: usize, bytes: usize) -> *mut u8 {
+    pub(crate) fn part_address(&self, start: usize, bytes: usize) -> *mut u8 {
         assert!(start + bytes <= self.bytes, "a part of the memory");
         // SAFETY: within the mapping.
         unsafe { self.address.add(start) }
     }
 
     /// Fills a part.
-    pub(crate) fn fill(&self, start: usize, bytes: usize, value: u8) {
+    pub(crate) fn fill_part(&self, start: usize, bytes: usize, value: u8) {
         // SAFETY: within the mapping; the processes take turns, synchronized by their pipes.
-        unsafe { self.part(start, bytes).write_bytes(value, bytes) };
+        unsafe { self.part_address(start, bytes).write_bytes(value, bytes) };
     }
 }
 

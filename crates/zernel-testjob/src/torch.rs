@@ -10,13 +10,13 @@ use libloading::Library;
 use zernel_softgpu::install::built_libraries;
 use zernel_softgpu_torch::EXPORTS;
 
-use crate::driver::Launcher;
+use crate::driver::KernelLauncher;
 use crate::loader::Jitter;
-use crate::plan::Plan;
+use crate::plan::JobPlan;
 use crate::sys;
 
 /// The name of the library that announces, in the folder of the job's libraries.
-pub(crate) const LIBRARY: &str = "libtorch_cpu.so";
+pub(crate) const TORCH_LIBRARY_NAME: &str = "libtorch_cpu.so";
 
 /// A `std::string` of libstdc++ that is too long to be stored in place.
 #[repr(C)]
@@ -27,16 +27,17 @@ struct CxxString {
 }
 
 /// Installs the library into `directory`.
-pub(crate) fn install(directory: &Path) -> io::Result<()> {
+pub(crate) fn install_torch_library(directory: &Path) -> io::Result<()> {
     let built = built_libraries()?.join("libzernel_softgpu_torch.so");
-    fs::copy(built, directory.join(LIBRARY)).map(|_| ())
+    fs::copy(built, directory.join(TORCH_LIBRARY_NAME)).map(|_| ())
 }
 
 /// Calls the function whose exported name contains `name`.
-fn call(library: &Library, name: &str, arguments: [*const c_void; 3]) -> io::Result<()> {
+fn call_exported(library: &Library, name: &str, arguments: [*const c_void; 3]) -> io::Result<()> {
     type Function = unsafe extern "C" fn(*const c_void, *const c_void, *const c_void);
     let exported = EXPORTS.iter().find(|exported| exported.contains(name));
-    let exported = exported.ok_or_else(|| io::Error::other(format!("{LIBRARY} has no {name}")))?;
+    let exported =
+        exported.ok_or_else(|| io::Error::other(format!("{TORCH_LIBRARY_NAME} has no {name}")))?;
     // SAFETY: the functions of the stand-in return at once, and read nothing.
     unsafe {
         let function = library.get::<Function>(exported.as_bytes());
@@ -46,27 +47,27 @@ fn call(library: &Library, name: &str, arguments: [*const c_void; 3]) -> io::Res
     Ok(())
 }
 
-fn load(libraries: &Path) -> io::Result<Library> {
+fn load_torch_library(libraries: &Path) -> io::Result<Library> {
     // SAFETY: loading the stand-in runs no code of its own.
-    unsafe { Library::new(libraries.join(LIBRARY)) }.map_err(io::Error::other)
+    unsafe { Library::new(libraries.join(TORCH_LIBRARY_NAME)) }.map_err(io::Error::other)
 }
 
 /// What the training thread announces.
-pub(crate) struct Torch {
+pub(crate) struct TorchAnnouncer {
     library: Library,
     backward: BackwardThread,
 }
 
-impl Torch {
+impl TorchAnnouncer {
     pub(crate) fn start(
         libraries: &Path,
-        launcher: Launcher,
-        plan: &Plan,
+        launcher: KernelLauncher,
+        plan: &JobPlan,
         seed: u64,
     ) -> io::Result<Self> {
         Ok(Self {
-            library: load(libraries)?,
-            backward: BackwardThread::start(load(libraries)?, launcher, plan, seed),
+            library: load_torch_library(libraries)?,
+            backward: BackwardThread::start(load_torch_library(libraries)?, launcher, plan, seed),
         })
     }
 
@@ -80,7 +81,7 @@ impl Torch {
         };
         let place = (&raw mut result).cast();
         let arguments = [place, (&raw const string).cast(), ptr::null()];
-        call(&self.library, "record_function_enter_new", arguments)
+        call_exported(&self.library, "record_function_enter_new", arguments)
     }
 
     /// Runs a backward pass on its thread, and waits for it.
@@ -88,7 +89,7 @@ impl Torch {
         let graph = &raw const *self;
         let engine = ptr::null();
         let arguments = [engine, (&raw const graph).cast(), ptr::null()];
-        call(&self.library, "thread_main", arguments)?;
+        call_exported(&self.library, "thread_main", arguments)?;
         self.backward.run(launches)
     }
 }
@@ -100,7 +101,7 @@ struct BackwardThread {
 }
 
 impl BackwardThread {
-    fn start(library: Library, launcher: Launcher, plan: &Plan, seed: u64) -> Self {
+    fn start(library: Library, launcher: KernelLauncher, plan: &JobPlan, seed: u64) -> Self {
         let (requests, orders) = channel();
         let (done, results) = channel();
         let plan = plan.clone();
@@ -108,9 +109,9 @@ impl BackwardThread {
             let mut jitter = Jitter::new(seed ^ 1, plan.jitter);
             let peers = (plan.gloo_us > 0).then(GlooPeers::start);
             while let Ok(launches) = orders.recv() {
-                let pass = launcher.enter().and_then(|()| {
+                let pass = launcher.make_context_current().and_then(|()| {
                     for _ in 0..launches {
-                        sys::burn(jitter.duration_around(plan.launch_us));
+                        sys::burn_cpu(jitter.duration_around(plan.launch_us));
                         launcher.launch(jitter.duration_around(plan.kernel_us))?;
                     }
                     match &peers {
@@ -157,9 +158,9 @@ impl GlooPeers {
     /// Reduces the gradients of a pass through the CPU.
     fn reduce(&self, library: &Library, time: Duration) -> io::Result<()> {
         let ended = |_| io::Error::other("the peers have ended");
-        call(library, "ProcessGroupGloo9allreduce", [ptr::null(); 3])?;
+        call_exported(library, "ProcessGroupGloo9allreduce", [ptr::null(); 3])?;
         self.requests.send(time).map_err(|_| ended(()))?;
-        call(library, "finalize_backward", [ptr::null(); 3])?;
+        call_exported(library, "finalize_backward", [ptr::null(); 3])?;
         self.answers.recv().map_err(|_| ended(()))
     }
 }

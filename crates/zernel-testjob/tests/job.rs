@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use zernel_testjob::{Cause, Job, Load, Part, Plan, act};
+use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, LoadMethod, act};
 use zernel_testkit::trial;
 
 fn main() -> ExitCode {
@@ -10,29 +10,37 @@ fn main() -> ExitCode {
         return code.into();
     }
     zernel_testkit::main([
-        trial("everything_in_a_plan_happens", &[], everything_happens),
+        trial(
+            "everything_in_a_plan_happens",
+            &[],
+            everything_in_a_plan_happens,
+        ),
         trial("collectives_may_overlap", &[], collectives_may_overlap),
-        trial("a_rank_that_fails_ends_the_job", &[], failure_ends_the_job),
+        trial(
+            "a_rank_that_fails_ends_the_job",
+            &[],
+            a_rank_that_fails_ends_the_job,
+        ),
     ])
 }
 
 /// A job of a few short steps.
-fn short(seed: u64) -> Plan {
-    Plan {
+fn short_plan(seed: u64) -> JobPlan {
+    JobPlan {
         steps: 12,
-        load: Load::Network,
+        load: LoadMethod::Network,
         load_us: 2_000,
-        ..Plan::new(Cause::Communication, seed)
+        ..JobPlan::new(Bottleneck::Communication, seed)
     }
 }
 
-fn count(job: &Job, rank: u32, part: Part) -> usize {
-    let stamps = job.stamps(rank).unwrap();
+fn count_parts(job: &Job, rank: u32, part: JobPart) -> usize {
+    let stamps = job.read_stamps(rank).unwrap();
     stamps.iter().filter(|stamp| stamp.part == part).count()
 }
 
-fn everything_happens() {
-    let plan = Plan {
+fn everything_in_a_plan_happens() {
+    let plan = JobPlan {
         accumulate: 3,
         evaluate_every: 4,
         evaluate_batches: 2,
@@ -40,23 +48,23 @@ fn everything_happens() {
         checkpoint_bytes: 300_000,
         warm_up_steps: 2,
         spins: true,
-        ..short(1)
+        ..short_plan(1)
     };
     let job = Job::new(plan).unwrap();
     assert!(job.command().unwrap().status().unwrap().success());
     for rank in 0..2 {
         let parts = [
-            (Part::WarmUp, 2),
-            (Part::Step, 10),
-            (Part::Evaluation, 3),
-            (Part::Checkpoint, 2),
+            (JobPart::WarmUp, 2),
+            (JobPart::Step, 10),
+            (JobPart::Evaluation, 3),
+            (JobPart::Checkpoint, 2),
         ];
         for (part, expected) in parts {
-            assert_eq!(count(&job, rank, part), expected, "{part:?}");
+            assert_eq!(count_parts(&job, rank, part), expected, "{part:?}");
         }
-        let mut stamps = job.stamps(rank).unwrap();
+        let mut stamps = job.read_stamps(rank).unwrap();
         // These lie within steps.
-        stamps.retain(|stamp| !matches!(stamp.part, Part::Data | Part::Update));
+        stamps.retain(|stamp| !matches!(stamp.part, JobPart::Data | JobPart::Update));
         assert!(stamps.iter().all(|stamp| stamp.start_ns < stamp.end_ns));
         let in_order = stamps
             .windows(2)
@@ -66,18 +74,18 @@ fn everything_happens() {
 }
 
 fn collectives_may_overlap() {
-    let job = Job::new(Plan {
+    let job = Job::new(JobPlan {
         overlaps: true,
-        ..short(2)
+        ..short_plan(2)
     });
     let job = job.unwrap();
     assert!(job.command().unwrap().status().unwrap().success());
-    assert_eq!(count(&job, 1, Part::Step), 10);
+    assert_eq!(count_parts(&job, 1, JobPart::Step), 10);
 }
 
-fn failure_ends_the_job() {
-    let job = Job::new(short(3)).unwrap();
-    std::fs::remove_file(job.library("libnccl.so.2")).unwrap();
+fn a_rank_that_fails_ends_the_job() {
+    let job = Job::new(short_plan(3)).unwrap();
+    std::fs::remove_file(job.library_path("libnccl.so.2")).unwrap();
     let status = job.command().unwrap().status().unwrap();
     assert_eq!(status.code(), Some(1));
 }

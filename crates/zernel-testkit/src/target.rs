@@ -13,7 +13,7 @@ use std::{env, ptr};
 
 use libloading::Library;
 use zernel_softgpu::config;
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_softgpu::truth::TruthLog;
 
 /// The variable that names the role of a target.
@@ -92,7 +92,8 @@ impl Stage {
 
     fn set(prologue: Prologue, claim: Claim) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        install(&directory.path().join("lib"), prologue).expect("the libraries are built");
+        install_libraries(&directory.path().join("lib"), prologue)
+            .expect("the libraries are built");
         Self {
             directory,
             _claim: claim,
@@ -133,9 +134,9 @@ impl Stage {
             .env(ROUNDS, rounds.to_string())
             .env(LIBRARIES, self.path().join("lib"))
             .env(DIRECTORY, self.path())
-            .env(config::DIRECTORY, self.path().join("node"))
-            .env(config::DEVICES, "2")
-            .env(config::LOG, self.path().join("log"));
+            .env(config::DIRECTORY_VARIABLE, self.path().join("node"))
+            .env(config::DEVICES_VARIABLE, "2")
+            .env(config::LOG_VARIABLE, self.path().join("log"));
         command
     }
 }

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use zernel_softgpu::install::{Prologue, install};
-use zernel_softgpu::truth::{Event, EventKind, TruthLog};
+use zernel_softgpu::install::{Prologue, install_libraries};
+use zernel_softgpu::truth::{LoggedEvent, LoggedEventKind, TruthLog};
 use zernel_testkit::{eventually, trial};
 use zernel_workload::report::WorkerPhaseInterval;
 use zernel_workload::work::{GpuBackend, GpuWait, Inference, MlTraining};
@@ -26,7 +26,8 @@ fn main() -> ExitCode {
         run_as_helper(&name);
         return ExitCode::SUCCESS;
     }
-    install(Path::new(LIBRARIES_FOLDER), Prologue::Push).expect("cargo has built the software GPU");
+    install_libraries(Path::new(LIBRARIES_FOLDER), Prologue::Push)
+        .expect("cargo has built the software GPU");
     zernel_testkit::main([
         trial(
             "each_step_goes_through_its_phases_in_order",
@@ -430,8 +431,8 @@ fn stop_at_random_moments(mode: CloneMode, job: &MlTraining) -> Vec<Vec<WorkerRe
 fn reports_and_log_of_helper(name: &str) -> (Vec<Vec<WorkerReport>>, TruthLog) {
     let log = tempfile::tempdir().unwrap();
     let output = common::helper_command(name)
-        .env(zernel_softgpu::config::LOG, log.path())
-        .env(zernel_softgpu::config::LOG_EVENTS, "1")
+        .env(zernel_softgpu::config::LOG_VARIABLE, log.path())
+        .env(zernel_softgpu::config::LOG_EVENTS_VARIABLE, "1")
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
@@ -441,15 +442,15 @@ fn reports_and_log_of_helper(name: &str) -> (Vec<Vec<WorkerReport>>, TruthLog) {
 }
 
 /// The calls of a thread to a function that succeeded.
-fn successful_calls<'a>(truth: &'a TruthLog, thread: i32, symbol: &str) -> Vec<&'a Event> {
+fn successful_calls<'a>(truth: &'a TruthLog, thread: i32, symbol: &str) -> Vec<&'a LoggedEvent> {
     let events = truth.processes.iter().flat_map(|process| &process.events);
-    let is_meant = |event: &&Event| {
-        event.kind == EventKind::Call
+    let is_meant = |event: &&LoggedEvent| {
+        event.kind == LoggedEventKind::Call
             && event.tid == thread.cast_unsigned()
             && event.symbol == symbol
             && event.result == 0
     };
-    let mut calls: Vec<&Event> = events.filter(is_meant).collect();
+    let mut calls: Vec<&LoggedEvent> = events.filter(is_meant).collect();
     calls.sort_by_key(|event| event.enter);
     calls
 }
@@ -525,8 +526,9 @@ fn check_stops_at_any_moment(mode: &str) {
             collective_intervals(&reports[3]).len()
         );
     }
-    let is_reduction =
-        |event: &&Event| event.symbol == "ncclAllReduce" && event.kind == EventKind::Call;
+    let is_reduction = |event: &&LoggedEvent| {
+        event.symbol == "ncclAllReduce" && event.kind == LoggedEventKind::Call
+    };
     let called = truth.processes.iter().flat_map(|process| &process.events);
     let noted = reports
         .iter()

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 
 use serde_json::Value;
 use zernel_ebpf::capability::Capability;
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial};
 
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
 fn report_on_demo() -> Value {
     let folder = tempfile::tempdir().unwrap();
     let libraries = folder.path().join("lib");
-    install(&libraries, Prologue::Push).unwrap();
+    install_libraries(&libraries, Prologue::Push).unwrap();
     let library = |name: &str| libraries.join(name).to_str().unwrap().to_owned();
     let (cuda, nccl) = (library("libcuda.so.1"), library("libnccl.so.2"));
     let example = include_str!("../../../examples/demo.toml");

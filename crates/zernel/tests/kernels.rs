@@ -12,9 +12,9 @@ use serde_json::Value;
 use zernel_ebpf::capability::Capability;
 use zernel_lab::{Initramfs, VmSpec};
 use zernel_softgpu::config;
-use zernel_softgpu::install::{LIBRARIES, built_libraries};
+use zernel_softgpu::install::{CARGO_AND_REAL_LIBRARY_NAMES, built_libraries};
 use zernel_softgpu::truth::TruthLog;
-use zernel_testjob::{Cause, Job, Part, Plan, Stamp, act};
+use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, PartStamp, act};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial, vm};
 
@@ -56,7 +56,9 @@ fn assert_job_is_seen_in_vm(version: &str, rung: &str, preemption: Option<&str>)
     let mut files = Initramfs::new();
     files.add_same(ZERNEL_PATH).unwrap();
     let libraries = built_libraries().unwrap();
-    let built = LIBRARIES.iter().map(|(library, _)| *library);
+    let built = CARGO_AND_REAL_LIBRARY_NAMES
+        .iter()
+        .map(|(library, _)| *library);
     for library in built.chain(["libzernel_softgpu_torch.so"]) {
         files.add_same(libraries.join(library)).unwrap();
     }
@@ -90,8 +92,8 @@ fn assert_job_is_seen_in_vm(version: &str, rung: &str, preemption: Option<&str>)
 }
 
 /// A job of a few seconds under an emulator.
-fn short_plan() -> Plan {
-    Plan {
+fn short_plan() -> JobPlan {
+    JobPlan {
         steps: 30,
         jitter: 0.1,
         loaders: 1,
@@ -103,7 +105,7 @@ fn short_plan() -> Plan {
         buckets: 2,
         bucket_bytes: 16 << 10,
         warm_up_us: 20_000,
-        ..Plan::new(Cause::Gpu, 0)
+        ..JobPlan::new(Bottleneck::Gpu, 0)
     }
 }
 
@@ -113,9 +115,9 @@ fn assert_job_is_seen() {
     let mut run = Command::new(ZERNEL_PATH);
     run.args(["run", "--json", "-", "--budget", "none"]);
     for library in ["libcuda.so.1", "libnccl.so.2"] {
-        run.arg("--library").arg(job.library(library));
+        run.arg("--library").arg(job.library_path(library));
     }
-    job.environment(run.env(config::LOG, log.path()));
+    job.set_job_environment(run.env(config::LOG_VARIABLE, log.path()));
     let output = run.arg("--").arg(env::current_exe().unwrap()).output();
     let output = output.unwrap();
     let printed = String::from_utf8_lossy(&output.stderr);
@@ -175,8 +177,8 @@ fn assert_calls(rank: &Value, truth: &TruthLog) {
 }
 
 fn assert_steps(rank: &Value, job: &Job, number: u32) {
-    let stamps = job.stamps(number).unwrap();
-    let is_step = |stamp: &&Stamp| matches!(stamp.part, Part::Step | Part::WarmUp);
+    let stamps = job.read_stamps(number).unwrap();
+    let is_step = |stamp: &&PartStamp| matches!(stamp.part, JobPart::Step | JobPart::WarmUp);
     let steps = stamps.iter().filter(is_step).count();
     assert_eq!(rank["steps"]["count"], steps, "{rank:#}");
 }

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode, Output};
 
 use serde_json::Value;
 use zernel_ebpf::capability::Capability;
-use zernel_testjob::{Cause, Job, Plan, act};
+use zernel_testjob::{Bottleneck, Job, JobPlan, act};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial};
 
@@ -66,7 +66,7 @@ fn score_trace(trace: &Path, stamps: &Path, options: &[&str]) -> Value {
 }
 
 fn a_recorded_job_is_scored() {
-    let job = Job::new(Plan::new(Cause::Gpu, 1)).unwrap();
+    let job = Job::new(JobPlan::new(Bottleneck::Gpu, 1)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let (trace, stamps) = (
         folder.path().join("run.trace.gz"),
@@ -78,7 +78,7 @@ fn a_recorded_job_is_scored() {
         // All calls are counted, so that a replay has the events and the settings of the kernel.
         record.args(["--budget", "none"]);
         for library in ["libcuda.so.1", "libnccl.so.2"] {
-            record.arg("--library").arg(job.library(library));
+            record.arg("--library").arg(job.library_path(library));
         }
         job.alone(record);
         record.env("ZERNEL_TRUTH", &stamps);

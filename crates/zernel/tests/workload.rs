@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_workload::WorkType;
 
 fn zernel_command(arguments: &[&str]) -> Command {
@@ -168,7 +168,7 @@ fn the_examples_run_without_the_software_gpu() {
 fn the_examples_run_from_any_folder() {
     // A repository after `make softgpu`, as far as the examples use it.
     let repository = tempfile::tempdir().unwrap();
-    install(&repository.path().join("target/softgpu"), Prologue::Push).unwrap();
+    install_libraries(&repository.path().join("target/softgpu"), Prologue::Push).unwrap();
     let folder = repository.path().join("examples");
     fs::create_dir(&folder).unwrap();
     let elsewhere = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use zernel_ebpf::capability::Capability;
 use zernel_ebpf::discovery::{Discovery, MappedFile, ProcessEvent, ProcessKey};
 use zernel_elf::LibraryKind;
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{Need, eventually, eventually_ok, root, trial, vm};
 
@@ -118,7 +118,7 @@ struct Libraries(TempDir);
 impl Libraries {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        install(directory.path(), Prologue::Push).unwrap();
+        install_libraries(directory.path(), Prologue::Push).unwrap();
         Self(directory)
     }
 
@@ -276,7 +276,7 @@ fn a_replaced_file_is_another() {
     let mut old = Helper::spawn();
     old.load(&library);
     let old_content = fs::read(&library).unwrap();
-    install(libraries.0.path(), Prologue::Sub).unwrap();
+    install_libraries(libraries.0.path(), Prologue::Sub).unwrap();
     let mut new = Helper::spawn();
     new.load(&library);
     let events = Discovery::start().unwrap().scan().unwrap();

@@ -4,7 +4,7 @@ use std::env;
 use std::time::Duration;
 
 use zernel_lab::{Initramfs, VmSpec};
-use zernel_softgpu::install::{LIBRARIES, built_libraries};
+use zernel_softgpu::install::{CARGO_AND_REAL_LIBRARY_NAMES, built_libraries};
 use zernel_testkit::vm;
 
 /// Programs that the trials run.
@@ -46,7 +46,7 @@ fn files() -> Initramfs {
         files.add_program(program).unwrap();
     }
     let built = built_libraries().unwrap();
-    for (library, _) in LIBRARIES {
+    for (library, _) in CARGO_AND_REAL_LIBRARY_NAMES {
         let path = built.join(library);
         files.add_file(&path, &path).unwrap();
     }

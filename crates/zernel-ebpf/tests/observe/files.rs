@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, ProtFlags};
 use zernel_ebpf::observer::{GovernorOptions, Observer, ObserverOptions, ProcessCoverage};
 use zernel_model::snapshot::Scope;
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_testkit::target::{Driver, LIBRARIES, Stage, Target, TargetRole, directory, pause};
 use zernel_testkit::{Need, eventually};
 
@@ -123,7 +123,8 @@ pub(crate) fn a_replaced_library_is_attached_to_anew() {
     let mut observer = observe_stage(&stage);
     let mut before = stage.target("loads_and_launches", 10);
     before.step();
-    install(&stage.path().join("lib"), Prologue::Endbr64).expect("the libraries are built");
+    install_libraries(&stage.path().join("lib"), Prologue::Endbr64)
+        .expect("the libraries are built");
     let mut after = stage.target("loads_and_launches", 20);
     load_and_run(&mut observer, &mut after);
     before.step();

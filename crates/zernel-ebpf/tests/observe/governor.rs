@@ -299,8 +299,8 @@ pub(crate) fn a_process_above_the_ceiling_takes_no_probes_from_others() {
     });
     let mut command = stage.command("waits", 600_000);
     for (variable, name) in [
-        (config::DIRECTORY, "other_node"),
-        (config::LOG, "other_log"),
+        (config::DIRECTORY_VARIABLE, "other_node"),
+        (config::LOG_VARIABLE, "other_log"),
     ] {
         let folder = stage.path().join(name);
         fs::create_dir(&folder).expect("ours");

@@ -7,7 +7,7 @@ use std::thread;
 
 use zernel_ebpf::observer::ObserverOptions;
 use zernel_softgpu::config;
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_testkit::target::Stage;
 use zernel_testkit::{Need, eventually};
 
@@ -49,7 +49,7 @@ fn spawn_program(stage: &Stage, program: &Path, libraries: &Path) -> Child {
     let mut command = Command::new(program);
     command
         .arg(libraries.join("libcuda.so.1"))
-        .env(config::DIRECTORY, stage.path().join("node"))
+        .env(config::DIRECTORY_VARIABLE, stage.path().join("node"))
         .stdin(Stdio::piped());
     command.spawn().expect("it runs")
 }
@@ -84,7 +84,7 @@ pub(crate) fn unruly() {
     let lanes = (0..PARALLEL_LANES).map(|lane| stage.path().join(format!("lane-{lane}")));
     let lanes: Vec<PathBuf> = lanes.collect();
     for lane in &lanes {
-        install(lane, Prologue::Push).expect("the libraries are built");
+        install_libraries(lane, Prologue::Push).expect("the libraries are built");
     }
     thread::scope(|scope| {
         for lane in &lanes {

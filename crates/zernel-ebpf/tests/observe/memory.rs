@@ -329,7 +329,7 @@ pub(crate) fn memory_belongs_to_the_current_device() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut command = stage.command("two_devices", 0);
-    let mut target = Target::start(command.env(config::DEVICES, "2"));
+    let mut target = Target::start(command.env(config::DEVICES_VARIABLE, "2"));
     target.step();
     observer.read_counts().expect("maps can be read");
     let in_use = memory_in_use_by_device(&observer, &target);
@@ -347,7 +347,7 @@ pub(crate) fn memory_belongs_to_its_device_while_others_are_sampled() {
         ..options_that_count_everything(&stage)
     });
     let mut command = stage.command("restless", 3000);
-    let mut target = Target::start(command.env(config::DEVICES, "2"));
+    let mut target = Target::start(command.env(config::DEVICES_VARIABLE, "2"));
     target.go();
     target.wait_until_done();
     let mut observer = watcher.stop();

@@ -12,7 +12,7 @@ use zernel_ebpf::probes::{DurationKind, Operation};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
-use zernel_softgpu::truth::EventKind;
+use zernel_softgpu::truth::LoggedEventKind;
 use zernel_testkit::communicator::{
     Configuration, IN_PROGRESS, RANK, UniqueId, join, join_as, own_rank, stream,
 };
@@ -139,9 +139,9 @@ fn run_rank(driver: &Driver, rounds: u64) {
 fn logged_ns_until_sync(stage: &Stage, pid: u32, symbol: &str) -> u64 {
     let truth = stage.truth();
     let events: Vec<_> = truth
-        .events()
+        .events_of_all_processes()
         .into_iter()
-        .filter(|(of, event)| *of == pid && event.tid == pid && event.kind == EventKind::Call)
+        .filter(|(of, event)| *of == pid && event.tid == pid && event.kind == LoggedEventKind::Call)
         .map(|(_, event)| event)
         .collect();
     let calls = events.iter().enumerate();
@@ -297,7 +297,7 @@ pub(crate) fn a_wait_ends_only_the_collectives_it_covers() {
         .map(|rank| {
             let mut command = stage.command("two_streams", 0);
             command.env(RANK, rank.to_string());
-            Target::start(command.env(config::NCCL_BANDWIDTH, BANDWIDTH_BYTES_PER_SECOND))
+            Target::start(command.env(config::NCCL_BANDWIDTH_VARIABLE, BANDWIDTH_BYTES_PER_SECOND))
         })
         .collect();
     run_next_parts(&mut targets);
@@ -472,8 +472,8 @@ pub(crate) fn ranks_and_their_collectives_are_seen() {
         .map(|rank| {
             let mut command = stage.command("rank", ROUNDS);
             command.env(RANK, rank.to_string());
-            command.env(config::LOG_EVENTS, "1");
-            Target::start(command.env(config::NCCL_BANDWIDTH, BANDWIDTH_BYTES_PER_SECOND))
+            command.env(config::LOG_EVENTS_VARIABLE, "1");
+            Target::start(command.env(config::NCCL_BANDWIDTH_VARIABLE, BANDWIDTH_BYTES_PER_SECOND))
         })
         .collect();
     run_next_parts(&mut targets);

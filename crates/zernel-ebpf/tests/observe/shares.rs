@@ -79,7 +79,7 @@ pub(crate) fn start_target_of(stage: &Stage, user: u32, role: &str, rounds: u64)
         std::os::unix::fs::chown(&node, Some(user), None).expect("we are root");
     }
     let mut command = stage.command(role, rounds);
-    Target::start(command.env(config::DIRECTORY, node).uid(user))
+    Target::start(command.env(config::DIRECTORY_VARIABLE, node).uid(user))
 }
 
 /// Number of running children of a target that are observed.

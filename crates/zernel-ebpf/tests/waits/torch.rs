@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use zernel_ebpf::observer::{Observer, ObserverOptions, Rung};
 use zernel_ebpf::probes::{DataloadCauses, DurationKind};
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_testkit::Need;
 
 use crate::{assert_about, find_process};
@@ -307,7 +307,7 @@ pub(crate) fn torch_models_are_waited_for() {
 /// A process with a GPU may reduce its gradients through the CPU, too.
 pub(crate) fn reductions_through_the_cpu_beside_a_gpu_are_waited_for() {
     let folder = tempfile::tempdir().expect("a temporary directory");
-    install(folder.path(), Prologue::Push).expect("the software GPU is built");
+    install_libraries(folder.path(), Prologue::Push).expect("the software GPU is built");
     let (seen, truth) = await_peer("model", Some(&folder.path().join("libcuda.so.1")));
     assert_about("waits for gradients with a GPU", seen, truth);
 }

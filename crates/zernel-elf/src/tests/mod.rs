@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::path::PathBuf;
 
 use tempfile::{NamedTempFile, TempDir};
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 
 use crate::{FunctionName, Library, LibraryError, Site, SiteError};
 
@@ -43,7 +43,7 @@ impl Library {
 /// Installs the software GPU's libraries with this prologue.
 fn softgpu(prologue: Prologue) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
-    install(directory.path(), prologue).unwrap();
+    install_libraries(directory.path(), prologue).unwrap();
     directory
 }
 

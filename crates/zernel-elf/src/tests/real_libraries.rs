@@ -55,7 +55,7 @@ fn each_prologue_is_probed_at_its_cheapest_instruction() {
             assert_eq!(site.displacement, displacement, "{prologue:?} {name}");
             assert_eq!(site.trap, trap, "{prologue:?} {name}");
             let entry = site.file_offset as usize - usize::from(displacement);
-            assert!(content[entry..].starts_with(prologue.instructions()));
+            assert!(content[entry..].starts_with(prologue.machine_code()));
         }
     }
 }

@@ -6,8 +6,8 @@ use zernel_softgpu::abi::{Out, Text};
 use zernel_softgpu::{device, exports};
 
 use crate::driver;
-use crate::procedures::{self, Found};
-use crate::status::{INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, Outcome, texts};
+use crate::procedures::{self, FoundProcedure};
+use crate::status::{INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, Outcome, name_and_description};
 
 exports! { "cuda" =>
     fn cuInit(_call, flags: u32) -> Outcome {
@@ -22,32 +22,32 @@ exports! { "cuda" =>
     }
 
     fn cuGetErrorName(_call, error: i32, name: Out<*const c_char>) -> Outcome {
-        let (text, _) = texts(error).ok_or(INVALID_VALUE)?;
+        let (text, _) = name_and_description(error).ok_or(INVALID_VALUE)?;
         Ok(name.set(text.as_ptr())?)
     }
 
     fn cuGetErrorString(_call, error: i32, description: Out<*const c_char>) -> Outcome {
-        let (_, text) = texts(error).ok_or(INVALID_VALUE)?;
+        let (_, text) = name_and_description(error).ok_or(INVALID_VALUE)?;
         Ok(description.set(text.as_ptr())?)
     }
 
     fn cuGetProcAddress(
         _call, symbol: Text, address: Out<u64>, cuda_version: i32, flags: u64,
     ) -> Outcome {
-        match procedures::find(&symbol.get()?, cuda_version, flags) {
-            Found::At(found) => Ok(address.set(found)?),
-            Found::TooNew | Found::Unknown => Err(NOT_FOUND),
+        match procedures::find_procedure(&symbol.get()?, cuda_version, flags) {
+            FoundProcedure::At(found) => Ok(address.set(found)?),
+            FoundProcedure::TooNew | FoundProcedure::Unknown => Err(NOT_FOUND),
         }
     }
 
     fn cuGetProcAddress_v2(
         _call, symbol: Text, address: Out<u64>, cuda_version: i32, flags: u64, status: Out<i32>,
     ) -> Outcome {
-        let found = procedures::find(&symbol.get()?, cuda_version, flags);
+        let found = procedures::find_procedure(&symbol.get()?, cuda_version, flags);
         status.set_if_wanted(found.status());
         match found {
-            Found::At(found) => Ok(address.set(found)?),
-            Found::TooNew | Found::Unknown => {
+            FoundProcedure::At(found) => Ok(address.set(found)?),
+            FoundProcedure::TooNew | FoundProcedure::Unknown => {
                 address.set(0)?;
                 Err(NOT_FOUND)
             }
@@ -61,10 +61,10 @@ exports! { "cuda" =>
     }
 
     fn cuProfilerStart(_call) -> Outcome {
-        driver::driver().map(drop)
+        driver::initialised_driver().map(drop)
     }
 
     fn cuProfilerStop(_call) -> Outcome {
-        driver::driver().map(drop)
+        driver::initialised_driver().map(drop)
     }
 }

@@ -6,49 +6,49 @@ use zernel_softgpu::abi::Out;
 use zernel_softgpu::exports;
 
 use crate::context::{
-    CONTEXTS, Context, SCHED_BLOCKING_SYNC, SCHED_MASK, SCHED_SPIN, SCHED_YIELD, current,
-    with_primary, with_stack,
+    CONTEXTS, ContextObject, SCHED_BLOCKING_SYNC, SCHED_MASK, SCHED_SPIN, SCHED_YIELD,
+    current_context, with_context_stack, with_primary_context,
 };
-use crate::driver::driver;
+use crate::driver::initialised_driver;
 use crate::status::{CudaError, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, Outcome};
 
 /// All flags a context may have.
-const FLAGS_MASK: u32 = 0xff;
+const CONTEXT_FLAGS_MASK: u32 = 0xff;
 /// `CU_LIMIT_*`: stack, printf buffer, heap, sync depth, pending launches, L2 granularity, persisting L2.
-const LIMITS: [usize; 7] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
+const CONTEXT_LIMITS: [usize; 7] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
 
 fn check_flags(flags: u32) -> Result<u32, CudaError> {
     let scheduling = flags & SCHED_MASK;
     let known = [0, SCHED_SPIN, SCHED_YIELD, SCHED_BLOCKING_SYNC].contains(&scheduling);
-    match known && flags & !FLAGS_MASK == 0 {
+    match known && flags & !CONTEXT_FLAGS_MASK == 0 {
         true => Ok(flags),
         false => Err(INVALID_VALUE),
     }
 }
 
-fn create(handle: &Out<u64>, flags: u32, device: i32) -> Outcome {
-    let context = Context::new(device, check_flags(flags)?)?;
-    with_stack(|stack| stack.push(context.handle));
+fn create_context(handle: &Out<u64>, flags: u32, device: i32) -> Outcome {
+    let context = ContextObject::new(device, check_flags(flags)?)?;
+    with_context_stack(|stack| stack.push(context.handle));
     Ok(handle.set(context.handle)?)
 }
 
-fn known(handle: u64) -> Result<(), CudaError> {
-    driver()?;
+fn check_is_context(handle: u64) -> Result<(), CudaError> {
+    initialised_driver()?;
     CONTEXTS.get(handle).map(drop).ok_or(INVALID_CONTEXT)
 }
 
 exports! { "cuda" =>
     fn cuDevicePrimaryCtxRetain(_call, context: Out<u64>, device: i32) -> Outcome {
-        let handle = with_primary(device, |primary| primary.retain(device))?;
+        let handle = with_primary_context(device, |primary| primary.retain(device))?;
         Ok(context.set(handle)?)
     }
 
     fn cuDevicePrimaryCtxRelease_v2(call, device: i32) -> Outcome {
-        with_primary(device, |primary| primary.release(call.symbol()))
+        with_primary_context(device, |primary| primary.release(call.symbol()))
     }
 
     fn cuDevicePrimaryCtxReset_v2(call, device: i32) -> Outcome {
-        with_primary(device, |primary| {
+        with_primary_context(device, |primary| {
             primary.reset(call.symbol());
             Ok(())
         })
@@ -56,7 +56,7 @@ exports! { "cuda" =>
 
     fn cuDevicePrimaryCtxSetFlags_v2(_call, device: i32, flags: u32) -> Outcome {
         let flags = check_flags(flags)?;
-        with_primary(device, |primary| {
+        with_primary_context(device, |primary| {
             primary.set_flags(flags);
             Ok(())
         })
@@ -65,21 +65,21 @@ exports! { "cuda" =>
     fn cuDevicePrimaryCtxGetState(
         _call, device: i32, flags: Out<u32>, active: Out<i32>,
     ) -> Outcome {
-        let (current_flags, is_active) = with_primary(device, |primary| Ok(primary.state()))?;
+        let (current_flags, is_active) = with_primary_context(device, |primary| Ok(primary.flags_and_is_active()))?;
         flags.set_if_wanted(current_flags);
         active.set_if_wanted(i32::from(is_active));
         Ok(())
     }
 
     fn cuCtxCreate_v2(_call, context: Out<u64>, flags: u32, device: i32) -> Outcome {
-        create(&context, flags, device)
+        create_context(&context, flags, device)
     }
 
     fn cuCtxCreate_v3(
         _call, context: Out<u64>, _affinities: u64, affinity_count: i32, flags: u32, device: i32,
     ) -> Outcome {
         match affinity_count {
-            0 => create(&context, flags, device),
+            0 => create_context(&context, flags, device),
             _ => Err(NOT_SUPPORTED),
         }
     }
@@ -88,118 +88,118 @@ exports! { "cuda" =>
         _call, context: Out<u64>, parameters: u64, flags: u32, device: i32,
     ) -> Outcome {
         match parameters {
-            0 => create(&context, flags, device),
+            0 => create_context(&context, flags, device),
             _ => Err(NOT_SUPPORTED),
         }
     }
 
     fn cuCtxDestroy_v2(call, context: u64) -> Outcome {
-        driver()?;
+        initialised_driver()?;
         let object = CONTEXTS.get(context).ok_or(INVALID_CONTEXT)?;
         object.destroy(call.symbol());
-        with_stack(|stack| stack.retain(|handle| *handle != context));
+        with_context_stack(|stack| stack.retain(|handle| *handle != context));
         Ok(())
     }
 
     fn cuCtxSetCurrent(_call, context: u64) -> Outcome {
         if context != 0 {
-            known(context)?;
+            check_is_context(context)?;
         }
-        with_stack(|stack| {
+        with_context_stack(|stack| {
             stack.pop();
             if context != 0 {
                 stack.push(context);
             }
         });
-        driver().map(drop)
+        initialised_driver().map(drop)
     }
 
     fn cuCtxGetCurrent(_call, context: Out<u64>) -> Outcome {
-        driver()?;
-        Ok(context.set(with_stack(|stack| stack.last().copied()).unwrap_or(0))?)
+        initialised_driver()?;
+        Ok(context.set(with_context_stack(|stack| stack.last().copied()).unwrap_or(0))?)
     }
 
     fn cuCtxPushCurrent_v2(_call, context: u64) -> Outcome {
-        known(context)?;
-        with_stack(|stack| stack.push(context));
+        check_is_context(context)?;
+        with_context_stack(|stack| stack.push(context));
         Ok(())
     }
 
     fn cuCtxPopCurrent_v2(_call, context: Out<u64>) -> Outcome {
-        driver()?;
-        let popped = with_stack(Vec::pop).ok_or(INVALID_CONTEXT)?;
+        initialised_driver()?;
+        let popped = with_context_stack(Vec::pop).ok_or(INVALID_CONTEXT)?;
         context.set_if_wanted(popped);
         Ok(())
     }
 
     fn cuCtxGetDevice(_call, device: Out<i32>) -> Outcome {
-        Ok(device.set(current()?.ordinal)?)
+        Ok(device.set(current_context()?.ordinal)?)
     }
 
     fn cuCtxGetFlags(_call, flags: Out<u32>) -> Outcome {
-        Ok(flags.set(current()?.flags.load(Relaxed))?)
+        Ok(flags.set(current_context()?.flags.load(Relaxed))?)
     }
 
     fn cuCtxSetFlags(_call, flags: u32) -> Outcome {
-        current()?.flags.store(check_flags(flags)?, Relaxed);
+        current_context()?.flags.store(check_flags(flags)?, Relaxed);
         Ok(())
     }
 
     fn cuCtxGetId(_call, context: u64, id: Out<u64>) -> Outcome {
         let handle = match context {
-            0 => current()?.handle,
+            0 => current_context()?.handle,
             _ => context,
         };
-        known(handle)?;
+        check_is_context(handle)?;
         Ok(id.set(handle)?)
     }
 
     fn cuCtxGetApiVersion(_call, context: u64, version: Out<u32>) -> Outcome {
         if context != 0 {
-            known(context)?;
+            check_is_context(context)?;
         }
         Ok(version.set(3020)?)
     }
 
     fn cuCtxGetStreamPriorityRange(_call, least: Out<i32>, greatest: Out<i32>) -> Outcome {
-        current()?;
+        current_context()?;
         least.set_if_wanted(0);
         greatest.set_if_wanted(-5);
         Ok(())
     }
 
     fn cuCtxGetLimit(_call, value: Out<usize>, limit: u32) -> Outcome {
-        current()?;
-        Ok(value.set(*LIMITS.get(limit as usize).ok_or(INVALID_VALUE)?)?)
+        current_context()?;
+        Ok(value.set(*CONTEXT_LIMITS.get(limit as usize).ok_or(INVALID_VALUE)?)?)
     }
 
     /// The simulated device has no stacks, heaps or buffers that could be made bigger.
     fn cuCtxSetLimit(_call, limit: u32, _value: usize) -> Outcome {
-        current()?;
-        LIMITS.get(limit as usize).map(|_| ()).ok_or(INVALID_VALUE)
+        current_context()?;
+        CONTEXT_LIMITS.get(limit as usize).map(|_| ()).ok_or(INVALID_VALUE)
     }
 
     fn cuCtxGetCacheConfig(_call, configuration: Out<i32>) -> Outcome {
-        current()?;
+        current_context()?;
         Ok(configuration.set(0)?)
     }
 
     fn cuCtxSetCacheConfig(_call, _configuration: i32) -> Outcome {
-        current().map(drop)
+        current_context().map(drop)
     }
 
     /// All simulated devices live in the same host memory, so access is always there.
     fn cuCtxEnablePeerAccess(_call, peer: u64, _flags: u32) -> Outcome {
-        current()?;
-        known(peer)
+        current_context()?;
+        check_is_context(peer)
     }
 
     fn cuCtxDisablePeerAccess(_call, peer: u64) -> Outcome {
-        current()?;
-        known(peer)
+        current_context()?;
+        check_is_context(peer)
     }
 
     fn cuCtxSynchronize(call) -> Outcome {
-        current()?.synchronize(call.symbol())
+        current_context()?.synchronize(call.symbol())
     }
 }

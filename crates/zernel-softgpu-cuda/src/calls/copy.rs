@@ -1,22 +1,22 @@
 //! Copies and fills.
 
 use zernel_softgpu::abi::In;
-use zernel_softgpu::clock::Waiting;
+use zernel_softgpu::clock::WaitMethod;
 use zernel_softgpu::exports;
-use zernel_softgpu::truth::Call;
-use zernel_softgpu::work::{MemoryCopy, MemoryFill, Work};
+use zernel_softgpu::truth::OpenCall;
+use zernel_softgpu::work::{MemoryCopy, MemoryFill, StreamWork};
 
-use crate::context::{StreamObject, stream};
-use crate::driver::MEMORY;
+use crate::context::{StreamObject, stream_of_handle};
+use crate::driver::ADDRESS_SPACE;
 use crate::status::{CudaError, INVALID_VALUE, NOT_SUPPORTED, Outcome};
-use crate::types::{Copy2D, Copy3D, Side2D, Side3D};
+use crate::types::{Copy2D, Copy3D, CopySide2D, CopySide3D};
 
-use Claim::{Device, Host, Unified};
-use Return::{AtOnce, WhenDone};
+use CallReturn::{AtOnce, WhenDone};
+use ClaimedPlace::{Device, Host, Unified};
 
 /// The kind of an address, as the caller states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Claim {
+enum ClaimedPlace {
     Device,
     Host,
     /// The kind that the driver knows.
@@ -25,7 +25,7 @@ enum Claim {
 
 /// The real kind of one side of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum CopyPlace {
     Device,
     /// Host memory that the driver knows, so that the device can reach it at any time.
     Pinned,
@@ -33,15 +33,19 @@ enum Place {
     Pageable,
 }
 
-fn place(claim: Claim, address: u64, bytes: u64) -> Result<Place, CudaError> {
-    let known = MEMORY.find(address).map(|range| range.kind.is_host());
+fn check_claim(claim: ClaimedPlace, address: u64, bytes: u64) -> Result<CopyPlace, CudaError> {
+    let known = ADDRESS_SPACE
+        .find_range(address)
+        .map(|range| range.kind.is_host());
     let place = match (claim, known) {
-        (Claim::Device, None) => return Err(INVALID_VALUE),
-        (Claim::Host | Claim::Unified, None) => Place::Pageable,
-        (_, Some(true)) => Place::Pinned,
-        (_, Some(false)) => Place::Device,
+        (ClaimedPlace::Device, None) => return Err(INVALID_VALUE),
+        (ClaimedPlace::Host | ClaimedPlace::Unified, None) => CopyPlace::Pageable,
+        (_, Some(true)) => CopyPlace::Pinned,
+        (_, Some(false)) => CopyPlace::Device,
     };
-    if address == 0 && bytes > 0 || place == Place::Device && !MEMORY.covers(address, bytes) {
+    if address == 0 && bytes > 0
+        || place == CopyPlace::Device && !ADDRESS_SPACE.is_known_memory(address, bytes)
+    {
         return Err(INVALID_VALUE);
     }
     Ok(place)
@@ -49,46 +53,50 @@ fn place(claim: Claim, address: u64, bytes: u64) -> Result<Place, CudaError> {
 
 /// When the call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Return {
+enum CallReturn {
     AtOnce,
     WhenDone,
 }
 
 /// Bytes from the first to the last of a side.
-fn extent(pitch: u64, copy: &MemoryCopy) -> u64 {
+fn extent_of_side(pitch: u64, copy: &MemoryCopy) -> u64 {
     copy.rows.saturating_sub(1) * pitch + copy.width
 }
 
-fn copy(
-    call: &mut Call,
+fn submit_copy(
+    call: &mut OpenCall,
     copy: MemoryCopy,
-    claims: [Claim; 2],
+    claims: [ClaimedPlace; 2],
     stream_handle: u64,
-    returns: Return,
+    returns: CallReturn,
 ) -> Outcome {
     call.bytes = copy.bytes();
-    let stream = stream(call, stream_handle)?;
+    let stream = stream_of_handle(call, stream_handle)?;
     if copy.bytes() == 0 {
         return Ok(());
     }
-    let destination_extent = extent(copy.destination_pitch, &copy);
-    let destination = place(claims[0], copy.destination, destination_extent)?;
-    let source = place(claims[1], copy.source, extent(copy.source_pitch, &copy))?;
+    let destination_extent = extent_of_side(copy.destination_pitch, &copy);
+    let destination = check_claim(claims[0], copy.destination, destination_extent)?;
+    let source = check_claim(
+        claims[1],
+        copy.source,
+        extent_of_side(copy.source_pitch, &copy),
+    )?;
     let device = stream.stream.device();
-    let within_device = destination == Place::Device && source == Place::Device;
+    let within_device = destination == CopyPlace::Device && source == CopyPlace::Device;
     let duration = match within_device {
-        true => device.memory_time(copy.bytes()),
+        true => device.device_memory_time(copy.bytes()),
         false => device.copy_time(copy.bytes()),
     };
-    stream.submit(Work::Copy { copy, duration }, call.symbol())?;
-    if destination == Place::Pageable || source == Place::Pageable {
-        catch_up(&stream, call);
+    stream.submit(StreamWork::Copy { copy, duration }, call.symbol())?;
+    if destination == CopyPlace::Pageable || source == CopyPlace::Pageable {
+        wait_for_copies(&stream, call);
     }
     // As documented: a synchronous copy within the device is not waited for, an asynchronous one into
     // pageable memory is.
     let waits = match returns {
         WhenDone => !within_device,
-        AtOnce => destination == Place::Pageable && !stream.stream.is_capturing(),
+        AtOnce => destination == CopyPlace::Pageable && !stream.stream.is_capturing(),
     };
     match waits {
         true => stream.synchronize(call.symbol()),
@@ -96,39 +104,39 @@ fn copy(
     }
 }
 
-fn linear(
-    call: &mut Call,
-    claims: [Claim; 2],
+fn copy_linear(
+    call: &mut OpenCall,
+    claims: [ClaimedPlace; 2],
     (destination, source): (u64, u64),
     bytes: usize,
     stream_handle: u64,
-    returns: Return,
+    returns: CallReturn,
 ) -> Outcome {
     let row = MemoryCopy::linear(destination, source, bytes as u64);
-    copy(call, row, claims, stream_handle, returns)
+    submit_copy(call, row, claims, stream_handle, returns)
 }
 
 /// Waits until the stream has made its copies: the program may free pageable memory when the call returns.
-fn catch_up(stream: &StreamObject, call: &Call) {
+fn wait_for_copies(stream: &StreamObject, call: &OpenCall) {
     if stream.stream.is_deferred() && !stream.stream.is_capturing() {
-        let marker = stream.stream.marker(call.symbol());
-        marker.wait_known(Waiting::Block);
+        let marker = stream.stream.submit_marker(call.symbol());
+        marker.wait_until_end_is_known(WaitMethod::Block);
     }
 }
 
-fn fill(call: &mut Call, fill: MemoryFill, stream_handle: u64) -> Outcome {
+fn submit_fill(call: &mut OpenCall, fill: MemoryFill, stream_handle: u64) -> Outcome {
     call.bytes = fill.bytes();
-    let stream = stream(call, stream_handle)?;
+    let stream = stream_of_handle(call, stream_handle)?;
     if !fill.destination.is_multiple_of(fill.width)
-        || !MEMORY.covers(fill.destination, fill.bytes())
+        || !ADDRESS_SPACE.is_known_memory(fill.destination, fill.bytes())
     {
         return Err(INVALID_VALUE);
     }
-    let duration = stream.stream.device().memory_time(fill.bytes());
-    stream.submit(Work::Fill { fill, duration }, call.symbol())
+    let duration = stream.stream.device().device_memory_time(fill.bytes());
+    stream.submit(StreamWork::Fill { fill, duration }, call.symbol())
 }
 
-fn fill_of(destination: u64, value: u32, width: u64, count: usize) -> MemoryFill {
+fn memory_fill(destination: u64, value: u32, width: u64, count: usize) -> MemoryFill {
     MemoryFill {
         destination,
         value,
@@ -137,20 +145,25 @@ fn fill_of(destination: u64, value: u32, width: u64, count: usize) -> MemoryFill
     }
 }
 
-fn side_2d(side: &Side2D) -> Result<(Claim, u64), CudaError> {
+fn side_2d(side: &CopySide2D) -> Result<(ClaimedPlace, u64), CudaError> {
     let (claim, base) = match side.kind {
-        1 => (Claim::Host, side.host),
-        2 => (Claim::Device, side.device),
-        4 => (Claim::Unified, side.device),
+        1 => (ClaimedPlace::Host, side.host),
+        2 => (ClaimedPlace::Device, side.device),
+        4 => (ClaimedPlace::Unified, side.device),
         _ => return Err(NOT_SUPPORTED),
     };
     Ok((claim, base + (side.y * side.pitch + side.x) as u64))
 }
 
-fn copy_2d(call: &mut Call, description: &Copy2D, stream_handle: u64, returns: Return) -> Outcome {
+fn copy_2d(
+    call: &mut OpenCall,
+    description: &Copy2D,
+    stream_handle: u64,
+    returns: CallReturn,
+) -> Outcome {
     let (source_claim, source) = side_2d(&description.source)?;
     let (destination_claim, destination) = side_2d(&description.destination)?;
-    let pitch = |side: &Side2D| match side.pitch {
+    let pitch = |side: &CopySide2D| match side.pitch {
         0 => description.width as u64,
         pitch => pitch as u64,
     };
@@ -162,7 +175,7 @@ fn copy_2d(call: &mut Call, description: &Copy2D, stream_handle: u64, returns: R
         width: description.width as u64,
         rows: description.height as u64,
     };
-    copy(
+    submit_copy(
         call,
         rows,
         [destination_claim, source_claim],
@@ -172,9 +185,9 @@ fn copy_2d(call: &mut Call, description: &Copy2D, stream_handle: u64, returns: R
 }
 
 /// One layer of a side.
-fn layer(side: &Side3D, z: usize) -> Side2D {
+fn layer_of_side(side: &CopySide3D, z: usize) -> CopySide2D {
     let offset = (side.z + z) * side.height * side.pitch;
-    Side2D {
+    CopySide2D {
         x: side.x,
         y: side.y,
         kind: side.kind,
@@ -186,11 +199,16 @@ fn layer(side: &Side3D, z: usize) -> Side2D {
 }
 
 /// Layer by layer.
-fn copy_3d(call: &mut Call, description: &Copy3D, stream_handle: u64, returns: Return) -> Outcome {
+fn copy_3d(
+    call: &mut OpenCall,
+    description: &Copy3D,
+    stream_handle: u64,
+    returns: CallReturn,
+) -> Outcome {
     for z in 0..description.depth {
         let layer = Copy2D {
-            source: layer(&description.source, z),
-            destination: layer(&description.destination, z),
+            source: layer_of_side(&description.source, z),
+            destination: layer_of_side(&description.destination, z),
             width: description.width,
             height: description.height,
         };
@@ -203,50 +221,50 @@ fn copy_3d(call: &mut Call, description: &Copy3D, stream_handle: u64, returns: R
 exports! { "cuda" =>
     per_thread(cuMemcpy_ptds)
     fn cuMemcpy(call, destination: u64, source: u64, bytes: usize) -> Outcome {
-        linear(call, [Unified, Unified], (destination, source), bytes, 0, WhenDone)
+        copy_linear(call, [Unified, Unified], (destination, source), bytes, 0, WhenDone)
     }
 
     per_thread(cuMemcpyAsync_ptsz)
     fn cuMemcpyAsync(
         call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
     ) -> Outcome {
-        linear(call, [Unified, Unified], (destination, source), bytes, stream_handle, AtOnce)
+        copy_linear(call, [Unified, Unified], (destination, source), bytes, stream_handle, AtOnce)
     }
 
     per_thread(cuMemcpyHtoD_v2_ptds)
     fn cuMemcpyHtoD_v2(call, destination: u64, source: u64, bytes: usize) -> Outcome {
-        linear(call, [Device, Host], (destination, source), bytes, 0, WhenDone)
+        copy_linear(call, [Device, Host], (destination, source), bytes, 0, WhenDone)
     }
 
     per_thread(cuMemcpyHtoDAsync_v2_ptsz)
     fn cuMemcpyHtoDAsync_v2(
         call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
     ) -> Outcome {
-        linear(call, [Device, Host], (destination, source), bytes, stream_handle, AtOnce)
+        copy_linear(call, [Device, Host], (destination, source), bytes, stream_handle, AtOnce)
     }
 
     per_thread(cuMemcpyDtoH_v2_ptds)
     fn cuMemcpyDtoH_v2(call, destination: u64, source: u64, bytes: usize) -> Outcome {
-        linear(call, [Host, Device], (destination, source), bytes, 0, WhenDone)
+        copy_linear(call, [Host, Device], (destination, source), bytes, 0, WhenDone)
     }
 
     per_thread(cuMemcpyDtoHAsync_v2_ptsz)
     fn cuMemcpyDtoHAsync_v2(
         call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
     ) -> Outcome {
-        linear(call, [Host, Device], (destination, source), bytes, stream_handle, AtOnce)
+        copy_linear(call, [Host, Device], (destination, source), bytes, stream_handle, AtOnce)
     }
 
     per_thread(cuMemcpyDtoD_v2_ptds)
     fn cuMemcpyDtoD_v2(call, destination: u64, source: u64, bytes: usize) -> Outcome {
-        linear(call, [Device, Device], (destination, source), bytes, 0, WhenDone)
+        copy_linear(call, [Device, Device], (destination, source), bytes, 0, WhenDone)
     }
 
     per_thread(cuMemcpyDtoDAsync_v2_ptsz)
     fn cuMemcpyDtoDAsync_v2(
         call, destination: u64, source: u64, bytes: usize, stream_handle: u64,
     ) -> Outcome {
-        linear(call, [Device, Device], (destination, source), bytes, stream_handle, AtOnce)
+        copy_linear(call, [Device, Device], (destination, source), bytes, stream_handle, AtOnce)
     }
 
     per_thread(cuMemcpyPeer_ptds)
@@ -254,7 +272,7 @@ exports! { "cuda" =>
         call, destination: u64, _destination_context: u64, source: u64, _source_context: u64,
         bytes: usize,
     ) -> Outcome {
-        linear(call, [Device, Device], (destination, source), bytes, 0, WhenDone)
+        copy_linear(call, [Device, Device], (destination, source), bytes, 0, WhenDone)
     }
 
     per_thread(cuMemcpyPeerAsync_ptsz)
@@ -262,7 +280,7 @@ exports! { "cuda" =>
         call, destination: u64, _destination_context: u64, source: u64, _source_context: u64,
         bytes: usize, stream_handle: u64,
     ) -> Outcome {
-        linear(call, [Device, Device], (destination, source), bytes, stream_handle, AtOnce)
+        copy_linear(call, [Device, Device], (destination, source), bytes, stream_handle, AtOnce)
     }
 
     per_thread(cuMemcpy2D_v2_ptds)
@@ -292,38 +310,38 @@ exports! { "cuda" =>
 
     per_thread(cuMemsetD8_v2_ptds)
     fn cuMemsetD8_v2(call, destination: u64, value: u8, count: usize) -> Outcome {
-        fill(call, fill_of(destination, value.into(), 1, count), 0)
+        submit_fill(call, memory_fill(destination, value.into(), 1, count), 0)
     }
 
     per_thread(cuMemsetD8Async_ptsz)
     fn cuMemsetD8Async(
         call, destination: u64, value: u8, count: usize, stream_handle: u64,
     ) -> Outcome {
-        fill(call, fill_of(destination, value.into(), 1, count), stream_handle)
+        submit_fill(call, memory_fill(destination, value.into(), 1, count), stream_handle)
     }
 
     per_thread(cuMemsetD16_v2_ptds)
     fn cuMemsetD16_v2(call, destination: u64, value: u16, count: usize) -> Outcome {
-        fill(call, fill_of(destination, value.into(), 2, count), 0)
+        submit_fill(call, memory_fill(destination, value.into(), 2, count), 0)
     }
 
     per_thread(cuMemsetD16Async_ptsz)
     fn cuMemsetD16Async(
         call, destination: u64, value: u16, count: usize, stream_handle: u64,
     ) -> Outcome {
-        fill(call, fill_of(destination, value.into(), 2, count), stream_handle)
+        submit_fill(call, memory_fill(destination, value.into(), 2, count), stream_handle)
     }
 
     per_thread(cuMemsetD32_v2_ptds)
     fn cuMemsetD32_v2(call, destination: u64, value: u32, count: usize) -> Outcome {
-        fill(call, fill_of(destination, value, 4, count), 0)
+        submit_fill(call, memory_fill(destination, value, 4, count), 0)
     }
 
     per_thread(cuMemsetD32Async_ptsz)
     fn cuMemsetD32Async(
         call, destination: u64, value: u32, count: usize, stream_handle: u64,
     ) -> Outcome {
-        fill(call, fill_of(destination, value, 4, count), stream_handle)
+        submit_fill(call, memory_fill(destination, value, 4, count), stream_handle)
     }
 
     /// Managed memory is where it is: nothing moves, but the stream is checked.
@@ -332,8 +350,8 @@ exports! { "cuda" =>
         call, address: u64, bytes: usize, _device: i32, stream_handle: u64,
     ) -> Outcome {
         call.bytes = bytes as u64;
-        stream(call, stream_handle)?;
-        match MEMORY.covers(address, bytes as u64) {
+        stream_of_handle(call, stream_handle)?;
+        match ADDRESS_SPACE.is_known_memory(address, bytes as u64) {
             true => Ok(()),
             false => Err(INVALID_VALUE),
         }

@@ -5,41 +5,41 @@ use std::ffi::c_char;
 use zernel_softgpu::abi::{Out, Text};
 use zernel_softgpu::{device, exports};
 
-use crate::driver::driver;
+use crate::driver::initialised_driver;
 use crate::status::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, Outcome};
 
 exports! { "cuda" =>
     fn cuDeviceGetCount(_call, count: Out<i32>) -> Outcome {
-        Ok(count.set(driver()?.device_count() as i32)?)
+        Ok(count.set(initialised_driver()?.device_count() as i32)?)
     }
 
     fn cuDeviceGet(_call, device: Out<i32>, ordinal: i32) -> Outcome {
-        driver()?.device(ordinal)?;
+        initialised_driver()?.device(ordinal)?;
         Ok(device.set(ordinal)?)
     }
 
     fn cuDeviceGetName(_call, name: Out<c_char>, capacity: i32, device: i32) -> Outcome {
-        driver()?.device(device)?;
+        initialised_driver()?.device(device)?;
         let capacity = usize::try_from(capacity).map_err(|_| INVALID_VALUE)?;
-        name.set_text(device::NAME, capacity)?;
+        name.set_text(device::DEVICE_NAME, capacity)?;
         Ok(())
     }
 
     fn cuDeviceTotalMem_v2(_call, bytes: Out<usize>, device: i32) -> Outcome {
-        Ok(bytes.set(driver()?.device(device)?.memory() as usize)?)
+        Ok(bytes.set(initialised_driver()?.device(device)?.total_memory() as usize)?)
     }
 
     fn cuDeviceGetUuid(_call, uuid: Out<[u8; 16]>, device: i32) -> Outcome {
-        Ok(uuid.set(device::uuid(driver()?.device(device)?.index()))?)
+        Ok(uuid.set(device::uuid(initialised_driver()?.device(device)?.index()))?)
     }
 
     fn cuDeviceGetUuid_v2(_call, uuid: Out<[u8; 16]>, device: i32) -> Outcome {
-        Ok(uuid.set(device::uuid(driver()?.device(device)?.index()))?)
+        Ok(uuid.set(device::uuid(initialised_driver()?.device(device)?.index()))?)
     }
 
     fn cuDeviceGetPCIBusId(_call, text: Out<c_char>, capacity: i32, device: i32) -> Outcome {
         let capacity = usize::try_from(capacity).map_err(|_| INVALID_VALUE)?;
-        let address = device::pci_bus_id(driver()?.device(device)?.index());
+        let address = device::pci_bus_id(initialised_driver()?.device(device)?.index());
         match text.set_text(&address, capacity)? {
             true => Ok(()),
             false => Err(INVALID_VALUE),
@@ -48,7 +48,7 @@ exports! { "cuda" =>
 
     fn cuDeviceGetByPCIBusId(_call, device: Out<i32>, text: Text) -> Outcome {
         let wanted = text.get()?;
-        let driver = driver()?;
+        let driver = initialised_driver()?;
         let mut ordinals = 0..driver.device_count() as i32;
         let found = ordinals.find(|ordinal| {
             let known = driver.device(*ordinal).map(|device| device::pci_bus_id(device.index()));
@@ -58,28 +58,28 @@ exports! { "cuda" =>
     }
 
     fn cuDeviceGetAttribute(_call, value: Out<i32>, attribute: i32, device: i32) -> Outcome {
-        let index = driver()?.device(device)?.index();
+        let index = initialised_driver()?.device(device)?.index();
         Ok(value.set(attribute_value(attribute, index).ok_or(INVALID_VALUE)?)?)
     }
 
     fn cuDeviceComputeCapability(_call, major: Out<i32>, minor: Out<i32>, device: i32) -> Outcome {
-        driver()?.device(device)?;
+        initialised_driver()?.device(device)?;
         major.set(device::COMPUTE_CAPABILITY.0)?;
         Ok(minor.set(device::COMPUTE_CAPABILITY.1)?)
     }
 
     /// All simulated devices live in the same host memory.
     fn cuDeviceCanAccessPeer(_call, can_access: Out<i32>, device: i32, peer: i32) -> Outcome {
-        driver()?.device(device)?;
-        driver()?.device(peer)?;
+        initialised_driver()?.device(device)?;
+        initialised_driver()?.device(peer)?;
         Ok(can_access.set(i32::from(device != peer))?)
     }
 
     fn cuDeviceGetP2PAttribute(
         _call, value: Out<i32>, attribute: i32, device: i32, peer: i32,
     ) -> Outcome {
-        driver()?.device(device)?;
-        driver()?.device(peer)?;
+        initialised_driver()?.device(device)?;
+        initialised_driver()?.device(peer)?;
         match attribute {
             // Performance rank; access; native atomics; array access.
             1 => Ok(value.set(0)?),
@@ -113,7 +113,7 @@ fn attribute_value(attribute: i32, index: usize) -> Option<i32> {
         106 => 32,
         // Clocks in kHz, units, bus width, cache.
         13 => device::SM_CLOCK_MHZ as i32 * 1000,
-        16 => device::MULTIPROCESSORS,
+        16 => device::MULTIPROCESSOR_COUNT,
         36 => device::MEMORY_CLOCK_MHZ as i32 * 1000,
         37 => 5120,
         38 => 50 << 20,

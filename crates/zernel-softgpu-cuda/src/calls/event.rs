@@ -3,37 +3,37 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use zernel_softgpu::abi::Out;
-use zernel_softgpu::clock::Waiting;
+use zernel_softgpu::clock::WaitMethod;
 use zernel_softgpu::completion::Completion;
 use zernel_softgpu::exports;
 use zernel_softgpu::graph::CapturePoint;
 use zernel_softgpu::registry::Registry;
-use zernel_softgpu::truth::Call;
-use zernel_softgpu::work::Work;
+use zernel_softgpu::truth::OpenCall;
+use zernel_softgpu::work::StreamWork;
 
-use crate::context::{Context, current, stream};
-use crate::driver::driver;
+use crate::context::{ContextObject, current_context, stream_of_handle};
+use crate::driver::initialised_driver;
 use crate::status::{
     CAPTURED_EVENT, CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, Outcome,
 };
 
-const BLOCKING_SYNC: u32 = 1;
-const DISABLE_TIMING: u32 = 2;
-const INTERPROCESS: u32 = 4;
+const EVENT_BLOCKING_SYNC: u32 = 1;
+const EVENT_DISABLE_TIMING: u32 = 2;
+const EVENT_INTERPROCESS: u32 = 4;
 
 /// All events.
-pub(super) static EVENTS: Registry<Event> = Registry::new();
+pub(super) static EVENTS: Registry<EventObject> = Registry::new();
 
 /// An event, with the state of its last record.
 #[derive(Debug)]
-pub(super) struct Event {
+pub(super) struct EventObject {
     flags: u32,
-    context: Weak<Context>,
-    recorded: Mutex<Recorded>,
+    context: Weak<ContextObject>,
+    recorded: Mutex<LastRecord>,
 }
 
 #[derive(Debug, Clone, Default)]
-enum Recorded {
+enum LastRecord {
     /// Never recorded, which counts as done.
     #[default]
     Nothing,
@@ -41,97 +41,100 @@ enum Recorded {
     InCapture(CapturePoint),
 }
 
-impl Event {
-    fn recorded(&self) -> MutexGuard<'_, Recorded> {
+impl EventObject {
+    fn lock_last_record(&self) -> MutexGuard<'_, LastRecord> {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// When the stream got to the last record.
     pub(super) fn completion(&self) -> Option<Arc<Completion>> {
-        match &*self.recorded() {
-            Recorded::InStream(completion) => Some(Arc::clone(completion)),
+        match &*self.lock_last_record() {
+            LastRecord::InStream(completion) => Some(Arc::clone(completion)),
             _ => None,
         }
     }
 
     /// The place in a capture of the last record.
-    pub(super) fn captured(&self) -> Option<CapturePoint> {
-        match &*self.recorded() {
-            Recorded::InCapture(point) => Some(point.clone()),
+    pub(super) fn capture_point(&self) -> Option<CapturePoint> {
+        match &*self.lock_last_record() {
+            LastRecord::InCapture(point) => Some(point.clone()),
             _ => None,
         }
     }
 
     /// The completion to look at or wait for, if there is one.
     fn awaited(&self) -> Result<Option<Arc<Completion>>, CudaError> {
-        match &*self.recorded() {
-            Recorded::Nothing => Ok(None),
-            Recorded::InStream(completion) => Ok(Some(Arc::clone(completion))),
-            Recorded::InCapture(_) => Err(CAPTURED_EVENT),
+        match &*self.lock_last_record() {
+            LastRecord::Nothing => Ok(None),
+            LastRecord::InStream(completion) => Ok(Some(Arc::clone(completion))),
+            LastRecord::InCapture(_) => Err(CAPTURED_EVENT),
         }
     }
 
-    fn waiting(&self) -> Waiting {
-        match self.flags & BLOCKING_SYNC {
+    fn wait_method(&self) -> WaitMethod {
+        match self.flags & EVENT_BLOCKING_SYNC {
             0 => self
                 .context
                 .upgrade()
-                .map_or(Waiting::Spin, |context| context.waiting()),
-            _ => Waiting::Block,
+                .map_or(WaitMethod::Spin, |context| context.wait_method()),
+            _ => WaitMethod::Block,
         }
     }
 
     /// When the event happened, for time measurement.
-    fn time(&self) -> Result<u64, CudaError> {
-        if self.flags & DISABLE_TIMING != 0 {
+    fn recorded_time(&self) -> Result<u64, CudaError> {
+        if self.flags & EVENT_DISABLE_TIMING != 0 {
             return Err(INVALID_HANDLE);
         }
         let completion = self.awaited()?.ok_or(INVALID_HANDLE)?;
-        match completion.end() {
+        match completion.known_end() {
             Some(end) if completion.is_done() => Ok(end),
             _ => Err(NOT_READY),
         }
     }
 }
 
-fn event(handle: u64) -> Result<Arc<Event>, CudaError> {
-    driver()?;
+fn event_of_handle(handle: u64) -> Result<Arc<EventObject>, CudaError> {
+    initialised_driver()?;
     EVENTS.get(handle).ok_or(INVALID_HANDLE)
 }
 
-fn record(call: &mut Call, handle: u64, stream_handle: u64) -> Outcome {
+fn record_event(call: &mut OpenCall, handle: u64, stream_handle: u64) -> Outcome {
     call.object = handle;
-    let event = event(handle)?;
-    let stream = stream(call, stream_handle)?;
+    let event = event_of_handle(handle)?;
+    let stream = stream_of_handle(call, stream_handle)?;
     let point = stream.stream.with_capture(|capture| capture.clone());
     let recorded = match point {
-        Some(point) => Recorded::InCapture(point),
+        Some(point) => LastRecord::InCapture(point),
         None => {
-            let completion = Completion::unknown();
-            stream.submit(Work::Mark(Arc::clone(&completion)), call.symbol())?;
-            Recorded::InStream(completion)
+            let completion = Completion::with_unknown_end();
+            stream.submit(StreamWork::Mark(Arc::clone(&completion)), call.symbol())?;
+            LastRecord::InStream(completion)
         }
     };
-    *event.recorded() = recorded;
+    *event.lock_last_record() = recorded;
     Ok(())
 }
 
-fn elapsed(milliseconds: &Out<f32>, start: u64, end: u64) -> Outcome {
-    let (start, end) = (event(start)?.time()?, event(end)?.time()?);
+fn store_elapsed_time(milliseconds: &Out<f32>, start: u64, end: u64) -> Outcome {
+    let (start, end) = (
+        event_of_handle(start)?.recorded_time()?,
+        event_of_handle(end)?.recorded_time()?,
+    );
     let nanoseconds = end as f64 - start as f64;
     Ok(milliseconds.set((nanoseconds / 1e6) as f32)?)
 }
 
 exports! { "cuda" =>
     fn cuEventCreate(call, handle: Out<u64>, flags: u32) -> Outcome {
-        let context = current()?;
-        if flags & !(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS) != 0 {
+        let context = current_context()?;
+        if flags & !(EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING | EVENT_INTERPROCESS) != 0 {
             return Err(INVALID_VALUE);
         }
-        if flags & INTERPROCESS != 0 {
+        if flags & EVENT_INTERPROCESS != 0 {
             return Err(NOT_SUPPORTED);
         }
-        call.object = EVENTS.insert(Arc::new(Event {
+        call.object = EVENTS.insert(Arc::new(EventObject {
             flags,
             context: Arc::downgrade(&context),
             recorded: Mutex::default(),
@@ -141,26 +144,26 @@ exports! { "cuda" =>
 
     fn cuEventDestroy_v2(call, handle: u64) -> Outcome {
         call.object = handle;
-        driver()?;
+        initialised_driver()?;
         EVENTS.remove(handle).map(drop).ok_or(INVALID_HANDLE)
     }
 
     per_thread(cuEventRecord_ptsz)
     fn cuEventRecord(call, handle: u64, stream_handle: u64) -> Outcome {
-        record(call, handle, stream_handle)
+        record_event(call, handle, stream_handle)
     }
 
     per_thread(cuEventRecordWithFlags_ptsz)
     fn cuEventRecordWithFlags(call, handle: u64, stream_handle: u64, flags: u32) -> Outcome {
         match flags {
-            0 => record(call, handle, stream_handle),
+            0 => record_event(call, handle, stream_handle),
             _ => Err(NOT_SUPPORTED),
         }
     }
 
     fn cuEventQuery(call, handle: u64) -> Outcome {
         call.object = handle;
-        match event(handle)?.awaited()? {
+        match event_of_handle(handle)?.awaited()? {
             Some(completion) if !completion.is_done() => Err(NOT_READY),
             _ => Ok(()),
         }
@@ -168,18 +171,18 @@ exports! { "cuda" =>
 
     fn cuEventSynchronize(call, handle: u64) -> Outcome {
         call.object = handle;
-        let event = event(handle)?;
+        let event = event_of_handle(handle)?;
         if let Some(completion) = event.awaited()? {
-            completion.wait(event.waiting());
+            completion.wait_until_done(event.wait_method());
         }
         Ok(())
     }
 
     fn cuEventElapsedTime(_call, milliseconds: Out<f32>, start: u64, end: u64) -> Outcome {
-        elapsed(&milliseconds, start, end)
+        store_elapsed_time(&milliseconds, start, end)
     }
 
     fn cuEventElapsedTime_v2(_call, milliseconds: Out<f32>, start: u64, end: u64) -> Outcome {
-        elapsed(&milliseconds, start, end)
+        store_elapsed_time(&milliseconds, start, end)
     }
 }

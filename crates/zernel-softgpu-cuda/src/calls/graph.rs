@@ -9,12 +9,12 @@ use zernel_softgpu::exports;
 use zernel_softgpu::graph::{CapturePoint, Graph, GraphNode};
 use zernel_softgpu::registry::{Registry, new_handle};
 use zernel_softgpu::stream::StreamRole;
-use zernel_softgpu::truth::Symbol;
-use zernel_softgpu::work::Work;
+use zernel_softgpu::truth::LoggedSymbol;
+use zernel_softgpu::work::StreamWork;
 
-use crate::context::{STREAMS, StreamObject, stream};
-use crate::driver::driver;
-use crate::kernel::function;
+use crate::context::{STREAMS, StreamObject, stream_of_handle};
+use crate::driver::initialised_driver;
+use crate::kernel::function_of_handle;
 use crate::status::{
     CudaError, ILLEGAL_STATE, INVALID_HANDLE, INVALID_VALUE, Outcome, STREAM_CAPTURE_UNJOINED,
     STREAM_CAPTURE_UNMATCHED, STREAM_CAPTURE_UNSUPPORTED,
@@ -22,29 +22,29 @@ use crate::status::{
 use crate::types::KernelNode;
 
 static GRAPHS: Registry<GraphObject> = Registry::new();
-static EXECUTABLES: Registry<Executable> = Registry::new();
-static NEXT_CAPTURE: AtomicU64 = AtomicU64::new(1);
+static EXECUTABLE_GRAPHS: Registry<ExecutableGraph> = Registry::new();
+static NEXT_CAPTURE_ID: AtomicU64 = AtomicU64::new(1);
 
 /// A graph to launch. Launches of the same graph run one after another, even in different streams.
 #[derive(Debug)]
-struct Executable {
+struct ExecutableGraph {
     graph: Arc<Graph>,
     last_launch: Mutex<Arc<Completion>>,
 }
 
-impl Executable {
-    fn launch(&self, stream: &StreamObject, symbol: &'static Symbol) -> Outcome {
-        let graph = Work::Graph(Arc::clone(&self.graph));
+impl ExecutableGraph {
+    fn launch(&self, stream: &StreamObject, symbol: &'static LoggedSymbol) -> Outcome {
+        let graph = StreamWork::Graph(Arc::clone(&self.graph));
         if stream.stream.is_capturing() {
             // It becomes part of the graph being recorded, and is never launched itself.
             return stream.submit(graph, symbol);
         }
         let launched = self.last_launch.lock();
         let mut last = launched.unwrap_or_else(PoisonError::into_inner);
-        let end = Completion::unknown();
-        stream.submit(Work::Wait(Arc::clone(&last)), symbol)?;
+        let end = Completion::with_unknown_end();
+        stream.submit(StreamWork::Wait(Arc::clone(&last)), symbol)?;
         stream.submit(graph, symbol)?;
-        stream.submit(Work::Mark(Arc::clone(&end)), symbol)?;
+        stream.submit(StreamWork::Mark(Arc::clone(&end)), symbol)?;
         *last = end;
         Ok(())
     }
@@ -72,7 +72,7 @@ impl GraphObject {
 }
 
 impl NamedGraph {
-    fn add(&mut self, work: Work, after: Vec<usize>, symbol: &'static Symbol) -> u64 {
+    fn add(&mut self, work: StreamWork, after: Vec<usize>, symbol: &'static LoggedSymbol) -> u64 {
         self.graph.nodes.push(GraphNode {
             work,
             symbol,
@@ -83,7 +83,7 @@ impl NamedGraph {
     }
 
     /// Indices of the nodes that `handles` name.
-    fn indices(&self, handles: In<u64>, count: usize) -> Result<Vec<usize>, CudaError> {
+    fn node_indices(&self, handles: In<u64>, count: usize) -> Result<Vec<usize>, CudaError> {
         let index_of = |position| {
             let wanted = handles.get_at(position)?;
             let index = self.handles.iter().position(|handle| *handle == wanted);
@@ -93,41 +93,41 @@ impl NamedGraph {
     }
 }
 
-fn graph(handle: u64) -> Result<Arc<GraphObject>, CudaError> {
-    driver()?;
+fn graph_of_handle(handle: u64) -> Result<Arc<GraphObject>, CudaError> {
+    initialised_driver()?;
     GRAPHS.get(handle).ok_or(INVALID_HANDLE)
 }
 
-fn instantiate(executable: &Out<u64>, handle: u64) -> Outcome {
-    let graph = graph(handle)?.lock().graph.clone();
-    let object = Executable {
+fn instantiate_graph(executable: &Out<u64>, handle: u64) -> Outcome {
+    let graph = graph_of_handle(handle)?.lock().graph.clone();
+    let object = ExecutableGraph {
         graph: Arc::new(graph),
         last_launch: Mutex::new(Completion::at(0)),
     };
-    Ok(executable.set(EXECUTABLES.insert(Arc::new(object)))?)
+    Ok(executable.set(EXECUTABLE_GRAPHS.insert(Arc::new(object)))?)
 }
 
 /// `CUgraphNodeType`.
-fn node_type(work: &Work) -> i32 {
+fn node_type(work: &StreamWork) -> i32 {
     match work {
-        Work::Kernel { .. } | Work::External { .. } => 0,
-        Work::Copy { .. } => 1,
-        Work::Fill { .. } => 2,
-        Work::Host(_) => 3,
-        Work::Graph(_) => 4,
-        Work::Mark(_) => 5,
-        Work::Wait(_) => 6,
-        Work::Action(_) => 11,
+        StreamWork::Kernel { .. } | StreamWork::External { .. } => 0,
+        StreamWork::Copy { .. } => 1,
+        StreamWork::Fill { .. } => 2,
+        StreamWork::Host(_) => 3,
+        StreamWork::Graph(_) => 4,
+        StreamWork::Mark(_) => 5,
+        StreamWork::Wait(_) => 6,
+        StreamWork::Action(_) => 11,
     }
 }
 
 fn capture_info(
-    call: &mut zernel_softgpu::truth::Call,
+    call: &mut zernel_softgpu::truth::OpenCall,
     handle: u64,
     status: &Out<i32>,
     id: &Out<u64>,
 ) -> Outcome {
-    let stream = stream(call, handle)?;
+    let stream = stream_of_handle(call, handle)?;
     let capture = stream
         .stream
         .with_capture(|capture| capture.as_ref().map(|point| point.capture.id));
@@ -140,7 +140,7 @@ exports! { "cuda" =>
     /// Modes make no difference: no call is forbidden while another stream captures.
     per_thread(cuStreamBeginCapture_v2_ptsz)
     fn cuStreamBeginCapture_v2(call, handle: u64, mode: i32) -> Outcome {
-        let stream = stream(call, handle)?;
+        let stream = stream_of_handle(call, handle)?;
         if !(0..=2).contains(&mode) {
             return Err(INVALID_VALUE);
         }
@@ -150,7 +150,7 @@ exports! { "cuda" =>
         stream.stream.with_capture(|capture| match capture {
             Some(_) => Err(ILLEGAL_STATE),
             None => {
-                *capture = Some(CapturePoint::begin(NEXT_CAPTURE.fetch_add(1, Relaxed), handle));
+                *capture = Some(CapturePoint::begin(NEXT_CAPTURE_ID.fetch_add(1, Relaxed), handle));
                 Ok(())
             }
         })
@@ -158,7 +158,7 @@ exports! { "cuda" =>
 
     per_thread(cuStreamEndCapture_ptsz)
     fn cuStreamEndCapture(call, handle: u64, captured: Out<u64>) -> Outcome {
-        let stream = stream(call, handle)?;
+        let stream = stream_of_handle(call, handle)?;
         let point = stream.stream.with_capture(|capture| match capture {
             None => Err(ILLEGAL_STATE),
             Some(point) if point.capture.origin != handle => Err(STREAM_CAPTURE_UNMATCHED),
@@ -181,7 +181,7 @@ exports! { "cuda" =>
 
     per_thread(cuStreamIsCapturing_ptsz)
     fn cuStreamIsCapturing(call, handle: u64, status: Out<i32>) -> Outcome {
-        let stream = stream(call, handle)?;
+        let stream = stream_of_handle(call, handle)?;
         Ok(status.set(i32::from(stream.stream.is_capturing()))?)
     }
 
@@ -210,12 +210,12 @@ exports! { "cuda" =>
     }
 
     fn cuThreadExchangeStreamCaptureMode(_call, mode: Out<i32>) -> Outcome {
-        driver()?;
+        initialised_driver()?;
         Ok(mode.set(0)?)
     }
 
     fn cuGraphCreate(_call, handle: Out<u64>, flags: u32) -> Outcome {
-        driver()?;
+        initialised_driver()?;
         match flags {
             0 => Ok(handle.set(GRAPHS.insert(GraphObject::new(Graph::default())))?),
             _ => Err(INVALID_VALUE),
@@ -223,7 +223,7 @@ exports! { "cuda" =>
     }
 
     fn cuGraphDestroy(_call, handle: u64) -> Outcome {
-        driver()?;
+        initialised_driver()?;
         GRAPHS.remove(handle).map(drop).ok_or(INVALID_HANDLE)
     }
 
@@ -232,31 +232,31 @@ exports! { "cuda" =>
         parameters: In<KernelNode>,
     ) -> Outcome {
         let parameters = parameters.get()?;
-        let object = graph(handle)?;
+        let object = graph_of_handle(handle)?;
         let mut graph = object.lock();
-        let after = graph.indices(dependencies, count)?;
+        let after = graph.node_indices(dependencies, count)?;
         // SAFETY: pointers in the C caller's structure, valid during the call as the whole structure is.
         let (arguments, extra) = unsafe { (In::new(parameters.parameters), In::new(parameters.extra)) };
         let kernel = match parameters.function {
             0 => parameters.kernel,
             function => function,
         };
-        let work = function(kernel)?.launch(arguments, extra)?;
+        let work = function_of_handle(kernel)?.launch_work(arguments, extra)?;
         Ok(node.set(graph.add(work, after, call.symbol()))?)
     }
 
     fn cuGraphAddEmptyNode(
         call, node: Out<u64>, handle: u64, dependencies: In<u64>, count: usize,
     ) -> Outcome {
-        let object = graph(handle)?;
+        let object = graph_of_handle(handle)?;
         let mut graph = object.lock();
-        let after = graph.indices(dependencies, count)?;
-        let nothing = Work::Mark(Completion::unknown());
+        let after = graph.node_indices(dependencies, count)?;
+        let nothing = StreamWork::Mark(Completion::with_unknown_end());
         Ok(node.set(graph.add(nothing, after, call.symbol()))?)
     }
 
     fn cuGraphGetNodes(_call, handle: u64, nodes: Out<u64>, count: Out<usize>) -> Outcome {
-        let object = graph(handle)?;
+        let object = graph_of_handle(handle)?;
         let graph = object.lock();
         if !nodes.is_null() {
             let room = count.get()?;
@@ -268,7 +268,7 @@ exports! { "cuda" =>
     }
 
     fn cuGraphNodeGetType(_call, node: u64, kind: Out<i32>) -> Outcome {
-        driver()?;
+        initialised_driver()?;
         let has_it = |object: &GraphObject| object.lock().handles.contains(&node);
         let (_, object) = GRAPHS.find(has_it).ok_or(INVALID_HANDLE)?;
         let graph = object.lock();
@@ -281,33 +281,33 @@ exports! { "cuda" =>
         _log_bytes: usize,
     ) -> Outcome {
         error_node.set_if_wanted(0);
-        instantiate(&executable, handle)
+        instantiate_graph(&executable, handle)
     }
 
     fn cuGraphInstantiateWithFlags(
         _call, executable: Out<u64>, handle: u64, _flags: u64,
     ) -> Outcome {
-        instantiate(&executable, handle)
+        instantiate_graph(&executable, handle)
     }
 
     per_thread(cuGraphUpload_ptsz)
     fn cuGraphUpload(call, executable: u64, stream_handle: u64) -> Outcome {
         call.object = executable;
-        stream(call, stream_handle)?;
-        EXECUTABLES.get(executable).map(drop).ok_or(INVALID_HANDLE)
+        stream_of_handle(call, stream_handle)?;
+        EXECUTABLE_GRAPHS.get(executable).map(drop).ok_or(INVALID_HANDLE)
     }
 
     per_thread(cuGraphLaunch_ptsz)
     fn cuGraphLaunch(call, executable: u64, stream_handle: u64) -> Outcome {
         call.object = executable;
-        let stream = stream(call, stream_handle)?;
-        let executable = EXECUTABLES.get(executable).ok_or(INVALID_HANDLE)?;
+        let stream = stream_of_handle(call, stream_handle)?;
+        let executable = EXECUTABLE_GRAPHS.get(executable).ok_or(INVALID_HANDLE)?;
         executable.launch(&stream, call.symbol())
     }
 
     fn cuGraphExecDestroy(call, executable: u64) -> Outcome {
         call.object = executable;
-        driver()?;
-        EXECUTABLES.remove(executable).map(drop).ok_or(INVALID_HANDLE)
+        initialised_driver()?;
+        EXECUTABLE_GRAPHS.remove(executable).map(drop).ok_or(INVALID_HANDLE)
     }
 }

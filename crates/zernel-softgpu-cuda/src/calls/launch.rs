@@ -2,16 +2,16 @@
 
 use zernel_softgpu::abi::In;
 use zernel_softgpu::exports;
-use zernel_softgpu::truth::Call;
+use zernel_softgpu::truth::OpenCall;
 
-use crate::context::stream;
-use crate::kernel::function;
+use crate::context::stream_of_handle;
+use crate::kernel::function_of_handle;
 use crate::status::{INVALID_VALUE, Outcome};
 use crate::types::LaunchConfiguration;
 
 /// Blocks and threads of a launch are checked, but do not change how long it takes.
-fn launch(
-    call: &mut Call,
+fn launch_kernel(
+    call: &mut OpenCall,
     handle: u64,
     grid: [u32; 3],
     block: [u32; 3],
@@ -19,13 +19,13 @@ fn launch(
     parameters: In<*const u64>,
     extra: In<u64>,
 ) -> Outcome {
-    let stream = stream(call, stream_handle)?;
+    let stream = stream_of_handle(call, stream_handle)?;
     call.object = handle;
     let threads: u64 = block.iter().map(|size| u64::from(*size)).product();
     if grid.contains(&0) || !(1..=1024).contains(&threads) {
         return Err(INVALID_VALUE);
     }
-    let work = function(handle)?.launch(parameters, extra)?;
+    let work = function_of_handle(handle)?.launch_work(parameters, extra)?;
     stream.submit(work, call.symbol())
 }
 
@@ -37,7 +37,7 @@ exports! { "cuda" =>
         _shared_bytes: u32, stream_handle: u64, parameters: In<*const u64>, extra: In<u64>,
     ) -> Outcome {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        launch(call, function, grid, block, stream_handle, parameters, extra)
+        launch_kernel(call, function, grid, block, stream_handle, parameters, extra)
     }
 
     per_thread(cuLaunchKernelEx_ptsz)
@@ -46,7 +46,7 @@ exports! { "cuda" =>
         extra: In<u64>,
     ) -> Outcome {
         let LaunchConfiguration { grid, block, stream, .. } = configuration.get()?;
-        launch(call, function, grid, block, stream, parameters, extra)
+        launch_kernel(call, function, grid, block, stream, parameters, extra)
     }
 
     per_thread(cuLaunchCooperativeKernel_ptsz)
@@ -58,6 +58,6 @@ exports! { "cuda" =>
         // SAFETY: null is always a valid "no extra options".
         let no_extra = unsafe { In::new(std::ptr::null()) };
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        launch(call, function, grid, block, stream_handle, parameters, no_extra)
+        launch_kernel(call, function, grid, block, stream_handle, parameters, no_extra)
     }
 }

@@ -4,18 +4,18 @@ use std::ffi::c_void;
 
 use zernel_softgpu::abi::{In, Out};
 use zernel_softgpu::exports;
-use zernel_softgpu::memory::{MemoryKind, Range};
-use zernel_softgpu::truth::Call;
+use zernel_softgpu::memory::{MemoryKind, MemoryRange};
+use zernel_softgpu::truth::OpenCall;
 
-use crate::context::current;
-use crate::driver::{MEMORY, driver};
+use crate::context::current_context;
+use crate::driver::{ADDRESS_SPACE, initialised_driver};
 use crate::status::{
     CudaError, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE,
     NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
 };
 
 /// Rows of pitched memory start at multiples of this.
-const PITCH: usize = 512;
+const PITCH_BYTES: usize = 512;
 
 /// Passed by value, and so on the stack.
 #[derive(Debug, Clone, Copy)]
@@ -24,31 +24,31 @@ struct IpcHandle {
     _reserved: [u8; 64],
 }
 
-fn allocate(call: &mut Call, bytes: usize, kind: MemoryKind) -> Result<u64, CudaError> {
+fn allocate(call: &mut OpenCall, bytes: usize, kind: MemoryKind) -> Result<u64, CudaError> {
     call.bytes = bytes as u64;
-    let context = current()?;
+    let context = current_context()?;
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
-    let allocated = MEMORY.allocate(&context.device, context.handle, bytes as u64, kind);
+    let allocated = ADDRESS_SPACE.allocate(&context.device, context.handle, bytes as u64, kind);
     call.object = allocated.ok_or(OUT_OF_MEMORY)?;
     Ok(call.object)
 }
 
-fn free_host(call: &mut Call, address: u64) -> Outcome {
+fn free_host(call: &mut OpenCall, address: u64) -> Outcome {
     call.object = address;
-    current()?;
-    call.bytes = MEMORY
-        .remove(address, |kind| kind == MemoryKind::Host)
+    current_context()?;
+    call.bytes = ADDRESS_SPACE
+        .remove_range(address, |kind| kind == MemoryKind::Host)
         .ok_or(INVALID_VALUE)?;
     Ok(())
 }
 
 exports! { "cuda" =>
     fn cuMemGetInfo_v2(_call, free: Out<usize>, total: Out<usize>) -> Outcome {
-        let context = current()?;
+        let context = current_context()?;
         free.set(context.device.free_memory() as usize)?;
-        Ok(total.set(context.device.memory() as usize)?)
+        Ok(total.set(context.device.total_memory() as usize)?)
     }
 
     fn cuMemAlloc_v2(call, address: Out<u64>, bytes: usize) -> Outcome {
@@ -62,7 +62,7 @@ exports! { "cuda" =>
         if ![4, 8, 16].contains(&element) || width == 0 {
             return Err(INVALID_VALUE);
         }
-        let row = width.next_multiple_of(PITCH);
+        let row = width.next_multiple_of(PITCH_BYTES);
         let bytes = row.checked_mul(height).ok_or(OUT_OF_MEMORY)?;
         let allocated = allocate(call, bytes, MemoryKind::Device)?;
         pitch.set(row)?;
@@ -81,14 +81,14 @@ exports! { "cuda" =>
     /// Waits for the device first, as the real one does, because work under way may use the memory.
     fn cuMemFree_v2(call, address: u64) -> Outcome {
         call.object = address;
-        let context = current()?;
+        let context = current_context()?;
         if address == 0 {
             return Ok(());
         }
-        MEMORY.find(address).filter(|range| range.start == address).ok_or(INVALID_VALUE)?;
+        ADDRESS_SPACE.find_range(address).filter(|range| range.start == address).ok_or(INVALID_VALUE)?;
         context.synchronize(call.symbol())?;
         let ours = |kind| matches!(kind, MemoryKind::Device | MemoryKind::Managed | MemoryKind::Pool(_));
-        call.bytes = MEMORY.remove(address, ours).ok_or(INVALID_VALUE)?;
+        call.bytes = ADDRESS_SPACE.remove_range(address, ours).ok_or(INVALID_VALUE)?;
         Ok(())
     }
 
@@ -113,12 +113,12 @@ exports! { "cuda" =>
     fn cuMemHostRegister_v2(call, address: u64, bytes: usize, flags: u32) -> Outcome {
         call.object = address;
         call.bytes = bytes as u64;
-        let context = current()?;
+        let context = current_context()?;
         if address == 0 || bytes == 0 || flags & !15 != 0 {
             return Err(INVALID_VALUE);
         }
         let (device, kind) = (&context.device, MemoryKind::Registered);
-        match MEMORY.adopt(device, context.handle, address, bytes as u64, kind) {
+        match ADDRESS_SPACE.adopt(device, context.handle, address, bytes as u64, kind) {
             true => Ok(()),
             false => Err(HOST_MEMORY_ALREADY_REGISTERED),
         }
@@ -126,8 +126,8 @@ exports! { "cuda" =>
 
     fn cuMemHostUnregister(call, address: u64) -> Outcome {
         call.object = address;
-        current()?;
-        let registered = MEMORY.remove(address, |kind| kind == MemoryKind::Registered);
+        current_context()?;
+        let registered = ADDRESS_SPACE.remove_range(address, |kind| kind == MemoryKind::Registered);
         call.bytes = registered.ok_or(HOST_MEMORY_NOT_REGISTERED)?;
         Ok(())
     }
@@ -135,29 +135,29 @@ exports! { "cuda" =>
     fn cuMemHostGetDevicePointer_v2(
         _call, device_address: Out<u64>, address: u64, _flags: u32,
     ) -> Outcome {
-        current()?;
-        MEMORY.find(address).filter(|range| range.kind.is_host()).ok_or(INVALID_VALUE)?;
+        current_context()?;
+        ADDRESS_SPACE.find_range(address).filter(|range| range.kind.is_host()).ok_or(INVALID_VALUE)?;
         Ok(device_address.set(address)?)
     }
 
     fn cuMemHostGetFlags(_call, flags: Out<u32>, address: u64) -> Outcome {
-        current()?;
-        MEMORY.find(address).filter(|range| range.kind == MemoryKind::Host).ok_or(INVALID_VALUE)?;
+        current_context()?;
+        ADDRESS_SPACE.find_range(address).filter(|range| range.kind == MemoryKind::Host).ok_or(INVALID_VALUE)?;
         // All host memory is portable and mapped for the device.
         Ok(flags.set(3)?)
     }
 
     fn cuMemGetAddressRange_v2(_call, start: Out<u64>, bytes: Out<usize>, address: u64) -> Outcome {
-        current()?;
-        let range = MEMORY.find(address).ok_or(INVALID_VALUE)?;
+        current_context()?;
+        let range = ADDRESS_SPACE.find_range(address).ok_or(INVALID_VALUE)?;
         start.set_if_wanted(range.start);
         bytes.set_if_wanted(range.bytes as usize);
         Ok(())
     }
 
     fn cuPointerGetAttribute(_call, value: u64, attribute: i32, address: u64) -> Outcome {
-        driver()?;
-        let range = MEMORY.find(address).ok_or(INVALID_VALUE)?;
+        initialised_driver()?;
+        let range = ADDRESS_SPACE.find_range(address).ok_or(INVALID_VALUE)?;
         if value == 0 {
             return Err(INVALID_VALUE);
         }
@@ -170,8 +170,8 @@ exports! { "cuda" =>
     fn cuPointerGetAttributes(
         _call, count: u32, attributes: In<i32>, values: In<u64>, address: u64,
     ) -> Outcome {
-        driver()?;
-        let range = MEMORY.find(address);
+        initialised_driver()?;
+        let range = ADDRESS_SPACE.find_range(address);
         for index in 0..count as usize {
             let attribute = pointer_attribute(attributes.get_at(index)?, address, range.as_ref());
             let value = values.get_at(index)?;
@@ -184,8 +184,8 @@ exports! { "cuda" =>
     }
 
     fn cuPointerSetAttribute(_call, _value: u64, attribute: i32, address: u64) -> Outcome {
-        driver()?;
-        MEMORY.find(address).ok_or(INVALID_VALUE)?;
+        initialised_driver()?;
+        ADDRESS_SPACE.find_range(address).ok_or(INVALID_VALUE)?;
         // Synchronous memory operations: copies between host and device are never reordered here.
         match attribute {
             6 => Ok(()),
@@ -194,8 +194,8 @@ exports! { "cuda" =>
     }
 
     fn cuMemAdvise(_call, address: u64, bytes: usize, advice: i32, _device: i32) -> Outcome {
-        driver()?;
-        match MEMORY.covers(address, bytes as u64) && (1..=6).contains(&advice) {
+        initialised_driver()?;
+        match ADDRESS_SPACE.is_known_memory(address, bytes as u64) && (1..=6).contains(&advice) {
             true => Ok(()),
             false => Err(INVALID_VALUE),
         }
@@ -215,13 +215,13 @@ exports! { "cuda" =>
 }
 
 /// A value in the width that C expects.
-enum Value {
+enum AttributeValue {
     Word(u64),
     Half(u32),
     Byte(bool),
 }
 
-impl Value {
+impl AttributeValue {
     fn store(self, place: *mut c_void) {
         // SAFETY: not null (checked by the callers), so by the C caller's promise it has room for the
         // attribute it asked for.
@@ -236,29 +236,37 @@ impl Value {
 }
 
 /// `CUpointer_attribute` of an address, with zeroes for one that is not CUDA's.
-fn pointer_attribute(attribute: i32, address: u64, range: Option<&Range>) -> Option<Value> {
-    let of_range = |value: fn(&Range) -> u64| range.map_or(0, value);
+fn pointer_attribute(
+    attribute: i32,
+    address: u64,
+    range: Option<&MemoryRange>,
+) -> Option<AttributeValue> {
+    let of_range = |value: fn(&MemoryRange) -> u64| range.map_or(0, value);
     let is = |test: fn(MemoryKind) -> bool| range.is_some_and(|range| test(range.kind));
     let value = match attribute {
         // Context, memory type (host 1, device 2), device and host address.
-        1 => Value::Word(of_range(|range| range.context)),
-        2 => Value::Half(of_range(|range| if range.kind.is_host() { 1 } else { 2 }) as u32),
-        3 => Value::Word(range.map_or(0, |_| address)),
-        4 if is(|kind| kind.is_host() || kind == MemoryKind::Managed) => Value::Word(address),
-        4 => Value::Word(0),
+        1 => AttributeValue::Word(of_range(|range| range.context)),
+        2 => {
+            AttributeValue::Half(of_range(|range| if range.kind.is_host() { 1 } else { 2 }) as u32)
+        }
+        3 => AttributeValue::Word(range.map_or(0, |_| address)),
+        4 if is(|kind| kind.is_host() || kind == MemoryKind::Managed) => {
+            AttributeValue::Word(address)
+        }
+        4 => AttributeValue::Word(0),
         // Synchronous memory operations, buffer id, managed, device ordinal.
-        6 => Value::Byte(false),
-        7 => Value::Word(of_range(|range| range.start)),
-        8 => Value::Byte(is(|kind| kind == MemoryKind::Managed)),
-        9 => Value::Half(range.map_or(-2, ordinal).cast_unsigned()),
+        6 => AttributeValue::Byte(false),
+        7 => AttributeValue::Word(of_range(|range| range.start)),
+        8 => AttributeValue::Byte(is(|kind| kind == MemoryKind::Managed)),
+        9 => AttributeValue::Half(range.map_or(-2, device_ordinal_of).cast_unsigned()),
         // IPC, start and length of the range, mapped, handle types, RDMA, access.
-        10 | 15 => Value::Byte(false),
-        11 => Value::Word(of_range(|range| range.start)),
-        12 => Value::Word(of_range(|range| range.bytes)),
-        13 => Value::Byte(range.is_some()),
-        14 => Value::Word(0),
-        16 => Value::Half(of_range(|_| 3) as u32),
-        17 => Value::Word(of_range(|range| match range.kind {
+        10 | 15 => AttributeValue::Byte(false),
+        11 => AttributeValue::Word(of_range(|range| range.start)),
+        12 => AttributeValue::Word(of_range(|range| range.bytes)),
+        13 => AttributeValue::Byte(range.is_some()),
+        14 => AttributeValue::Word(0),
+        16 => AttributeValue::Half(of_range(|_| 3) as u32),
+        17 => AttributeValue::Word(of_range(|range| match range.kind {
             MemoryKind::Pool(pool) => pool,
             _ => 0,
         })),
@@ -267,6 +275,6 @@ fn pointer_attribute(attribute: i32, address: u64, range: Option<&Range>) -> Opt
     Some(value)
 }
 
-fn ordinal(range: &Range) -> i32 {
-    driver().map_or(-2, |driver| driver.ordinal(&range.device))
+fn device_ordinal_of(range: &MemoryRange) -> i32 {
+    initialised_driver().map_or(-2, |driver| driver.ordinal_of(&range.device))
 }

@@ -6,29 +6,29 @@ use std::sync::Arc;
 use zernel_softgpu::abi::{In, Out, Text};
 use zernel_softgpu::exports;
 
-use crate::context::current;
-use crate::driver::driver;
-use crate::kernel::{FUNCTIONS, MODULES, Module, function};
+use crate::context::current_context;
+use crate::driver::initialised_driver;
+use crate::kernel::{FUNCTIONS, KernelModule, MODULES, function_of_handle};
 use crate::status::{
     CudaError, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND,
     NOT_SUPPORTED, Outcome,
 };
 
-fn load(handle: &Out<u64>, image: In<u8>) -> Outcome {
+fn load_image(handle: &Out<u64>, image: In<u8>) -> Outcome {
     if image.is_null() {
         return Err(INVALID_VALUE);
     }
     // SAFETY: not null, so by the C caller's promise an image: text that ends with a zero, or binary,
     // of which a fatbin or cubin has a zero within its header, long before its end.
     let image = unsafe { CStr::from_ptr(image.pointer().cast()) };
-    load_bytes(handle, image.to_bytes())
+    load_image_bytes(handle, image.to_bytes())
 }
 
-fn load_bytes(handle: &Out<u64>, image: &[u8]) -> Outcome {
-    Ok(handle.set(MODULES.insert(Arc::new(Module::load(image)?)))?)
+fn load_image_bytes(handle: &Out<u64>, image: &[u8]) -> Outcome {
+    Ok(handle.set(MODULES.insert(Arc::new(KernelModule::load(image)?)))?)
 }
 
-fn unload(handle: u64) -> Outcome {
+fn unload_module(handle: u64) -> Outcome {
     MODULES.remove(handle).ok_or(INVALID_HANDLE)?;
     FUNCTIONS.retain(|function| function.module != handle);
     Ok(())
@@ -36,13 +36,13 @@ fn unload(handle: u64) -> Outcome {
 
 fn get_function(found: &Out<u64>, module: u64, name: &Text) -> Outcome {
     let object = MODULES.get(module).ok_or(INVALID_HANDLE)?;
-    Ok(found.set(object.function(module, &name.get()?)?)?)
+    Ok(found.set(object.function_handle(module, &name.get()?)?)?)
 }
 
 /// `CUfunction_attribute` of any kernel: threads per block, then sizes and versions of nothing in
 /// particular.
 fn function_attribute(attribute: i32, handle: u64) -> Result<i32, CudaError> {
-    function(handle)?;
+    function_of_handle(handle)?;
     match attribute {
         0 => Ok(1024),
         4 => Ok(32),
@@ -54,38 +54,38 @@ fn function_attribute(attribute: i32, handle: u64) -> Result<i32, CudaError> {
 
 exports! { "cuda" =>
     fn cuModuleLoadData(_call, module: Out<u64>, image: In<u8>) -> Outcome {
-        current()?;
-        load(&module, image)
+        current_context()?;
+        load_image(&module, image)
     }
 
     fn cuModuleLoadDataEx(
         _call, module: Out<u64>, image: In<u8>, _option_count: u32, _options: u64, _values: u64,
     ) -> Outcome {
-        current()?;
-        load(&module, image)
+        current_context()?;
+        load_image(&module, image)
     }
 
     fn cuModuleLoadFatBinary(_call, module: Out<u64>, image: In<u8>) -> Outcome {
-        current()?;
-        load(&module, image)
+        current_context()?;
+        load_image(&module, image)
     }
 
     fn cuModuleLoad(_call, module: Out<u64>, path: Text) -> Outcome {
-        current()?;
+        current_context()?;
         let image = std::fs::read(path.get()?).map_err(|_| FILE_NOT_FOUND)?;
         if image.is_empty() {
             return Err(INVALID_IMAGE);
         }
-        load_bytes(&module, &image)
+        load_image_bytes(&module, &image)
     }
 
     fn cuModuleUnload(_call, module: u64) -> Outcome {
-        current()?;
-        unload(module)
+        current_context()?;
+        unload_module(module)
     }
 
     fn cuModuleGetFunction(_call, found: Out<u64>, module: u64, name: Text) -> Outcome {
-        current()?;
+        current_context()?;
         get_function(&found, module, &name)
     }
 
@@ -104,7 +104,7 @@ exports! { "cuda" =>
 
     /// Lazily, as the real one by default.
     fn cuModuleGetLoadingMode(_call, mode: Out<i32>) -> Outcome {
-        driver()?;
+        initialised_driver()?;
         Ok(mode.set(2)?)
     }
 
@@ -112,17 +112,17 @@ exports! { "cuda" =>
         _call, library: Out<u64>, code: In<u8>, _jit_options: u64, _jit_values: u64, _jit_count: u32,
         _options: u64, _values: u64, _count: u32,
     ) -> Outcome {
-        driver()?;
-        load(&library, code)
+        initialised_driver()?;
+        load_image(&library, code)
     }
 
     fn cuLibraryUnload(_call, library: u64) -> Outcome {
-        driver()?;
-        unload(library)
+        initialised_driver()?;
+        unload_module(library)
     }
 
     fn cuLibraryGetKernel(_call, kernel: Out<u64>, library: u64, name: Text) -> Outcome {
-        driver()?;
+        initialised_driver()?;
         get_function(&kernel, library, &name)
     }
 
@@ -132,19 +132,19 @@ exports! { "cuda" =>
     }
 
     fn cuKernelGetFunction(_call, found: Out<u64>, kernel: u64) -> Outcome {
-        function(kernel)?;
+        function_of_handle(kernel)?;
         Ok(found.set(kernel)?)
     }
 
     fn cuKernelGetAttribute(
         _call, value: Out<i32>, attribute: i32, kernel: u64, device: i32,
     ) -> Outcome {
-        driver()?.device(device)?;
+        initialised_driver()?.device(device)?;
         Ok(value.set(function_attribute(attribute, kernel)?)?)
     }
 
     fn cuKernelGetName(_call, name: Out<*const c_char>, kernel: u64) -> Outcome {
-        Ok(name.set(function(kernel)?.name.as_ptr())?)
+        Ok(name.set(function_of_handle(kernel)?.name.as_ptr())?)
     }
 
     fn cuFuncGetAttribute(_call, value: Out<i32>, attribute: i32, handle: u64) -> Outcome {
@@ -157,32 +157,32 @@ exports! { "cuda" =>
     }
 
     fn cuFuncSetCacheConfig(_call, handle: u64, _configuration: i32) -> Outcome {
-        function(handle).map(drop)
+        function_of_handle(handle).map(drop)
     }
 
     /// Valid until the module is unloaded.
     fn cuFuncGetName(_call, name: Out<*const c_char>, handle: u64) -> Outcome {
-        Ok(name.set(function(handle)?.name.as_ptr())?)
+        Ok(name.set(function_of_handle(handle)?.name.as_ptr())?)
     }
 
     fn cuFuncGetModule(_call, module: Out<u64>, handle: u64) -> Outcome {
-        Ok(module.set(function(handle)?.module)?)
+        Ok(module.set(function_of_handle(handle)?.module)?)
     }
 
     fn cuFuncLoad(_call, handle: u64) -> Outcome {
-        function(handle).map(drop)
+        function_of_handle(handle).map(drop)
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         _call, blocks: Out<i32>, handle: u64, block_size: i32, _shared: usize,
     ) -> Outcome {
-        occupancy(&blocks, handle, block_size)
+        store_occupancy(&blocks, handle, block_size)
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
         _call, blocks: Out<i32>, handle: u64, block_size: i32, _shared: usize, _flags: u32,
     ) -> Outcome {
-        occupancy(&blocks, handle, block_size)
+        store_occupancy(&blocks, handle, block_size)
     }
 
     fn cuLinkCreate_v2(_call, _count: u32, _options: u64, _values: u64, _state: u64) -> Outcome {
@@ -190,8 +190,8 @@ exports! { "cuda" =>
     }
 }
 
-fn occupancy(blocks: &Out<i32>, handle: u64, block_size: i32) -> Outcome {
-    function(handle)?;
+fn store_occupancy(blocks: &Out<i32>, handle: u64, block_size: i32) -> Outcome {
+    function_of_handle(handle)?;
     if !(1..=1024).contains(&block_size) {
         return Err(INVALID_VALUE);
     }

@@ -12,22 +12,22 @@ use zernel_softgpu::device::Device;
 use zernel_softgpu::exports;
 use zernel_softgpu::memory::MemoryKind;
 use zernel_softgpu::registry::{Registry, new_handle};
-use zernel_softgpu::truth::Call;
-use zernel_softgpu::work::Work;
+use zernel_softgpu::truth::OpenCall;
+use zernel_softgpu::work::StreamWork;
 
-use crate::context::stream;
-use crate::driver::{MEMORY, driver};
+use crate::context::stream_of_handle;
+use crate::driver::{ADDRESS_SPACE, initialised_driver};
 use crate::status::{
     CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
     STREAM_CAPTURE_UNSUPPORTED,
 };
-use crate::types::{AccessDescription, Location, PoolProperties};
+use crate::types::{AccessDescription, MemoryLocation, PoolProperties};
 
-static POOLS: Registry<Pool> = Registry::new();
+static MEMORY_POOLS: Registry<MemoryPool> = Registry::new();
 static DEVICE_POOLS: Mutex<Vec<DevicePools>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
-struct Pool {
+struct MemoryPool {
     handle: u64,
     device: Arc<Device>,
     settings: [AtomicU64; 4],
@@ -43,7 +43,7 @@ struct DevicePools {
     current: u64,
 }
 
-impl Pool {
+impl MemoryPool {
     fn create(device: &Arc<Device>) -> u64 {
         let handle = new_handle();
         let pool = Self {
@@ -54,7 +54,7 @@ impl Pool {
             used: AtomicU64::new(0),
             high: AtomicU64::new(0),
         };
-        POOLS.insert_as(handle, Arc::new(pool));
+        MEMORY_POOLS.insert_as(handle, Arc::new(pool));
         handle
     }
 
@@ -68,11 +68,11 @@ fn with_device_pools<T>(
     ordinal: i32,
     change: impl FnOnce(&mut DevicePools) -> T,
 ) -> Result<T, CudaError> {
-    let device = driver()?.device(ordinal)?;
+    let device = initialised_driver()?.device(ordinal)?;
     let mut all = DEVICE_POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     let known = all.iter().position(|pools| pools.ordinal == ordinal);
     let index = known.unwrap_or_else(|| {
-        let default = Pool::create(device);
+        let default = MemoryPool::create(device);
         all.push(DevicePools {
             ordinal,
             default,
@@ -83,20 +83,20 @@ fn with_device_pools<T>(
     Ok(change(&mut all[index]))
 }
 
-fn pool(handle: u64) -> Result<Arc<Pool>, CudaError> {
-    driver()?;
-    POOLS.get(handle).ok_or(INVALID_HANDLE)
+fn pool_of_handle(handle: u64) -> Result<Arc<MemoryPool>, CudaError> {
+    initialised_driver()?;
+    MEMORY_POOLS.get(handle).ok_or(INVALID_HANDLE)
 }
 
 fn allocate(
-    call: &mut Call,
+    call: &mut OpenCall,
     address: &Out<u64>,
     bytes: usize,
-    pool: &Pool,
+    pool: &MemoryPool,
     stream_handle: u64,
 ) -> Outcome {
     call.bytes = bytes as u64;
-    let stream = stream(call, stream_handle)?;
+    let stream = stream_of_handle(call, stream_handle)?;
     if stream.stream.is_capturing() {
         return Err(STREAM_CAPTURE_UNSUPPORTED);
     }
@@ -105,7 +105,7 @@ fn allocate(
     }
     let context = stream.context()?;
     let kind = MemoryKind::Pool(pool.handle);
-    let allocated = MEMORY
+    let allocated = ADDRESS_SPACE
         .allocate(&pool.device, context.handle, bytes as u64, kind)
         .ok_or(OUT_OF_MEMORY)?;
     call.object = allocated;
@@ -114,9 +114,9 @@ fn allocate(
 }
 
 /// Stream work that frees an allocation when the stream reaches it (`cuMemFreeAsync`).
-fn free_in_order(address: u64, pool: Option<Arc<Pool>>) -> Work {
-    Work::Action(Arc::new(move || {
-        let freed = MEMORY.remove(address, |_| true).unwrap_or(0);
+fn free_in_order(address: u64, pool: Option<Arc<MemoryPool>>) -> StreamWork {
+    StreamWork::Action(Arc::new(move || {
+        let freed = ADDRESS_SPACE.remove_range(address, |_| true).unwrap_or(0);
         if let Some(pool) = &pool {
             pool.used.fetch_sub(freed, Relaxed);
         }
@@ -126,25 +126,25 @@ fn free_in_order(address: u64, pool: Option<Arc<Pool>>) -> Work {
 exports! { "cuda" =>
     per_thread(cuMemAllocAsync_ptsz)
     fn cuMemAllocAsync(call, address: Out<u64>, bytes: usize, stream_handle: u64) -> Outcome {
-        let ordinal = stream(call, stream_handle)?.context()?.ordinal;
+        let ordinal = stream_of_handle(call, stream_handle)?.context()?.ordinal;
         let current = with_device_pools(ordinal, |pools| pools.current)?;
-        allocate(call, &address, bytes, &*pool(current)?, stream_handle)
+        allocate(call, &address, bytes, &*pool_of_handle(current)?, stream_handle)
     }
 
     per_thread(cuMemAllocFromPoolAsync_ptsz)
     fn cuMemAllocFromPoolAsync(
         call, address: Out<u64>, bytes: usize, pool_handle: u64, stream_handle: u64,
     ) -> Outcome {
-        allocate(call, &address, bytes, &*pool(pool_handle)?, stream_handle)
+        allocate(call, &address, bytes, &*pool_of_handle(pool_handle)?, stream_handle)
     }
 
     per_thread(cuMemFreeAsync_ptsz)
     fn cuMemFreeAsync(call, address: u64, stream_handle: u64) -> Outcome {
         call.object = address;
-        let stream = stream(call, stream_handle)?;
-        let range = MEMORY.find(address).filter(|range| range.start == address).ok_or(INVALID_VALUE)?;
+        let stream = stream_of_handle(call, stream_handle)?;
+        let range = ADDRESS_SPACE.find_range(address).filter(|range| range.start == address).ok_or(INVALID_VALUE)?;
         let pool = match range.kind {
-            MemoryKind::Pool(pool) => POOLS.get(pool),
+            MemoryKind::Pool(pool) => MEMORY_POOLS.get(pool),
             MemoryKind::Device | MemoryKind::Managed => None,
             _ => return Err(INVALID_VALUE),
         };
@@ -162,7 +162,7 @@ exports! { "cuda" =>
     }
 
     fn cuDeviceSetMemPool(_call, device: i32, pool_handle: u64) -> Outcome {
-        pool(pool_handle)?;
+        pool_of_handle(pool_handle)?;
         with_device_pools(device, |pools| pools.current = pool_handle)
     }
 
@@ -171,13 +171,13 @@ exports! { "cuda" =>
         if !properties.location.is_device() || properties.allocation_type != 1 {
             return Err(INVALID_VALUE);
         }
-        let device = driver()?.device(properties.location.id)?;
-        Ok(pool.set(Pool::create(device))?)
+        let device = initialised_driver()?.device(properties.location.id)?;
+        Ok(pool.set(MemoryPool::create(device))?)
     }
 
     /// Memory still allocated from it stays valid.
     fn cuMemPoolDestroy(_call, pool_handle: u64) -> Outcome {
-        pool(pool_handle)?;
+        pool_of_handle(pool_handle)?;
         let mut devices = DEVICE_POOLS.lock().unwrap_or_else(PoisonError::into_inner);
         if devices.iter().any(|pools| pools.default == pool_handle) {
             return Err(INVALID_VALUE);
@@ -185,16 +185,16 @@ exports! { "cuda" =>
         for pools in devices.iter_mut().filter(|pools| pools.current == pool_handle) {
             pools.current = pools.default;
         }
-        POOLS.remove(pool_handle);
+        MEMORY_POOLS.remove(pool_handle);
         Ok(())
     }
 
     fn cuMemPoolTrimTo(_call, pool_handle: u64, _keep: usize) -> Outcome {
-        pool(pool_handle).map(drop)
+        pool_of_handle(pool_handle).map(drop)
     }
 
     fn cuMemPoolGetAttribute(_call, pool_handle: u64, attribute: i32, value: u64) -> Outcome {
-        let pool = pool(pool_handle)?;
+        let pool = pool_of_handle(pool_handle)?;
         let place = value as *mut c_void;
         if place.is_null() {
             return Err(INVALID_VALUE);
@@ -219,7 +219,7 @@ exports! { "cuda" =>
     }
 
     fn cuMemPoolSetAttribute(_call, pool_handle: u64, attribute: i32, value: In<u8>) -> Outcome {
-        let pool = pool(pool_handle)?;
+        let pool = pool_of_handle(pool_handle)?;
         let flag = || value.cast::<i32>().get().map(|flag| u64::from(flag != 0));
         let number = || value.cast::<u64>().get();
         match attribute {
@@ -236,7 +236,7 @@ exports! { "cuda" =>
     fn cuMemPoolSetAccess(
         _call, pool_handle: u64, descriptions: In<AccessDescription>, count: usize,
     ) -> Outcome {
-        pool(pool_handle)?;
+        pool_of_handle(pool_handle)?;
         for index in 0..count {
             descriptions.get_at(index)?;
         }
@@ -244,9 +244,9 @@ exports! { "cuda" =>
     }
 
     fn cuMemPoolGetAccess(
-        _call, flags: Out<i32>, pool_handle: u64, location: In<Location>,
+        _call, flags: Out<i32>, pool_handle: u64, location: In<MemoryLocation>,
     ) -> Outcome {
-        pool(pool_handle)?;
+        pool_of_handle(pool_handle)?;
         match location.get()?.is_device() {
             true => Ok(flags.set(3)?),
             false => Err(INVALID_VALUE),

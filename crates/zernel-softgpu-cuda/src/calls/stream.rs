@@ -7,22 +7,22 @@ use zernel_softgpu::abi::Out;
 use zernel_softgpu::exports;
 use zernel_softgpu::registry::new_handle;
 use zernel_softgpu::stream::StreamRole;
-use zernel_softgpu::work::{HostFunction, Work};
+use zernel_softgpu::work::{HostFunction, StreamWork};
 
 use super::event::EVENTS;
-use crate::context::{STREAMS, current, stream};
+use crate::context::{STREAMS, current_context, stream_of_handle};
 use crate::status::{
     CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, Outcome,
     STREAM_CAPTURE_MERGE, STREAM_CAPTURE_UNSUPPORTED,
 };
 
-const NON_BLOCKING: u32 = 1;
+const STREAM_NON_BLOCKING: u32 = 1;
 
-fn create(handle: &Out<u64>, flags: u32, priority: i32) -> Result<u64, CudaError> {
-    let context = current()?;
+fn create_stream(handle: &Out<u64>, flags: u32, priority: i32) -> Result<u64, CudaError> {
+    let context = current_context()?;
     let role = match flags {
         0 => StreamRole::Blocking,
-        NON_BLOCKING => StreamRole::NonBlocking,
+        STREAM_NON_BLOCKING => StreamRole::NonBlocking,
         _ => return Err(INVALID_VALUE),
     };
     let new = new_handle();
@@ -36,25 +36,25 @@ fn create(handle: &Out<u64>, flags: u32, priority: i32) -> Result<u64, CudaError
 
 exports! { "cuda" =>
     fn cuStreamCreate(call, handle: Out<u64>, flags: u32) -> Outcome {
-        call.stream = create(&handle, flags, 0)?;
+        call.stream = create_stream(&handle, flags, 0)?;
         Ok(())
     }
 
     fn cuStreamCreateWithPriority(call, handle: Out<u64>, flags: u32, priority: i32) -> Outcome {
-        call.stream = create(&handle, flags, priority)?;
+        call.stream = create_stream(&handle, flags, priority)?;
         Ok(())
     }
 
     /// Work already in it is still done.
     fn cuStreamDestroy_v2(call, handle: u64) -> Outcome {
         call.stream = handle;
-        current()?;
+        current_context()?;
         STREAMS.remove(handle).map(drop).ok_or(INVALID_HANDLE)
     }
 
     per_thread(cuStreamQuery_ptsz)
     fn cuStreamQuery(call, handle: u64) -> Outcome {
-        let stream = stream(call, handle)?;
+        let stream = stream_of_handle(call, handle)?;
         if stream.stream.is_capturing() {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
@@ -66,61 +66,61 @@ exports! { "cuda" =>
 
     per_thread(cuStreamSynchronize_ptsz)
     fn cuStreamSynchronize(call, handle: u64) -> Outcome {
-        stream(call, handle)?.synchronize(call.symbol())
+        stream_of_handle(call, handle)?.synchronize(call.symbol())
     }
 
     /// An event recorded in a capture takes the stream into it.
     per_thread(cuStreamWaitEvent_ptsz)
     fn cuStreamWaitEvent(call, handle: u64, event: u64, flags: u32) -> Outcome {
         call.object = event;
-        let stream = stream(call, handle)?;
+        let stream = stream_of_handle(call, handle)?;
         let event = EVENTS.get(event).ok_or(INVALID_HANDLE)?;
         if flags & !1 != 0 {
             return Err(INVALID_VALUE);
         }
-        if let Some(point) = event.captured() {
+        if let Some(point) = event.capture_point() {
             return stream.stream.with_capture(|capture| match capture {
                 None => {
                     *capture = Some(point);
                     Ok(())
                 }
                 Some(own) if Arc::ptr_eq(&own.capture, &point.capture) => {
-                    own.join(&point);
+                    own.join_after(&point);
                     Ok(())
                 }
                 Some(_) => Err(STREAM_CAPTURE_MERGE),
             });
         }
         match event.completion() {
-            Some(completion) => stream.submit(Work::Wait(completion), call.symbol()),
+            Some(completion) => stream.submit(StreamWork::Wait(completion), call.symbol()),
             None => Ok(()),
         }
     }
 
     per_thread(cuStreamGetPriority_ptsz)
     fn cuStreamGetPriority(call, handle: u64, priority: Out<i32>) -> Outcome {
-        Ok(priority.set(stream(call, handle)?.priority)?)
+        Ok(priority.set(stream_of_handle(call, handle)?.priority)?)
     }
 
     per_thread(cuStreamGetFlags_ptsz)
     fn cuStreamGetFlags(call, handle: u64, flags: Out<u32>) -> Outcome {
-        Ok(flags.set(stream(call, handle)?.flags)?)
+        Ok(flags.set(stream_of_handle(call, handle)?.flags)?)
     }
 
     per_thread(cuStreamGetId_ptsz)
     fn cuStreamGetId(call, handle: u64, id: Out<u64>) -> Outcome {
-        stream(call, handle)?;
+        stream_of_handle(call, handle)?;
         Ok(id.set(handle)?)
     }
 
     per_thread(cuStreamGetCtx_ptsz)
     fn cuStreamGetCtx(call, handle: u64, context: Out<u64>) -> Outcome {
-        Ok(context.set(stream(call, handle)?.context()?.handle)?)
+        Ok(context.set(stream_of_handle(call, handle)?.context()?.handle)?)
     }
 
     per_thread(cuStreamGetDevice_ptsz)
     fn cuStreamGetDevice(call, handle: u64, device: Out<i32>) -> Outcome {
-        Ok(device.set(stream(call, handle)?.context()?.ordinal)?)
+        Ok(device.set(stream_of_handle(call, handle)?.context()?.ordinal)?)
     }
 
     /// The function runs on a thread of the driver after all earlier work of the stream.
@@ -129,16 +129,16 @@ exports! { "cuda" =>
         call, handle: u64, function: Option<extern "C" fn(*mut c_void)>, argument: u64,
     ) -> Outcome {
         let function = function.ok_or(INVALID_VALUE)?;
-        let stream = stream(call, handle)?;
-        stream.submit(Work::Host(HostFunction { function, argument }), call.symbol())
+        let stream = stream_of_handle(call, handle)?;
+        stream.submit(StreamWork::Host(HostFunction { function, argument }), call.symbol())
     }
 
     per_thread(cuStreamAddCallback_ptsz)
     fn cuStreamAddCallback(
-        call, handle: u64, callback: Option<Callback>, argument: u64, flags: u32,
+        call, handle: u64, callback: Option<StreamCallback>, argument: u64, flags: u32,
     ) -> Outcome {
         let callback = callback.ok_or(INVALID_VALUE)?;
-        let stream = stream(call, handle)?;
+        let stream = stream_of_handle(call, handle)?;
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
@@ -147,7 +147,7 @@ exports! { "cuda" =>
         }
         let launch = Box::new(CallbackLaunch { callback, stream: handle, argument });
         let function = HostFunction { function: call_back, argument: Box::into_raw(launch) as u64 };
-        stream.submit(Work::Host(function), call.symbol())
+        stream.submit(StreamWork::Host(function), call.symbol())
     }
 
     per_thread(cuStreamAttachMemAsync_ptsz)
@@ -159,10 +159,10 @@ exports! { "cuda" =>
 }
 
 /// `CUstreamCallback`: stream, status, argument.
-type Callback = extern "C" fn(u64, i32, u64);
+type StreamCallback = extern "C" fn(u64, i32, u64);
 
 struct CallbackLaunch {
-    callback: Callback,
+    callback: StreamCallback,
     stream: u64,
     argument: u64,
 }

@@ -7,45 +7,47 @@ use zernel_softgpu::abi::{In, Out};
 use zernel_softgpu::exports;
 use zernel_softgpu::memory::MemoryKind;
 use zernel_softgpu::registry::Registry;
-use zernel_softgpu::virtual_memory::{GRANULARITY, PhysicalMemory};
+use zernel_softgpu::virtual_memory::{MAPPING_GRANULARITY, PhysicalMemory};
 
-use crate::driver::{MEMORY, VIRTUAL_MEMORY, driver};
+use crate::driver::{ADDRESS_SPACE, VIRTUAL_MEMORY, initialised_driver};
 use crate::status::{
     CudaError, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
 };
-use crate::types::{AccessDescription, AllocationProperties, Location};
+use crate::types::{AccessDescription, AllocationProperties, MemoryLocation};
 
-static ALLOCATIONS: Registry<Allocation> = Registry::new();
+static PHYSICAL_ALLOCATIONS: Registry<PhysicalAllocation> = Registry::new();
 
 /// What a generic allocation handle stands for. Mappings keep the memory when the handle is released.
 #[derive(Debug)]
-struct Allocation {
+struct PhysicalAllocation {
     memory: Arc<PhysicalMemory>,
     properties: AllocationProperties,
     references: AtomicU64,
 }
 
-fn check(properties: In<AllocationProperties>) -> Result<AllocationProperties, CudaError> {
+fn check_properties(
+    properties: In<AllocationProperties>,
+) -> Result<AllocationProperties, CudaError> {
     let properties = properties.get()?;
     if properties.allocation_type != 1 || !properties.location.is_device() {
         return Err(INVALID_VALUE);
     }
-    driver()?.device(properties.location.id)?;
+    initialised_driver()?.device(properties.location.id)?;
     Ok(properties)
 }
 
-fn allocation(handle: u64) -> Result<Arc<Allocation>, CudaError> {
-    driver()?;
-    ALLOCATIONS.get(handle).ok_or(INVALID_HANDLE)
+fn allocation(handle: u64) -> Result<Arc<PhysicalAllocation>, CudaError> {
+    initialised_driver()?;
+    PHYSICAL_ALLOCATIONS.get(handle).ok_or(INVALID_HANDLE)
 }
 
 exports! { "cuda" =>
     fn cuMemGetAllocationGranularity(
         _call, granularity: Out<usize>, properties: In<AllocationProperties>, option: i32,
     ) -> Outcome {
-        check(properties)?;
+        check_properties(properties)?;
         match option {
-            0 | 1 => Ok(granularity.set(GRANULARITY as usize)?),
+            0 | 1 => Ok(granularity.set(MAPPING_GRANULARITY as usize)?),
             _ => Err(INVALID_VALUE),
         }
     }
@@ -55,9 +57,9 @@ exports! { "cuda" =>
         call, address: Out<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64,
     ) -> Outcome {
         call.bytes = bytes as u64;
-        driver()?;
+        initialised_driver()?;
         let alignment = alignment.max(1) as u64;
-        if flags != 0 || alignment > GRANULARITY || !alignment.is_power_of_two() {
+        if flags != 0 || alignment > MAPPING_GRANULARITY || !alignment.is_power_of_two() {
             return Err(INVALID_VALUE);
         }
         call.object = VIRTUAL_MEMORY.reserve(bytes as u64)?;
@@ -67,7 +69,7 @@ exports! { "cuda" =>
     fn cuMemAddressFree(call, address: u64, bytes: usize) -> Outcome {
         call.object = address;
         call.bytes = bytes as u64;
-        driver()?;
+        initialised_driver()?;
         Ok(VIRTUAL_MEMORY.free(address, bytes as u64)?)
     }
 
@@ -75,16 +77,16 @@ exports! { "cuda" =>
         call, handle: Out<u64>, bytes: usize, properties: In<AllocationProperties>, flags: u64,
     ) -> Outcome {
         call.bytes = bytes as u64;
-        let properties = check(properties)?;
-        if bytes == 0 || !(bytes as u64).is_multiple_of(GRANULARITY) || flags != 0 {
+        let properties = check_properties(properties)?;
+        if bytes == 0 || !(bytes as u64).is_multiple_of(MAPPING_GRANULARITY) || flags != 0 {
             return Err(INVALID_VALUE);
         }
         if properties.handle_types != 0 {
             return Err(NOT_SUPPORTED);
         }
-        let device = driver()?.device(properties.location.id)?;
+        let device = initialised_driver()?.device(properties.location.id)?;
         let memory = PhysicalMemory::new(device, bytes as u64).ok_or(OUT_OF_MEMORY)?;
-        call.object = ALLOCATIONS.insert(Arc::new(Allocation {
+        call.object = PHYSICAL_ALLOCATIONS.insert(Arc::new(PhysicalAllocation {
             memory: Arc::new(memory),
             properties,
             references: AtomicU64::new(1),
@@ -97,16 +99,16 @@ exports! { "cuda" =>
         let allocation = allocation(handle)?;
         call.bytes = allocation.memory.bytes;
         if allocation.references.fetch_sub(1, Relaxed) == 1 {
-            ALLOCATIONS.remove(handle);
+            PHYSICAL_ALLOCATIONS.remove(handle);
         }
         Ok(())
     }
 
     fn cuMemRetainAllocationHandle(call, handle: Out<u64>, address: u64) -> Outcome {
-        driver()?;
+        initialised_driver()?;
         let memory = VIRTUAL_MEMORY.mapped_at(address).ok_or(INVALID_VALUE)?;
-        let known = |object: &Allocation| Arc::ptr_eq(&object.memory, &memory);
-        let (found, allocation) = ALLOCATIONS.find(known).ok_or(INVALID_VALUE)?;
+        let known = |object: &PhysicalAllocation| Arc::ptr_eq(&object.memory, &memory);
+        let (found, allocation) = PHYSICAL_ALLOCATIONS.find(known).ok_or(INVALID_VALUE)?;
         allocation.references.fetch_add(1, Relaxed);
         call.object = found;
         Ok(handle.set(found)?)
@@ -128,7 +130,7 @@ exports! { "cuda" =>
             return Err(INVALID_VALUE);
         }
         VIRTUAL_MEMORY.map(address, memory)?;
-        let known = MEMORY.adopt(&memory.device, 0, address, bytes as u64, MemoryKind::Mapped);
+        let known = ADDRESS_SPACE.adopt(&memory.device, 0, address, bytes as u64, MemoryKind::Mapped);
         debug_assert!(known, "reserved addresses hold nothing else");
         Ok(())
     }
@@ -136,10 +138,10 @@ exports! { "cuda" =>
     fn cuMemUnmap(call, address: u64, bytes: usize) -> Outcome {
         call.object = address;
         call.bytes = bytes as u64;
-        driver()?;
+        initialised_driver()?;
         VIRTUAL_MEMORY.unmap(address, bytes as u64)?;
         let mut start = address;
-        while let Some(length) = MEMORY.remove(start, |kind| kind == MemoryKind::Mapped) {
+        while let Some(length) = ADDRESS_SPACE.remove_range(start, |kind| kind == MemoryKind::Mapped) {
             start += length;
             if start >= address + bytes as u64 {
                 break;
@@ -153,7 +155,7 @@ exports! { "cuda" =>
     ) -> Outcome {
         call.object = address;
         call.bytes = bytes as u64;
-        driver()?;
+        initialised_driver()?;
         for index in 0..count {
             let description = descriptions.get_at(index)?;
             VIRTUAL_MEMORY.allow_access(address, bytes as u64, description.flags != 0)?;
@@ -161,8 +163,8 @@ exports! { "cuda" =>
         Ok(())
     }
 
-    fn cuMemGetAccess(_call, flags: Out<u64>, location: In<Location>, address: u64) -> Outcome {
-        driver()?;
+    fn cuMemGetAccess(_call, flags: Out<u64>, location: In<MemoryLocation>, address: u64) -> Outcome {
+        initialised_driver()?;
         VIRTUAL_MEMORY.mapped_at(address).ok_or(INVALID_VALUE)?;
         match location.get()?.is_device() {
             true => Ok(flags.set(3)?),

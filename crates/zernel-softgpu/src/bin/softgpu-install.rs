@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 
 const USAGE: &str = "usage: softgpu-install [--prologue push|endbr64|mov|sub] DIRECTORY";
 
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
-    match install(Path::new(directory), prologue) {
+    match install_libraries(Path::new(directory), prologue) {
         Ok(()) => {
             println!("export LD_LIBRARY_PATH={directory}");
             ExitCode::SUCCESS

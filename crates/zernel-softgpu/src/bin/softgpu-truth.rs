@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         "{:<40} {:>7} {:>12} {:>20}",
         "function", "result", "calls", "bytes"
     );
-    for ((symbol, result), count) in log.totals() {
+    for ((symbol, result), count) in log.returned_calls() {
         println!(
             "{symbol:<40} {result:>7} {:>12} {:>20}",
             count.calls, count.bytes

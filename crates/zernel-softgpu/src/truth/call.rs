@@ -7,14 +7,14 @@ use crate::clock;
 
 /// The identity of an exported function.
 #[derive(Debug)]
-pub struct Symbol {
+pub struct LoggedSymbol {
     pub(super) library: &'static str,
     pub(super) name: &'static str,
     /// Its place in the symbol table of this process's file, and the generation of that file.
     pub(super) place: AtomicU64,
 }
 
-impl Symbol {
+impl LoggedSymbol {
     /// The function `name` of `library` (`"cuda"`, `"nccl"`).
     #[must_use]
     pub const fn new(library: &'static str, name: &'static str) -> Self {
@@ -28,7 +28,7 @@ impl Symbol {
 
 /// A call under way. Its body fills in what the call was about.
 #[derive(Debug)]
-pub struct Call {
+pub struct OpenCall {
     /// Bytes that the call allocates, frees, copies or reduces.
     pub bytes: u64,
     /// The stream it names, as the caller spelled it.
@@ -38,35 +38,37 @@ pub struct Call {
     pub object: u64,
     /// Whether stream 0 means the calling thread's own default stream.
     pub per_thread_default_stream: bool,
-    symbol: &'static Symbol,
-    log: Option<Logged>,
+    symbol: &'static LoggedSymbol,
+    log: Option<OpenLogEntry>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Logged {
+struct OpenLogEntry {
     thread: &'static ThreadLog,
     symbol: usize,
     event: Option<&'static [AtomicU64]>,
 }
 
-impl Call {
+impl OpenCall {
     /// Counts the entry.
     #[inline]
     #[must_use]
-    pub fn enter(symbol: &'static Symbol, per_thread_default_stream: bool) -> Self {
+    pub fn enter(symbol: &'static LoggedSymbol, per_thread_default_stream: bool) -> Self {
         Self {
             bytes: 0,
             stream: 0,
             object: 0,
             per_thread_default_stream,
             symbol,
-            log: log::is_on().then(|| Logged::enter(symbol)).flatten(),
+            log: log::is_logging()
+                .then(|| OpenLogEntry::enter(symbol))
+                .flatten(),
         }
     }
 
     /// The function that was called.
     #[must_use]
-    pub fn symbol(&self) -> &'static Symbol {
+    pub fn symbol(&self) -> &'static LoggedSymbol {
         self.symbol
     }
 
@@ -79,9 +81,9 @@ impl Call {
     }
 }
 
-impl Logged {
-    fn enter(symbol: &'static Symbol) -> Option<Self> {
-        let thread = log::thread(symbol.library)?;
+impl OpenLogEntry {
+    fn enter(symbol: &'static LoggedSymbol) -> Option<Self> {
+        let thread = log::log_of_thread(symbol.library)?;
         let index = thread.symbol_index(symbol);
         thread.count_entry(index);
         let event = thread.begin_event(index);
@@ -92,7 +94,7 @@ impl Logged {
         })
     }
 
-    fn leave(self, call: &Call, result: i32) {
+    fn leave(self, call: &OpenCall, result: i32) {
         self.thread.count_return(self.symbol, result, call.bytes);
         if let Some(event) = self.event {
             log::end_event(event, call, result, clock::now());

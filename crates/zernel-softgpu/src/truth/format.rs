@@ -6,8 +6,8 @@
 //! | [`HEADER_BYTES`] | symbol names, [`SYMBOL_BYTES`] each, in order of first use |
 //! | [`BLOCKS_OFFSET`] | blocks, each with its own length, each written by one thread |
 
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"zsgtrut1");
-pub(super) const WORD: usize = 8;
+pub(super) const LOG_FILE_MAGIC: u64 = u64::from_le_bytes(*b"zsgtrut1");
+pub(super) const WORD_BYTES: usize = 8;
 
 pub(super) const HEADER_BYTES: usize = 4096;
 pub(super) const HEADER_MAGIC: usize = 0;
@@ -31,12 +31,13 @@ pub(super) const BLOCK_BYTES: usize = 2;
 /// [`MAX_SYMBOLS`] belongs to symbol `i` returning 0; the rest is an open-addressed table for
 /// everything else.
 pub(super) const KIND_COUNTERS: u64 = 1;
-pub(super) const ENTERED: usize = BLOCK_HEADER_WORDS;
-pub(super) const RETURNS: usize = ENTERED + MAX_SYMBOLS;
+pub(super) const ENTERED_COUNTS_OFFSET: usize = BLOCK_HEADER_WORDS;
+pub(super) const RETURN_ENTRIES_OFFSET: usize = ENTERED_COUNTS_OFFSET + MAX_SYMBOLS;
 pub(super) const RETURN_WORDS: usize = 4;
 pub(super) const MAX_FAILURE_KINDS: usize = 512;
 pub(super) const COUNTER_BLOCK_BYTES: usize =
-    ((RETURNS + (MAX_SYMBOLS + MAX_FAILURE_KINDS) * RETURN_WORDS) * WORD).next_multiple_of(4096);
+    ((RETURN_ENTRIES_OFFSET + (MAX_SYMBOLS + MAX_FAILURE_KINDS) * RETURN_WORDS) * WORD_BYTES)
+        .next_multiple_of(4096);
 
 /// Block of events of [`EVENT_WORDS`] words; an unused one is all zero.
 pub(super) const KIND_EVENTS: u64 = 2;
@@ -48,10 +49,10 @@ pub(super) const EVENT_STREAM: usize = 3;
 pub(super) const EVENT_OBJECT: usize = 4;
 pub(super) const EVENT_RESULT: usize = 5;
 /// Symbol in the low half, kind in the high one; never zero in a used event.
-pub(super) const EVENT_WHAT: usize = 6;
+pub(super) const EVENT_KIND_AND_SYMBOL: usize = 6;
 pub(super) const EVENT_BLOCK_BYTES: usize = 1 << 20;
 pub(super) const EVENTS_PER_BLOCK: usize =
-    (EVENT_BLOCK_BYTES / WORD - BLOCK_HEADER_WORDS) / EVENT_WORDS;
+    (EVENT_BLOCK_BYTES / WORD_BYTES - BLOCK_HEADER_WORDS) / EVENT_WORDS;
 
 pub(super) const EVENT_CALL: u64 = 1;
 pub(super) const EVENT_DEVICE: u64 = 2;
@@ -66,6 +67,6 @@ pub(super) fn split_return_key(key: u64) -> (usize, i32) {
     ((key >> 32) as usize - 1, (key as u32).cast_signed())
 }
 
-pub(super) fn event_what(kind: u64, symbol: usize) -> u64 {
+pub(super) fn event_kind_and_symbol(kind: u64, symbol: usize) -> u64 {
     kind << 32 | symbol as u64
 }

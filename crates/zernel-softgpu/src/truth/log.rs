@@ -11,24 +11,24 @@ use std::sync::atomic::{
 };
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use super::call::{Call, Symbol};
+use super::call::{LoggedSymbol, OpenCall};
 use super::format::*;
 use crate::{clock, config, process, sys};
 
 /// Number of forks from the first process to this one. A file of another generation belongs to an ancestor.
-static GENERATION: AtomicU32 = AtomicU32::new(1);
-static LOG: AtomicPtr<Log> = AtomicPtr::new(ptr::null_mut());
+static FORK_GENERATION: AtomicU32 = AtomicU32::new(1);
+static PROCESS_LOG: AtomicPtr<LogFile> = AtomicPtr::new(ptr::null_mut());
 
 thread_local! {
-    static THREAD: Cell<Option<&'static ThreadLog>> = const { Cell::new(None) };
+    static THREAD_LOG: Cell<Option<&'static ThreadLog>> = const { Cell::new(None) };
 }
 
 /// The directory of the log; `None` without a log.
-fn directory() -> Option<&'static Path> {
-    static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
-    DIRECTORY
+fn log_directory() -> Option<&'static Path> {
+    static LOG_DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
+    LOG_DIRECTORY
         .get_or_init(|| {
-            let directory = config::path(config::LOG)?;
+            let directory = config::path_from_variable(config::LOG_VARIABLE)?;
             process::after_fork_in_child(forget_the_parents_log);
             Some(directory)
         })
@@ -36,18 +36,18 @@ fn directory() -> Option<&'static Path> {
 }
 
 extern "C" fn forget_the_parents_log() {
-    GENERATION.fetch_add(1, Relaxed);
-    LOG.store(ptr::null_mut(), Release);
+    FORK_GENERATION.fetch_add(1, Relaxed);
+    PROCESS_LOG.store(ptr::null_mut(), Release);
 }
 
 #[inline]
-pub(super) fn is_on() -> bool {
-    directory().is_some()
+pub(super) fn is_logging() -> bool {
+    log_directory().is_some()
 }
 
 /// One process's file of one library.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct LogFile {
     path: PathBuf,
     file: File,
     header: &'static [AtomicU64],
@@ -65,20 +65,20 @@ struct LogSize {
 ///
 /// Lock-free, because a fork may happen while another thread is in here: of several threads that create
 /// a file at the same time one installs it, and the others remove theirs.
-fn log(library: &str) -> Option<&'static Log> {
-    let directory = directory()?;
+fn log_of_process(library: &str) -> Option<&'static LogFile> {
+    let directory = log_directory()?;
     let current = || {
         // SAFETY: LOG is null or a leaked Box, which lives for ever.
-        unsafe { LOG.load(Acquire).as_ref() }
+        unsafe { PROCESS_LOG.load(Acquire).as_ref() }
     };
     if let Some(log) = current() {
         return Some(log);
     }
-    let own = Log::create(directory, library)
+    let own = LogFile::create(directory, library)
         .unwrap_or_else(|error| abort_without_log(directory, &error));
     let path = own.path.clone();
     let own = Box::into_raw(Box::new(own));
-    if LOG
+    if PROCESS_LOG
         .compare_exchange(ptr::null_mut(), own, AcqRel, Acquire)
         .is_err()
     {
@@ -93,14 +93,14 @@ fn abort_without_log(directory: &Path, error: &io::Error) -> ! {
     eprintln!(
         "softgpu: cannot write the truth log in {} ({} is set): {error}",
         directory.display(),
-        config::LOG
+        config::LOG_VARIABLE
     );
     std::process::abort()
 }
 
-impl Log {
+impl LogFile {
     fn create(directory: &Path, library: &str) -> io::Result<Self> {
-        let process = process::ProcessIdentity::own();
+        let process = process::ProcessIdentity::of_this_process();
         std::fs::create_dir_all(directory)?;
         // One process may exec several programs. The time makes the names of their files differ.
         let (pid, start_time, now) = (process.pid, process.start_time, clock::now());
@@ -115,12 +115,12 @@ impl Log {
         header[HEADER_PID].store(u64::from(process.pid), Relaxed);
         header[HEADER_START_TIME].store(process.start_time, Relaxed);
         store_text(&header[HEADER_LIBRARY..HEADER_LIBRARY + 2], library);
-        header[HEADER_MAGIC].store(MAGIC, Release);
+        header[HEADER_MAGIC].store(LOG_FILE_MAGIC, Release);
         Ok(Self {
             path,
             file,
             header,
-            with_events: config::is_set(config::LOG_EVENTS),
+            with_events: config::is_variable_set(config::LOG_EVENTS_VARIABLE),
             log_size: Mutex::new(LogSize {
                 end: BLOCKS_OFFSET,
                 symbols: 0,
@@ -144,9 +144,9 @@ impl Log {
     }
 
     /// Gives `symbol` its place in this file's table.
-    fn register(&self, symbol: &Symbol, generation: u32) -> usize {
+    fn register_symbol(&self, symbol: &LoggedSymbol, generation: u32) -> usize {
         let mut log_size = self.log_size.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(index) = known_place(symbol, generation) {
+        if let Some(index) = known_symbol_index(symbol, generation) {
             return index;
         }
         let index = log_size.symbols;
@@ -155,8 +155,8 @@ impl Log {
             "softgpu: more exported functions than the truth log has room for"
         );
         log_size.symbols += 1;
-        let words = SYMBOL_BYTES / WORD;
-        let first = HEADER_BYTES / WORD + index * words;
+        let words = SYMBOL_BYTES / WORD_BYTES;
+        let first = HEADER_BYTES / WORD_BYTES + index * words;
         store_text(&self.header[first..first + words], symbol.name);
         symbol
             .place
@@ -165,14 +165,14 @@ impl Log {
     }
 }
 
-fn known_place(symbol: &Symbol, generation: u32) -> Option<usize> {
+fn known_symbol_index(symbol: &LoggedSymbol, generation: u32) -> Option<usize> {
     let place = symbol.place.load(Acquire);
     (place >> 32 == u64::from(generation)).then_some((place & 0xffff_ffff) as usize)
 }
 
 fn store_text(words: &[AtomicU64], text: &str) {
-    for (word, bytes) in words.iter().zip(text.as_bytes().chunks(WORD)) {
-        let mut padded = [0; WORD];
+    for (word, bytes) in words.iter().zip(text.as_bytes().chunks(WORD_BYTES)) {
+        let mut padded = [0; WORD_BYTES];
         padded[..bytes.len()].copy_from_slice(bytes);
         word.store(u64::from_ne_bytes(padded), Relaxed);
     }
@@ -181,16 +181,16 @@ fn store_text(words: &[AtomicU64], text: &str) {
 /// The block of one thread. Only that thread writes it, so an addition is a load and a store.
 #[derive(Debug)]
 pub(super) struct ThreadLog {
-    log: &'static Log,
+    log: &'static LogFile,
     generation: u32,
     counters: &'static [AtomicU64],
     events: Cell<&'static [AtomicU64]>,
 }
 
 /// The calling thread's log.
-pub(super) fn thread(library: &str) -> Option<&'static ThreadLog> {
-    let generation = GENERATION.load(Relaxed);
-    match THREAD.get() {
+pub(super) fn log_of_thread(library: &str) -> Option<&'static ThreadLog> {
+    let generation = FORK_GENERATION.load(Relaxed);
+    match THREAD_LOG.get() {
         Some(thread) if thread.generation == generation => Some(thread),
         _ => ThreadLog::open(library, generation),
     }
@@ -204,24 +204,24 @@ impl ThreadLog {
     /// The block is never freed: destructors of other thread-local values may still call exported functions
     /// after this one's destructor.
     fn open(library: &str, generation: u32) -> Option<&'static Self> {
-        let log = log(library)?;
+        let log = log_of_process(library)?;
         let thread: &'static Self = Box::leak(Box::new(Self {
             log,
             generation,
             counters: log.new_block(KIND_COUNTERS, COUNTER_BLOCK_BYTES),
             events: Cell::new(&[]),
         }));
-        THREAD.set(Some(thread));
+        THREAD_LOG.set(Some(thread));
         Some(thread)
     }
 
-    pub(super) fn symbol_index(&self, symbol: &Symbol) -> usize {
-        known_place(symbol, self.generation)
-            .unwrap_or_else(|| self.log.register(symbol, self.generation))
+    pub(super) fn symbol_index(&self, symbol: &LoggedSymbol) -> usize {
+        known_symbol_index(symbol, self.generation)
+            .unwrap_or_else(|| self.log.register_symbol(symbol, self.generation))
     }
 
     pub(super) fn count_entry(&self, symbol: usize) {
-        add(&self.counters[ENTERED + symbol], 1);
+        add(&self.counters[ENTERED_COUNTS_OFFSET + symbol], 1);
     }
 
     pub(super) fn count_return(&self, symbol: usize, result: i32, bytes: u64) {
@@ -232,7 +232,7 @@ impl ThreadLog {
 
     fn return_entry(&self, symbol: usize, result: i32) -> &'static [AtomicU64] {
         let key = return_key(symbol, result);
-        let entries = || self.counters[RETURNS..].chunks_exact(RETURN_WORDS);
+        let entries = || self.counters[RETURN_ENTRIES_OFFSET..].chunks_exact(RETURN_WORDS);
         let candidates = match result {
             0 => entries().skip(symbol).take(1),
             _ => entries().skip(MAX_SYMBOLS).take(MAX_FAILURE_KINDS),
@@ -257,7 +257,7 @@ impl ThreadLog {
         }
         let event = self.next_event();
         event[EVENT_ENTER].store(clock::now(), Relaxed);
-        event[EVENT_WHAT].store(event_what(EVENT_CALL, symbol), Release);
+        event[EVENT_KIND_AND_SYMBOL].store(event_kind_and_symbol(EVENT_CALL, symbol), Release);
         Some(event)
     }
 
@@ -273,7 +273,7 @@ impl ThreadLog {
     }
 }
 
-pub(super) fn end_event(event: &[AtomicU64], call: &Call, result: i32, now: u64) {
+pub(super) fn end_event(event: &[AtomicU64], call: &OpenCall, result: i32, now: u64) {
     event[EVENT_BYTES].store(call.bytes, Relaxed);
     event[EVENT_STREAM].store(call.stream, Relaxed);
     event[EVENT_OBJECT].store(call.object, Relaxed);
@@ -285,7 +285,7 @@ pub(super) fn end_event(event: &[AtomicU64], call: &Call, result: i32, now: u64)
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceWork {
     /// The call that asked for it.
-    pub symbol: &'static Symbol,
+    pub symbol: &'static LoggedSymbol,
     /// The stream, as a handle.
     pub stream: u64,
     /// Bytes copied, filled or reduced.
@@ -297,11 +297,11 @@ pub struct DeviceWork {
 }
 
 /// Logs device work, if events are logged.
-pub fn device_work(work: &DeviceWork) {
-    if !is_on() {
+pub fn log_device_work(work: &DeviceWork) {
+    if !is_logging() {
         return;
     }
-    let Some(thread) = thread(work.symbol.library) else {
+    let Some(thread) = log_of_thread(work.symbol.library) else {
         return;
     };
     if !thread.log.with_events {
@@ -313,5 +313,5 @@ pub fn device_work(work: &DeviceWork) {
     event[EVENT_BYTES].store(work.bytes, Relaxed);
     event[EVENT_STREAM].store(work.stream, Relaxed);
     event[EVENT_LEAVE].store(work.end, Relaxed);
-    event[EVENT_WHAT].store(event_what(EVENT_DEVICE, symbol), Release);
+    event[EVENT_KIND_AND_SYMBOL].store(event_kind_and_symbol(EVENT_DEVICE, symbol), Release);
 }

@@ -27,7 +27,7 @@ pub struct ProcessTruth {
     /// Calls that returned, by thread id, symbol and result.
     pub returned: BTreeMap<(u32, String, i32), ReturnedCalls>,
     /// Every call and device work, by start; empty unless events were logged.
-    pub events: Vec<Event>,
+    pub events: Vec<LoggedEvent>,
 }
 
 /// A number of calls and the bytes they were about.
@@ -41,7 +41,7 @@ pub struct ReturnedCalls {
 
 /// Whether an event happened on the host or on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EventKind {
+pub enum LoggedEventKind {
     /// A call, from entry to return.
     Call,
     /// Work on the simulated device.
@@ -50,9 +50,9 @@ pub enum EventKind {
 
 /// One call, or one piece of device work.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
+pub struct LoggedEvent {
     /// Host or device.
-    pub kind: EventKind,
+    pub kind: LoggedEventKind,
     /// The thread that called (or, for deferred device work, the driver's own).
     pub tid: u32,
     /// The function.
@@ -119,7 +119,7 @@ impl TruthLog {
 
     /// How often `symbol` was entered, by all threads of all processes.
     #[must_use]
-    pub fn entered(&self, symbol: &str) -> u64 {
+    pub fn entered_count(&self, symbol: &str) -> u64 {
         let entered = self.processes.iter().flat_map(|process| &process.entered);
         entered
             .filter(|((_, name), _)| name == symbol)
@@ -129,7 +129,7 @@ impl TruthLog {
 
     /// Returns of all threads of all processes, by symbol and result.
     #[must_use]
-    pub fn totals(&self) -> BTreeMap<(String, i32), ReturnedCalls> {
+    pub fn returned_calls(&self) -> BTreeMap<(String, i32), ReturnedCalls> {
         let mut totals = BTreeMap::<_, ReturnedCalls>::new();
         for ((_, symbol, result), count) in
             self.processes.iter().flat_map(|process| &process.returned)
@@ -143,7 +143,7 @@ impl TruthLog {
 
     /// Every event of every process, by start.
     #[must_use]
-    pub fn events(&self) -> Vec<(u32, &Event)> {
+    pub fn events_of_all_processes(&self) -> Vec<(u32, &LoggedEvent)> {
         let mut events: Vec<_> = self
             .processes
             .iter()
@@ -160,7 +160,7 @@ fn read_file(path: &Path) -> Result<ProcessTruth, TruthError> {
         reason,
     };
     let words = words_of(&fs::read(path).map_err(|error| broken(error.to_string()))?);
-    if words.len() * WORD < BLOCKS_OFFSET || words[HEADER_MAGIC] != MAGIC {
+    if words.len() * WORD_BYTES < BLOCKS_OFFSET || words[HEADER_MAGIC] != LOG_FILE_MAGIC {
         return Err(broken(
             "not a truth file of this version, or its process died while creating it".into(),
         ));
@@ -173,11 +173,11 @@ fn read_file(path: &Path) -> Result<ProcessTruth, TruthError> {
         returned: BTreeMap::new(),
         events: Vec::new(),
     };
-    let symbols: Vec<String> = words[HEADER_BYTES / WORD..BLOCKS_OFFSET / WORD]
-        .chunks_exact(SYMBOL_BYTES / WORD)
+    let symbols: Vec<String> = words[HEADER_BYTES / WORD_BYTES..BLOCKS_OFFSET / WORD_BYTES]
+        .chunks_exact(SYMBOL_BYTES / WORD_BYTES)
         .map(decode_text)
         .collect();
-    let mut rest = &words[BLOCKS_OFFSET / WORD..];
+    let mut rest = &words[BLOCKS_OFFSET / WORD_BYTES..];
     while let Some(block) = next_block(&mut rest) {
         match block[BLOCK_KIND] {
             KIND_COUNTERS => read_counters(block, &symbols, &mut process),
@@ -190,7 +190,7 @@ fn read_file(path: &Path) -> Result<ProcessTruth, TruthError> {
 }
 
 fn words_of(bytes: &[u8]) -> Vec<u64> {
-    let words = bytes.as_chunks::<WORD>().0;
+    let words = bytes.as_chunks::<WORD_BYTES>().0;
     words.iter().map(|word| u64::from_ne_bytes(*word)).collect()
 }
 
@@ -209,19 +209,22 @@ fn next_block<'a>(rest: &mut &'a [u64]) -> Option<&'a [u64]> {
     if header[BLOCK_KIND] == 0 {
         return None;
     }
-    let (block, after) = rest.split_at_checked(header[BLOCK_BYTES] as usize / WORD)?;
+    let (block, after) = rest.split_at_checked(header[BLOCK_BYTES] as usize / WORD_BYTES)?;
     *rest = after;
     Some(block)
 }
 
 fn read_counters(block: &[u64], symbols: &[String], process: &mut ProcessTruth) {
     let tid = block[BLOCK_TID] as u32;
-    for (symbol, count) in symbols.iter().zip(&block[ENTERED..RETURNS]) {
+    for (symbol, count) in symbols
+        .iter()
+        .zip(&block[ENTERED_COUNTS_OFFSET..RETURN_ENTRIES_OFFSET])
+    {
         if *count > 0 {
             *process.entered.entry((tid, symbol.clone())).or_default() += count;
         }
     }
-    for entry in block[RETURNS..]
+    for entry in block[RETURN_ENTRIES_OFFSET..]
         .chunks_exact(RETURN_WORDS)
         .take(MAX_SYMBOLS + MAX_FAILURE_KINDS)
     {
@@ -241,15 +244,15 @@ fn read_counters(block: &[u64], symbols: &[String], process: &mut ProcessTruth) 
 fn read_events(block: &[u64], symbols: &[String], process: &mut ProcessTruth) {
     let tid = block[BLOCK_TID] as u32;
     for event in block[BLOCK_HEADER_WORDS..].chunks_exact(EVENT_WORDS) {
-        let kind = match event[EVENT_WHAT] >> 32 {
+        let kind = match event[EVENT_KIND_AND_SYMBOL] >> 32 {
             0 => continue,
-            EVENT_DEVICE => EventKind::Device,
-            _ => EventKind::Call,
+            EVENT_DEVICE => LoggedEventKind::Device,
+            _ => LoggedEventKind::Call,
         };
-        process.events.push(Event {
+        process.events.push(LoggedEvent {
             kind,
             tid,
-            symbol: symbols[event[EVENT_WHAT] as u32 as usize].clone(),
+            symbol: symbols[event[EVENT_KIND_AND_SYMBOL] as u32 as usize].clone(),
             enter: event[EVENT_ENTER],
             leave: event[EVENT_LEAVE],
             bytes: event[EVENT_BYTES],

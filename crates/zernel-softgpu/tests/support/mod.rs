@@ -15,7 +15,7 @@ use std::process::{Child, Command};
 use std::{env, fs};
 
 use zernel_softgpu::config;
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_testkit::eventually;
 
 const ROLE_VARIABLE: &str = "SOFTGPU_TEST_ROLE";
@@ -39,7 +39,8 @@ impl Stage {
     pub(crate) fn with_prologue(test: &'static str, prologue: Prologue) -> Self {
         let name = format!("{test}-{}-{}", prologue.name(), std::process::id());
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        install(&path.join("lib"), prologue).expect("the libraries are built with the tests");
+        install_libraries(&path.join("lib"), prologue)
+            .expect("the libraries are built with the tests");
         Self {
             test,
             path,
@@ -56,7 +57,7 @@ impl Stage {
     /// With a truth log in [`Self::log`].
     pub(crate) fn logged(self) -> Self {
         let log = self.log().display().to_string();
-        self.set(config::LOG, log.as_str())
+        self.set(config::LOG_VARIABLE, log.as_str())
     }
 
     /// The directory of the truth log.
@@ -75,7 +76,7 @@ impl Stage {
             .args(["--exact", self.test, "--nocapture", "--test-threads=1"])
             .env(ROLE_VARIABLE, role)
             .env(DIRECTORY_VARIABLE, &self.path)
-            .env(config::DIRECTORY, self.path.join("node"))
+            .env(config::DIRECTORY_VARIABLE, self.path.join("node"))
             .envs(self.environment.iter().cloned())
             .stdout(fs::File::create(&output).unwrap())
             .spawn()

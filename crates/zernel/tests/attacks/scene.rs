@@ -101,8 +101,8 @@ pub(crate) fn command_for_role(
 ) -> Command {
     let mut command = stage.command_of(&stage.path().join("program"), role, rounds);
     command
-        .env(config::DIRECTORY, own.join("node"))
-        .env(config::LOG, own.join("log"))
+        .env(config::DIRECTORY_VARIABLE, own.join("node"))
+        .env(config::LOG_VARIABLE, own.join("log"))
         .uid(user)
         .gid(user);
     command
@@ -265,7 +265,7 @@ pub(crate) fn assert_calls_are_exact(daemon: &Daemon, stage: &Stage, victim: &Ta
 pub(crate) fn start_attack(stage: &Stage, role: &str, rounds: u64) -> Target {
     let own = attacker_directory(stage.path());
     let mut command = command_for_role(stage, ATTACKER_UID, &own, role, rounds);
-    command.env_remove(config::LOG);
+    command.env_remove(config::LOG_VARIABLE);
     let mut attacker = Target::start(&mut command);
     cpu_weights::add_process(WeightGroup::Attacker, attacker.pid());
     attacker.step();

@@ -93,7 +93,7 @@ impl ChangingAttackers {
             None => ("maps_dead_files", 0),
         };
         let mut command = command_for_role(stage, ATTACKER_UID, own, role, rounds);
-        command.env_remove(config::LOG);
+        command.env_remove(config::LOG_VARIABLE);
         let mut attacker = Target::start(&mut command);
         cpu_weights::add_process(WeightGroup::Attacker, attacker.pid());
         // It prepares itself, then it attacks.

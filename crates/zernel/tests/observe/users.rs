@@ -38,7 +38,9 @@ pub(crate) fn start_launching_target_of(user: u32, stage: &Stage, rounds: u64) -
     fs::set_permissions(&node, Permissions::from_mode(0o700)).expect("ours");
     chown(&node, Some(user), Some(user)).expect("we are root");
     let mut command = stage.command_of(&program, "launches", rounds);
-    command.env_remove(config::LOG).env(config::DIRECTORY, node);
+    command
+        .env_remove(config::LOG_VARIABLE)
+        .env(config::DIRECTORY_VARIABLE, node);
     let mut target = Target::start(command.uid(user).gid(user));
     target.step();
     target

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_testkit::eventually;
 
 use crate::zernel_command;
@@ -20,7 +20,7 @@ pub(crate) struct TestJob {
 impl TestJob {
     pub(crate) fn new(ranks: u32, duration_ms: u64) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        install(&directory.path().join("lib"), Prologue::Push).unwrap();
+        install_libraries(&directory.path().join("lib"), Prologue::Push).unwrap();
         let job = Self { directory, ranks };
         let driver = job.library_path("libcuda.so.1");
         let spec = format!(

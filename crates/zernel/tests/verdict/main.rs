@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 use zernel_ebpf::capability::Capability;
-use zernel_testjob::{Cause, Job, Load, Plan, Slowness, act};
+use zernel_testjob::{Bottleneck, Job, JobPlan, LoadMethod, SlownessCause, act};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial};
 
@@ -27,17 +27,17 @@ fn main() -> ExitCode {
         return code.into();
     }
     let observing = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
-    let jobs = Cause::ALL.into_iter().flat_map(|cause| {
+    let jobs = Bottleneck::ALL.into_iter().flat_map(|cause| {
         let name = move |seed| format!("{}_{seed}_is_found", cause.name().replace('-', "_"));
         seeds().map(move |seed| {
             trial(&name(seed), &observing, move || {
-                check_verdict(Plan::new(cause, seed));
+                check_verdict(JobPlan::new(cause, seed));
             })
         })
     });
     let more = [
         trial("a_job_with_pauses_gets_its_verdict", &observing, || {
-            check_verdict(plan_with_pauses(&Plan::new(Cause::Gpu, 0)));
+            check_verdict(plan_with_pauses(&JobPlan::new(Bottleneck::Gpu, 0)));
         }),
         trial(
             "busy_background_threads_are_no_bottleneck",
@@ -78,7 +78,7 @@ fn report_on_job(job: &Job) -> (Value, String) {
     // Attached before it starts: this is about the verdict.
     let attach = |run: &mut Command| {
         for library in ["libcuda.so.1", "libnccl.so.2", "libtorch_cpu.so"] {
-            run.arg("--library").arg(job.library(library));
+            run.arg("--library").arg(job.library_path(library));
         }
         job.alone(run);
     };
@@ -92,9 +92,9 @@ fn report_on_job(job: &Job) -> (Value, String) {
 
 /// The phases of a rank are found although busy background threads leave no CPU idle.
 fn busy_background_threads_are_no_bottleneck() {
-    let report = check_verdict(Plan {
+    let report = check_verdict(JobPlan {
         busy_threads: 3,
-        ..Plan::new(Cause::Host, 0)
+        ..JobPlan::new(Bottleneck::Host, 0)
     });
     for rank in report["ranks"].as_array().unwrap() {
         let phases = &rank["training"]["phases"];
@@ -103,7 +103,7 @@ fn busy_background_threads_are_no_bottleneck() {
     }
 }
 
-fn check_verdict(plan: Plan) -> Value {
+fn check_verdict(plan: JobPlan) -> Value {
     let job = Job::new(plan).unwrap();
     let (report, printed) = report_on_job(&job);
     let verdict = &report["verdict"];
@@ -114,14 +114,14 @@ fn check_verdict(plan: Plan) -> Value {
     let straggler = verdict["straggler"].as_u64();
     assert_eq!(straggler, slow.map(u64::from), "{printed}");
     for rank in 0..job.plan().ranks {
-        assert!(job.stamps(rank).unwrap().len() >= job.plan().steps as usize);
+        assert!(job.read_stamps(rank).unwrap().len() >= job.plan().steps as usize);
     }
     report
 }
 
 /// The same job with evaluations, checkpoints and other pauses.
-fn plan_with_pauses(plan: &Plan) -> Plan {
-    Plan {
+fn plan_with_pauses(plan: &JobPlan) -> JobPlan {
+    JobPlan {
         steps: plan.steps / 2,
         accumulate: 2,
         evaluate_every: 10,
@@ -135,9 +135,9 @@ fn plan_with_pauses(plan: &Plan) -> Plan {
 
 /// The work of a GPU during a wait is unknown, so the verdict must mention that it may be collectives.
 fn overlapping_collectives_are_mentioned() {
-    let plan = Plan {
+    let plan = JobPlan {
         overlaps: true,
-        ..Plan::new(Cause::Communication, 0)
+        ..JobPlan::new(Bottleneck::Communication, 0)
     };
     let (report, printed) = report_on_job(&Job::new(plan).unwrap());
     let verdict = &report["verdict"];
@@ -151,26 +151,26 @@ fn overlapping_collectives_are_mentioned() {
 }
 
 /// The expected bottleneck of a job, and its detail.
-fn expected_bottleneck(plan: &Plan) -> (&'static str, &'static str) {
+fn expected_bottleneck(plan: &JobPlan) -> (&'static str, &'static str) {
     let loading = |load| match load {
-        Load::Burn => "prepare",
-        Load::Disk | Load::Network => "fetch",
-        Load::Sleep => "other-data",
+        LoadMethod::Burn => "prepare",
+        LoadMethod::Disk | LoadMethod::Network => "fetch",
+        LoadMethod::Sleep => "other-data",
     };
     match plan.cause {
-        Cause::LoaderCpu | Cause::LoaderFetch => ("input", loading(plan.load)),
-        Cause::Gpu => ("gpu", "gpu"),
-        Cause::Communication => ("communication", "communication"),
-        Cause::CpuNoise => ("cpu-scheduler", "cpu-delay"),
-        Cause::Host => ("host", "host"),
-        Cause::Straggler => {
+        Bottleneck::LoaderCpu | Bottleneck::LoaderFetch => ("input", loading(plan.load)),
+        Bottleneck::Gpu => ("gpu", "gpu"),
+        Bottleneck::Communication => ("communication", "communication"),
+        Bottleneck::CpuNoise => ("cpu-scheduler", "cpu-delay"),
+        Bottleneck::Host => ("host", "host"),
+        Bottleneck::Straggler => {
             let how = plan.slow.expect("a straggler").how;
             let part = match how {
-                Slowness::Prepares => "prepare",
-                Slowness::Fetches => "fetch",
-                Slowness::Computes => "gpu",
-                Slowness::Launches => "host",
-                Slowness::Delayed => "cpu-delay",
+                SlownessCause::Prepares => "prepare",
+                SlownessCause::Fetches => "fetch",
+                SlownessCause::Computes => "gpu",
+                SlownessCause::Launches => "host",
+                SlownessCause::Delayed => "cpu-delay",
             };
             ("straggler", part)
         }

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use libtest_mimic::Trial;
-use zernel_softgpu::install::{Prologue, install};
+use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_testkit::{Need, trial};
 
 use crate::report_on;
@@ -63,7 +63,7 @@ fn idle_python_has_no_verdict() {
 /// As a notebook that waits for its user.
 fn idle_python_with_cuda_has_no_verdict() {
     let directory = tempfile::tempdir().unwrap();
-    install(directory.path(), Prologue::Push).unwrap();
+    install_libraries(directory.path(), Prologue::Push).unwrap();
     let library = directory.path().join("libcuda.so.1");
     let script = format!(
         "import ctypes, time

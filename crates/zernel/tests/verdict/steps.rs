@@ -2,12 +2,12 @@
 
 use libtest_mimic::Trial;
 use serde_json::Value;
-use zernel_testjob::{Cause, Job, Part, Plan, Stamp};
+use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, PartStamp};
 use zernel_testkit::{Need, trial};
 
 use crate::report_on_job;
 
-type PlanChange = fn(&mut Plan);
+type PlanChange = fn(&mut JobPlan);
 
 /// Loops of all kinds, each with what is special about it.
 const LOOP_KINDS: [(&str, PlanChange); 6] = [
@@ -43,7 +43,7 @@ pub(crate) fn step_trials(needs: &[Need]) -> Vec<Trial> {
 }
 
 fn assert_steps_are_found(change: PlanChange) {
-    let mut plan = Plan::new(Cause::Gpu, 7);
+    let mut plan = JobPlan::new(Bottleneck::Gpu, 7);
     plan.kernel_us = 1000;
     plan.jitter = 0.1;
     plan.launches = 10;
@@ -54,7 +54,7 @@ fn assert_steps_are_found(change: PlanChange) {
     let ranks = report["ranks"].as_array().unwrap();
     assert_eq!(ranks.len(), job.plan().ranks as usize, "{printed}");
     for (number, rank) in ranks.iter().enumerate() {
-        let stamps = job.stamps(number as u32).unwrap();
+        let stamps = job.read_stamps(number as u32).unwrap();
         assert_steps_agree_with_stamps(&rank["steps"], &stamps, &printed);
         assert_launches(rank, job.plan(), &printed);
     }
@@ -62,7 +62,7 @@ fn assert_steps_are_found(change: PlanChange) {
 
 /// Launches per step and launches in all are within 5 % of the truth. The launches of an evaluation count as far as
 /// they were seen: while launches are sampled, windows miss most of them.
-fn assert_launches(rank: &Value, plan: &Plan, printed: &str) {
+fn assert_launches(rank: &Value, plan: &JobPlan, printed: &str) {
     let number = |key: &str| rank[key].as_f64().expect("a number");
     let (launches, error) = (number("launches"), number("launches_error"));
     let per_step = number("launches_per_step");
@@ -84,11 +84,11 @@ fn assert_launches(rank: &Value, plan: &Plan, printed: &str) {
     assert!(error < 0.25 * launches, "{printed}");
 }
 
-fn assert_steps_agree_with_stamps(found: &Value, stamps: &[Stamp], printed: &str) {
-    let is_step = |stamp: &&Stamp| matches!(stamp.part, Part::Step | Part::WarmUp);
+fn assert_steps_agree_with_stamps(found: &Value, stamps: &[PartStamp], printed: &str) {
+    let is_step = |stamp: &&PartStamp| matches!(stamp.part, JobPart::Step | JobPart::WarmUp);
     let steps = stamps.iter().filter(is_step).count();
     assert_eq!(found["count"].as_u64(), Some(steps as u64), "{printed}");
-    let usual = stamps.iter().filter(|stamp| stamp.part == Part::Step);
+    let usual = stamps.iter().filter(|stamp| stamp.part == JobPart::Step);
     let mut usual: Vec<u64> = usual.map(|stamp| stamp.end_ns - stamp.start_ns).collect();
     usual.sort_unstable();
     let truth = usual[usual.len() / 2] as f64 / 1e9;
@@ -99,7 +99,8 @@ fn assert_steps_agree_with_stamps(found: &Value, stamps: &[Stamp], printed: &str
         "{median} of {truth}: {printed}"
     );
     // The time between steps is not counted as steps.
-    let is_between = |stamp: &&Stamp| matches!(stamp.part, Part::Evaluation | Part::Checkpoint);
+    let is_between =
+        |stamp: &&PartStamp| matches!(stamp.part, JobPart::Evaluation | JobPart::Checkpoint);
     let between = stamps.iter().filter(is_between);
     let between: Vec<u64> = between.map(|stamp| stamp.end_ns - stamp.start_ns).collect();
     let pauses = found["pauses"].as_array().unwrap().len();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use serde_json::Value;
-use zernel_testjob::{Cause, Job, Load, Part, Plan};
+use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, LoadMethod};
 use zernel_testkit::{Need, trial};
 
 use crate::{MACHINE_LOCK, report_on_job};
@@ -21,7 +21,7 @@ pub(crate) fn torch_trials(needs: &[Need]) -> [Trial; 6] {
             assert_phases_are_as_planned(announcing_plan(1));
         }),
         trial("micro_batches_are_no_data_loading", needs, || {
-            assert_phases_are_as_planned(Plan {
+            assert_phases_are_as_planned(JobPlan {
                 loaders: 1,
                 load_us: 9_000,
                 ..announcing_plan(4)
@@ -47,8 +47,8 @@ pub(crate) fn torch_trials(needs: &[Need]) -> [Trial; 6] {
 }
 
 /// One rank of PyTorch without collectives.
-fn announcing_plan(accumulate: u32) -> Plan {
-    Plan {
+fn announcing_plan(accumulate: u32) -> JobPlan {
+    JobPlan {
         ranks: 1,
         buckets: 0,
         torch: true,
@@ -58,7 +58,7 @@ fn announcing_plan(accumulate: u32) -> Plan {
         kernel_us: 150,
         optimizer_launches: 20,
         steps: 400 / accumulate,
-        ..Plan::new(Cause::Gpu, 4)
+        ..JobPlan::new(Bottleneck::Gpu, 4)
     }
 }
 
@@ -73,23 +73,23 @@ fn phase_percent(rank: &Value, phase: &str) -> f64 {
     100.0 * training["phases"][phase].as_f64().expect(phase) / wall
 }
 
-fn assert_phases_are_as_planned(plan: Plan) {
+fn assert_phases_are_as_planned(plan: JobPlan) {
     let job = Job::new(plan).unwrap();
     let (report, printed) = report_on_job(&job);
-    let stamps = job.stamps(0).unwrap();
-    let first = stamps.iter().find(|stamp| stamp.part == Part::Step);
+    let stamps = job.read_stamps(0).unwrap();
+    let first = stamps.iter().find(|stamp| stamp.part == JobPart::Step);
     let begin_ns = first.expect("steps").start_ns;
-    let seconds = |part: Part| {
+    let seconds = |part: JobPart| {
         let own = stamps
             .iter()
             .filter(|stamp| stamp.part == part && stamp.start_ns >= begin_ns);
         own.map(|stamp| stamp.end_ns - stamp.start_ns).sum::<u64>() as f64
     };
     for (phase, part) in [
-        ("data_loading", Part::Data),
-        ("optimizer_step", Part::Update),
+        ("data_loading", JobPart::Data),
+        ("optimizer_step", JobPart::Update),
     ] {
-        let truth = 100.0 * seconds(part) / seconds(Part::Step);
+        let truth = 100.0 * seconds(part) / seconds(JobPart::Step);
         let seen = phase_percent(only_rank(&report), phase);
         eprintln!("{phase}: {seen:.1} % of {truth:.1} %");
         assert!(
@@ -109,7 +109,7 @@ fn assert_phases_are_as_planned(plan: Plan) {
 }
 
 fn inference_has_no_optimizer_step() {
-    let plan = Plan {
+    let plan = JobPlan {
         ranks: 1,
         buckets: 0,
         infers: true,
@@ -117,7 +117,7 @@ fn inference_has_no_optimizer_step() {
         launch_us: 40,
         kernel_us: 3,
         steps: 600,
-        ..Plan::new(Cause::Host, 0)
+        ..JobPlan::new(Bottleneck::Host, 0)
     };
     let (report, printed) = report_on_job(&Job::new(plan).unwrap());
     let rank = only_rank(&report);
@@ -132,7 +132,7 @@ fn inference_has_no_optimizer_step() {
 }
 
 fn reductions_through_the_cpu_are_communication() {
-    let plan = Plan {
+    let plan = JobPlan {
         gloo_us: 15_000,
         ..announcing_plan(1)
     };
@@ -149,14 +149,14 @@ fn reductions_through_the_cpu_are_communication() {
 }
 
 fn sleeping_loaders_need_more_workers() {
-    let plan = Plan {
+    let plan = JobPlan {
         ranks: 1,
         buckets: 0,
-        load: Load::Sleep,
+        load: LoadMethod::Sleep,
         loaders: 1,
         load_us: 25_000,
         steps: 100,
-        ..Plan::new(Cause::LoaderCpu, 0)
+        ..JobPlan::new(Bottleneck::LoaderCpu, 0)
     };
     let (report, printed) = report_on_job(&Job::new(plan).unwrap());
     let verdict = &report["verdict"];
@@ -177,10 +177,10 @@ impl Drop for KilledOnDrop {
 }
 
 fn attach_and_run_agree() {
-    let plan = Plan {
+    let plan = JobPlan {
         ranks: 2,
         steps: 4_000,
-        ..Plan::new(Cause::LoaderCpu, 1)
+        ..JobPlan::new(Bottleneck::LoaderCpu, 1)
     };
     let _machine = MACHINE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let job = Job::new(plan).unwrap();
