@@ -6,14 +6,14 @@ use std::thread;
 use std::time::Duration;
 
 use zernel_ebpf::discovery::Discovery;
-use zernel_testkit::bench::Comparison;
+use zernel_testkit::bench::TimedComparison;
 
 fn main() {
     if let Err(error) = Discovery::start() {
         println!("skipped: {error}");
         return;
     }
-    let mut comparison = Comparison::from_args();
+    let mut comparison = TimedComparison::from_args();
     comparison.measure("exec", 1, run_true);
     comparison.measure("dlopen and dlclose", 1, load_and_unload);
     do_while_discovering(|| {
@@ -27,9 +27,9 @@ fn main() {
     let mut procfs = Discovery::start_without_iterator().expect("it did before");
     comparison.measure("scan by procfs", 1, || scan_all_processes(&mut procfs));
     println!();
-    comparison.ratio("exec, discovered", "exec");
-    comparison.ratio("dlopen and dlclose, discovered", "dlopen and dlclose");
-    comparison.ratio("scan by the iterator", "scan by procfs");
+    comparison.print_ratio("exec, discovered", "exec");
+    comparison.print_ratio("dlopen and dlclose, discovered", "dlopen and dlclose");
+    comparison.print_ratio("scan by the iterator", "scan by procfs");
 }
 
 /// Does something while another thread discovers processes.

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use zernel_ebpf::observer::{Observer, ObserverOptions};
 use zernel_softgpu::install::{Prologue, install_libraries};
-use zernel_testkit::bench::{Turns, median};
+use zernel_testkit::bench::{AlternatingTurns, median};
 
 static EMPTY_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/empty.bpf.o"));
 
@@ -66,7 +66,7 @@ fn main() {
         MeasuredArm::Empty,
         MeasuredArm::Both,
     ];
-    let turns = Turns::take(&arms, ROUND_COUNT, |arm| match arm {
+    let turns = AlternatingTurns::take_turns(&arms, ROUND_COUNT, |arm| match arm {
         MeasuredArm::NoObserver => players.play_with_programs(0),
         MeasuredArm::Empty => {
             let _link = attach_empty().expect("the observer's programs load too");
@@ -79,7 +79,7 @@ fn main() {
     });
     println!("What a context switch takes:");
     for arm in arms {
-        turns.plain(arm);
+        turns.print_median(arm);
     }
     turns.added(MeasuredArm::Others, MeasuredArm::NoObserver);
     turns.added(MeasuredArm::Empty, MeasuredArm::NoObserver);

@@ -6,7 +6,7 @@ use fastrand::Rng;
 use zernel_ebpf::twin::{BATCH, ClassifyBatch, PhaseTwin};
 use zernel_phase::shared::{RawPhaseConfig, RawPhaseSample};
 use zernel_phase::{PhaseDetectorConfig, ZernelTaskState, classify};
-use zernel_testkit::bench::Comparison;
+use zernel_testkit::bench::TimedComparison;
 use zerocopy::FromZeros;
 
 fn main() {
@@ -26,7 +26,7 @@ fn main() {
     }
     twin.classify(&mut batch).expect("the twin runs");
 
-    let mut comparison = Comparison::from_args();
+    let mut comparison = TimedComparison::from_args();
     comparison.measure("rule in the kernel", BATCH as u64, || {
         twin.run_in_place("classify").expect("the twin runs");
     });
@@ -36,7 +36,7 @@ fn main() {
         }
     });
     println!();
-    comparison.ratio("rule in the kernel", "rule in userspace");
+    comparison.print_ratio("rule in the kernel", "rule in userspace");
 }
 
 fn random_states() -> Vec<ZernelTaskState> {

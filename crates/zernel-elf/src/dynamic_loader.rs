@@ -5,14 +5,14 @@ use std::path::Path;
 
 use thiserror::Error;
 
-use crate::elf_image::{Image, ImageError};
+use crate::elf_image::{ElfImage, ImageError};
 use crate::{FunctionName, LibraryLimit, open_regular};
 
 /// The function that a loader calls before and after it changes its list of objects, as a
 /// breakpoint for debuggers.
-const HOOK_SYMBOL: &str = "_dl_debug_state";
+const DEBUG_HOOK_SYMBOL: &str = "_dl_debug_state";
 /// The `struct r_debug` of glibc's loader.
-const STATE_SYMBOL: &str = "_r_debug";
+const DEBUG_STATE_SYMBOL: &str = "_r_debug";
 /// Offset of `r_state` in `struct r_debug`, on 64 bits.
 const STATE_FIELD_OFFSET: u64 = 24;
 
@@ -69,8 +69,8 @@ impl LoaderSymbols {
     /// Reads the symbols of the file at `path`, with the limits of a library.
     pub fn read(path: &Path) -> Result<Self, LoaderError> {
         let file = open_regular(path)?.ok_or(LoaderError::NotAFile)?;
-        let image = Image::read(&file)?;
-        let names = [HOOK_SYMBOL, STATE_SYMBOL].map(FunctionName::Exact);
+        let image = ElfImage::read(&file)?;
+        let names = [DEBUG_HOOK_SYMBOL, DEBUG_STATE_SYMBOL].map(FunctionName::Exact);
         let found = image.find_symbols(&file, &names)?;
         let address = |number: usize| Some(found[number].first()?.symbol.address);
         let hook = address(0).ok_or(LoaderError::NoHook)?;
@@ -86,14 +86,14 @@ impl LoaderSymbols {
 
 #[cfg(test)]
 mod tests {
-    use zernel_testkit::elf_builder::{CODE_OFFSET, ElfBuilder, function};
+    use zernel_testkit::elf_builder::{CODE_OFFSET, ElfBuilder, global_function};
 
     use super::*;
-    use crate::tests::write;
+    use crate::tests::write_to_file;
 
     #[test]
     fn a_file_without_the_loader_hook_is_refused() {
-        let garbage = write(b"no ELF");
+        let garbage = write_to_file(b"no ELF");
         let garbage = LoaderSymbols::read(garbage.path());
         assert!(
             matches!(garbage, Err(LoaderError::NotElf(_))),
@@ -105,15 +105,15 @@ mod tests {
 
     #[test]
     fn the_hook_of_a_minimal_loader_is_found() {
-        let mut elf = ElfBuilder::new(&[0xc3], vec![function(HOOK_SYMBOL, 1)]);
-        let file = write(&elf.bytes());
+        let mut elf = ElfBuilder::new(&[0xc3], vec![global_function(DEBUG_HOOK_SYMBOL, 1)]);
+        let file = write_to_file(&elf.build_file());
         let expected = LoaderSymbols {
             offset: CODE_OFFSET as usize,
             state_distance: 0,
         };
         assert_eq!(LoaderSymbols::read(file.path()).unwrap(), expected);
         elf.symbols[0].address = 1;
-        let outside = LoaderSymbols::read(write(&elf.bytes()).path());
+        let outside = LoaderSymbols::read(write_to_file(&elf.build_file()).path());
         assert!(
             matches!(outside, Err(LoaderError::HookOutsideCode)),
             "{outside:?}"

@@ -35,12 +35,12 @@ pub(super) enum ImageError {
 
 use ImageError::{Malformed, OverLimit};
 
-const ENDS_EARLY: &str = "it ends before the data that its headers point to";
+const ENDS_EARLY_REASON: &str = "it ends before the data that its headers point to";
 
 impl From<io::Error> for ImageError {
     fn from(error: io::Error) -> Self {
         if is_past_end_of_file(&error) {
-            Malformed(ENDS_EARLY)
+            Malformed(ENDS_EARLY_REASON)
         } else {
             Self::Unreadable(error)
         }
@@ -63,14 +63,14 @@ struct CodeSegment {
 
 /// The parts of an ELF file that are needed to find functions.
 #[derive(Debug)]
-pub(super) struct Image {
+pub(super) struct ElfImage {
     pub(super) is_x86_64: bool,
     /// Code segments that are not empty, by address.
     code: Vec<CodeSegment>,
     pub(super) tables: Vec<TablePlace>,
 }
 
-impl Image {
+impl ElfImage {
     pub(super) fn read(file: &File) -> Result<Self, ImageError> {
         let header = read_header(file)?;
         let segments = read_segments(file, &header)?;
@@ -103,13 +103,13 @@ impl Image {
 /// Where a symbol table, its names and its versions are in the file.
 #[derive(Debug)]
 pub(super) struct TablePlace {
-    pub(super) symbols: Records<Sym64<LE>>,
-    pub(super) strings: Records<u8>,
-    pub(super) versions: Option<Records<Versym<LE>>>,
+    pub(super) symbols: TableRecords<Sym64<LE>>,
+    pub(super) strings: TableRecords<u8>,
+    pub(super) versions: Option<TableRecords<Versym<LE>>>,
 }
 
 fn read_header(file: &File) -> Result<FileHeader64<LE>, ImageError> {
-    let header = match Array::<FileHeader64<LE>>::read(file, 0, 1) {
+    let header = match RecordArray::<FileHeader64<LE>>::read(file, 0, 1) {
         Ok(header) => header.as_slice()[0],
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             return Err(Malformed("it is too short for an ELF header"));
@@ -131,14 +131,18 @@ fn read_header(file: &File) -> Result<FileHeader64<LE>, ImageError> {
 fn read_segments(
     file: &File,
     header: &FileHeader64<LE>,
-) -> Result<Array<ProgramHeader64<LE>>, ImageError> {
+) -> Result<RecordArray<ProgramHeader64<LE>>, ImageError> {
     let count = header.e_phnum.get(LE);
     if count == PN_XNUM
         || usize::from(header.e_phentsize.get(LE)) != size_of::<ProgramHeader64<LE>>()
     {
         return Err(Malformed("its program headers have an unknown format"));
     }
-    Ok(Array::read(file, header.e_phoff.get(LE), count.into())?)
+    Ok(RecordArray::read(
+        file,
+        header.e_phoff.get(LE),
+        count.into(),
+    )?)
 }
 
 /// Returns the code segments. Overlapping segments are an error, because an address would then mean
@@ -187,7 +191,7 @@ fn find_tables(
     if count > 0 && usize::from(header.e_shentsize.get(LE)) != size_of::<SectionHeader64<LE>>() {
         return Err(Malformed("its section headers have an unknown format"));
     }
-    let sections = Array::read(file, header.e_shoff.get(LE), count.into())?;
+    let sections = RecordArray::read(file, header.e_shoff.get(LE), count.into())?;
     let sections: &[SectionHeader64<LE>] = sections.as_slice();
     let find = |kind| {
         sections
@@ -228,28 +232,28 @@ fn find_table(
         section.sh_type.get(LE) == SHT_GNU_VERSYM && section.sh_link.get(LE) as usize == index
     });
     Ok(TablePlace {
-        symbols: Records::new(table, file_length)?,
-        strings: Records::new(strings, file_length)?,
+        symbols: TableRecords::new(table, file_length)?,
+        strings: TableRecords::new(strings, file_length)?,
         versions: versions
-            .map(|section| Records::new(section, file_length))
+            .map(|section| TableRecords::new(section, file_length))
             .transpose()?,
     })
 }
 
 /// Where records of one type are in a file. All records are within the file's length at the time of opening.
 #[derive(Debug)]
-pub(super) struct Records<T> {
+pub(super) struct TableRecords<T> {
     file_offset: u64,
     pub(super) count: u64,
     record: PhantomData<T>,
 }
 
-impl<T: Pod> Records<T> {
+impl<T: Pod> TableRecords<T> {
     fn new(section: &SectionHeader64<LE>, file_length: u64) -> Result<Self, ImageError> {
         let (file_offset, length) = (section.sh_offset.get(LE), section.sh_size.get(LE));
         let end = file_offset.checked_add(length);
         if end.is_none_or(|end| end > file_length) {
-            return Err(Malformed(ENDS_EARLY));
+            return Err(Malformed(ENDS_EARLY_REASON));
         }
         Ok(Self {
             file_offset,
@@ -259,27 +263,27 @@ impl<T: Pod> Records<T> {
     }
 
     /// Reads at most `limit` records from `first` on: fewer at the end of the table.
-    pub(super) fn read(&self, file: &File, first: u64, limit: usize) -> io::Result<Array<T>> {
+    pub(super) fn read(&self, file: &File, first: u64, limit: usize) -> io::Result<RecordArray<T>> {
         let count = self.count.saturating_sub(first).min(limit as u64);
         let offset = self.file_offset + first.min(self.count) * size_of::<T>() as u64;
-        Array::read(file, offset, count as usize)
+        RecordArray::read(file, offset, count as usize)
     }
 }
 
 /// Records of a file, in memory that is aligned for them.
 #[derive(Debug)]
-pub(super) struct Array<T> {
+pub(super) struct RecordArray<T> {
     words: Vec<u64>,
     count: usize,
     record: PhantomData<T>,
 }
 
-impl<T: Pod> Array<T> {
+impl<T: Pod> RecordArray<T> {
     pub(super) fn read(file: &File, offset: u64, count: usize) -> io::Result<Self> {
         const { assert!(align_of::<T>() <= align_of::<u64>()) };
         let bytes = count * size_of::<T>();
         #[cfg(test)]
-        crate::tests::count_read(bytes);
+        crate::tests::count_bytes_read(bytes);
         let mut words = vec![0; bytes.div_ceil(size_of::<u64>())];
         file.read_exact_at(&mut pod::bytes_of_slice_mut(&mut words)[..bytes], offset)?;
         Ok(Self {

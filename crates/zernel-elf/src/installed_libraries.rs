@@ -13,11 +13,11 @@ impl LibraryKind {
     /// Returns the installed files of this kind: from the linker cache, `LD_LIBRARY_PATH` and
     /// Python packages. Files inside containers are not included.
     #[must_use]
-    pub fn installed(self) -> BTreeSet<PathBuf> {
-        let paths = linker_cache()
+    pub fn installed_paths(self) -> BTreeSet<PathBuf> {
+        let paths = paths_in_linker_cache()
             .into_iter()
-            .chain(library_path())
-            .chain(python_packages());
+            .chain(paths_in_library_path())
+            .chain(paths_in_python_packages());
         paths
             .filter(|path| path.file_name().and_then(Self::from_file_name) == Some(self))
             .filter_map(|path| path.canonicalize().ok())
@@ -25,7 +25,7 @@ impl LibraryKind {
     }
 }
 
-fn linker_cache() -> Vec<PathBuf> {
+fn paths_in_linker_cache() -> Vec<PathBuf> {
     // `/sbin` is not in every user's PATH.
     let output = ["ldconfig", "/sbin/ldconfig"]
         .into_iter()
@@ -37,16 +37,16 @@ fn linker_cache() -> Vec<PathBuf> {
         .collect()
 }
 
-fn library_path() -> Vec<PathBuf> {
+fn paths_in_library_path() -> Vec<PathBuf> {
     let variable = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     env::split_paths(&variable)
-        .flat_map(|folder| entries(&folder))
+        .flat_map(|folder| entries_of_folder(&folder))
         .collect()
 }
 
 /// Returns candidate files from the folders where pip and conda install NVIDIA's libraries: beside
 /// every Python in the PATH, in the system's prefixes, and per user.
-fn python_packages() -> Vec<PathBuf> {
+fn paths_in_python_packages() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let beside_python = env::split_paths(&path).filter_map(|folder| {
         let python = folder.join("python3");
@@ -69,7 +69,7 @@ fn python_packages() -> Vec<PathBuf> {
 
 /// Returns the files of a library folder and of NVIDIA's packages in the Python versions below it.
 fn with_python_packages(folder: &Path) -> Vec<PathBuf> {
-    let files = entries(folder);
+    let files = entries_of_folder(folder);
     let pythons = files.iter().filter(|entry| {
         let name = entry.file_name().and_then(OsStr::to_str);
         name.is_some_and(|name| name.starts_with("python3"))
@@ -78,13 +78,13 @@ fn with_python_packages(folder: &Path) -> Vec<PathBuf> {
         .flat_map(|python| {
             ["site-packages", "dist-packages"].map(|kind| python.join(kind).join("nvidia"))
         })
-        .flat_map(|packages| entries(&packages))
-        .flat_map(|package| entries(&package.join("lib")))
+        .flat_map(|packages| entries_of_folder(&packages))
+        .flat_map(|package| entries_of_folder(&package.join("lib")))
         .collect();
     files.into_iter().chain(libraries).collect()
 }
 
-fn entries(folder: &Path) -> Vec<PathBuf> {
+fn entries_of_folder(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     entries
         .filter_map(|entry| Some(entry.ok()?.path()))

@@ -2,7 +2,7 @@
 //!
 //! A probe is attached to an offset in a file. [`Library`] finds the offset of an exported function
 //! and chooses the cheapest instruction near the function's entry. At that instruction the stack
-//! pointer, the argument registers and memory are still as at the entry. So a [`Site`] is
+//! pointer, the argument registers and memory are still as at the entry. So a [`ProbeSite`] is
 //! equivalent to the entry, also for return probes.
 //!
 //! The files belong to the observed processes: they may be damaged, huge, replaced or written to
@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use dynamic_loader::{LoaderError, LoaderSymbols};
-use elf_image::{Image, ImageError, is_past_end_of_file};
+use elf_image::{ElfImage, ImageError, is_past_end_of_file};
 pub use file_identity::FileIdentity;
 pub use library_kind::LibraryKind;
 pub use limits::LibraryLimit;
@@ -157,7 +157,7 @@ pub enum TrapCost {
 
 /// A probe site: the instruction at which to probe a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Site {
+pub struct ProbeSite {
     /// File offset of the instruction.
     pub file_offset: u64,
     /// Distance from the function's entry in bytes.
@@ -172,12 +172,12 @@ pub struct Library {
     path: PathBuf,
     file: File,
     identity: FileIdentity,
-    image: Image,
+    image: ElfImage,
 }
 
 /// The probe sites of the functions that one [`FunctionName`] matches. Without a match it is one
 /// error.
-pub type MatchedSites = Vec<Result<Site, SiteError>>;
+pub type MatchedSites = Vec<Result<ProbeSite, SiteError>>;
 
 impl Library {
     /// Opens a library and reads its headers.
@@ -195,8 +195,8 @@ impl Library {
             path: path.to_owned(),
         })?;
         let identity = FileIdentity::read(&file).map_err(unreadable)?;
-        let image = Image::read(&file);
-        unless_changed(path, &file, identity, image).map(|image| Self {
+        let image = ElfImage::read(&file);
+        unless_file_changed(path, &file, identity, image).map(|image| Self {
             path: path.to_owned(),
             file,
             identity,
@@ -218,9 +218,12 @@ impl Library {
 
     /// Returns the probe sites of functions, in the order of `names`. Reads the symbol tables
     /// twice at most, so look up all functions at once.
-    pub fn find(&self, names: &[FunctionName<'_>]) -> Result<Vec<MatchedSites>, LibraryError> {
+    pub fn find_functions(
+        &self,
+        names: &[FunctionName<'_>],
+    ) -> Result<Vec<MatchedSites>, LibraryError> {
         let found = self.find_sites(names);
-        unless_changed(&self.path, &self.file, self.identity, found)
+        unless_file_changed(&self.path, &self.file, self.identity, found)
     }
 
     fn find_sites(&self, names: &[FunctionName<'_>]) -> Result<Vec<MatchedSites>, ImageError> {
@@ -230,7 +233,7 @@ impl Library {
             .map(|symbols| symbols.iter().map(|it| self.read_entry(it)).collect())
             .collect();
         let skipped = entries.iter().flatten().flatten();
-        let skipped: HashSet<u64> = skipped.flat_map(Entry::skipped_addresses).collect();
+        let skipped: HashSet<u64> = skipped.flat_map(FunctionEntry::skipped_addresses).collect();
         let other_entries = match skipped.is_empty() {
             true => HashSet::new(),
             false => self.image.addresses_of_symbols(&self.file, &skipped)?,
@@ -246,7 +249,7 @@ impl Library {
                 });
             }
             if matched.is_empty() {
-                let symbol = name.text().to_owned();
+                let symbol = name.as_text().to_owned();
                 matched.push(Err(SiteError::NotExported { symbol }));
             }
             sites.push(matched);
@@ -255,7 +258,7 @@ impl Library {
     }
 
     /// Reads the first instructions of a function.
-    fn read_entry<'a>(&self, found: &'a NamedSymbol) -> Result<Entry<'a>, SiteError> {
+    fn read_entry<'a>(&self, found: &'a NamedSymbol) -> Result<FunctionEntry<'a>, SiteError> {
         let NamedSymbol { name, symbol } = found;
         match symbol.kind {
             SymbolKind::Function => {}
@@ -281,7 +284,7 @@ impl Library {
         let window = self
             .read(code.start, window)
             .map_err(|error| unreadable_code_error(name, symbol, error))?;
-        Ok(Entry {
+        Ok(FunctionEntry {
             name,
             symbol,
             file_offset: code.start,
@@ -299,11 +302,11 @@ impl Library {
     /// code that is decoded.
     fn choose_site(
         &self,
-        entry: &Entry<'_>,
+        entry: &FunctionEntry<'_>,
         other_entries: &HashSet<u64>,
         code_bytes: &mut u64,
-    ) -> Result<Result<Site, SiteError>, ImageError> {
-        let at = |displacement: usize, trap| Site {
+    ) -> Result<Result<ProbeSite, SiteError>, ImageError> {
+        let at = |displacement: usize, trap| ProbeSite {
             file_offset: entry.file_offset + displacement as u64,
             displacement: displacement as u8,
             trap,
@@ -346,14 +349,14 @@ impl Library {
     fn read(&self, offset: u64, length: u64) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; length as usize];
         #[cfg(test)]
-        tests::count_read(bytes.len());
+        tests::count_bytes_read(bytes.len());
         self.file.read_exact_at(&mut bytes, offset)?;
         Ok(bytes)
     }
 }
 
 /// The start of a function.
-struct Entry<'a> {
+struct FunctionEntry<'a> {
     name: &'a str,
     symbol: &'a Symbol,
     file_offset: u64,
@@ -365,7 +368,7 @@ struct Entry<'a> {
     depends_on_mode: bool,
 }
 
-impl Entry<'_> {
+impl FunctionEntry<'_> {
     /// Returns the addresses after the entry, up to and including the emulated instruction. Calls
     /// execute that instruction exactly once only if no symbol and no branch leads there.
     fn skipped_addresses(&self) -> impl Iterator<Item = u64> + use<> {
@@ -402,7 +405,7 @@ fn unreadable_code_error(name: &str, symbol: &Symbol, error: io::Error) -> SiteE
 
 /// Returns what was read of a file, or the reason why it could not be read. A write to the file
 /// during the read explains any result.
-fn unless_changed<T>(
+fn unless_file_changed<T>(
     path: &Path,
     file: &File,
     identity: FileIdentity,

@@ -35,7 +35,7 @@ impl LibraryKind {
 
     /// Returns the file name without its version: `libcuda`.
     #[must_use]
-    pub fn stem(self) -> &'static str {
+    pub fn file_stem(self) -> &'static str {
         match self {
             Self::Cuda => "libcuda",
             Self::CudaRuntime => "libcudart",
@@ -65,7 +65,7 @@ impl LibraryKind {
             Some(_) => return None,
             None => stem,
         };
-        Self::ALL.into_iter().find(|kind| kind.stem() == stem)
+        Self::ALL.into_iter().find(|kind| kind.file_stem() == stem)
     }
 }
 
@@ -89,7 +89,7 @@ fn is_hash(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn kind(name: &str) -> Option<LibraryKind> {
+    fn kind_of_file_name(name: &str) -> Option<LibraryKind> {
         LibraryKind::from_file_name(OsStr::new(name))
     }
 
@@ -110,7 +110,7 @@ mod tests {
             ("libtorch_python.so", LibraryKind::TorchPython),
             ("libc10.so", LibraryKind::C10),
         ] {
-            assert_eq!(kind(name), Some(expected), "{name}");
+            assert_eq!(kind_of_file_name(name), Some(expected), "{name}");
         }
     }
 
@@ -132,7 +132,7 @@ mod tests {
             "[heap]",
             ".so",
         ] {
-            assert_eq!(kind(name), None, "{name}");
+            assert_eq!(kind_of_file_name(name), None, "{name}");
         }
     }
 }

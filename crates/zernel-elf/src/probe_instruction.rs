@@ -125,9 +125,9 @@ fn is_self_move(instruction: &Instruction) -> bool {
 /// the one at `displacement`. `function` is its whole code.
 pub(super) fn is_executed_once_per_call(function: &[u8], displacement: usize) -> bool {
     // An address far from zero, so that branch targets in both directions are valid.
-    const ENTRY: u64 = 1 << 40;
-    let skipped = ENTRY + 1..=ENTRY + displacement as u64;
-    let mut decoder = Decoder::with_ip(64, function, ENTRY, DecoderOptions::NONE);
+    const ENTRY_ADDRESS: u64 = 1 << 40;
+    let skipped = ENTRY_ADDRESS + 1..=ENTRY_ADDRESS + displacement as u64;
+    let mut decoder = Decoder::with_ip(64, function, ENTRY_ADDRESS, DecoderOptions::NONE);
     let mut instruction = Instruction::default();
     while decoder.can_decode() {
         decoder.decode_out(&mut instruction);

@@ -11,13 +11,13 @@ use std::fs::File;
 use object::LittleEndian as LE;
 use object::elf::{SHN_UNDEF, STB_LOCAL, STT_FUNC, STT_GNU_IFUNC, Sym64};
 
-use crate::elf_image::{Image, ImageError, TablePlace};
+use crate::elf_image::{ElfImage, ImageError, TablePlace};
 use crate::limits::{LibraryLimit, MAX_MATCHES, MAX_MATCHES_PER_NAME, MAX_NAME_BYTES};
 
 /// Symbols read at once.
-const SYMBOL_PIECE: usize = 4096;
+const SYMBOLS_PER_READ: usize = 4096;
 /// Bytes of names read at once.
-const STRING_PIECE: usize = 256 << 10;
+const STRING_BYTES_PER_READ: usize = 256 << 10;
 
 /// The name of a function to look up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum FunctionName<'a> {
 impl<'a> FunctionName<'a> {
     /// Returns the name or the prefix.
     #[must_use]
-    pub fn text(self) -> &'a str {
+    pub fn as_text(self) -> &'a str {
         match self {
             Self::Exact(text) | Self::Prefix(text) => text,
         }
@@ -66,14 +66,14 @@ pub(super) struct NamedSymbol {
 
 /// A symbol whose name may match.
 #[derive(Debug, Clone, Copy)]
-struct Candidate {
+struct SymbolCandidate {
     /// Offset of its name in the table of names.
     name: u32,
     /// Index of the symbol in the symbol table.
     index: u32,
 }
 
-impl Image {
+impl ElfImage {
     /// Returns the symbols of each name, in the order of `names`: at most one for an exact name,
     /// and one per exported function for a prefix. Of several versions the default one wins, else
     /// the first.
@@ -133,11 +133,11 @@ impl TablePlace {
         file: &File,
         wanted: &WantedNames<'_>,
         names: usize,
-    ) -> Result<Vec<Vec<Candidate>>, ImageError> {
+    ) -> Result<Vec<Vec<SymbolCandidate>>, ImageError> {
         let mut candidates = Vec::with_capacity(self.symbols.count as usize);
         self.for_each_exported(file, |index, symbol| {
             let name = symbol.st_name.get(LE);
-            candidates.push(Candidate { name, index });
+            candidates.push(SymbolCandidate { name, index });
         })?;
         candidates.sort_unstable_by_key(|candidate| candidate.name);
         let mut matches = vec![Vec::new(); names];
@@ -145,10 +145,10 @@ impl TablePlace {
         while let Some(first) = rest.first() {
             let start = u64::from(first.name);
             // The names that begin in this piece may end in the next one.
-            let piece = self
-                .strings
-                .read(file, start, STRING_PIECE + wanted.longest + 1)?;
-            let end = start + STRING_PIECE as u64;
+            let piece =
+                self.strings
+                    .read(file, start, STRING_BYTES_PER_READ + wanted.longest + 1)?;
+            let end = start + STRING_BYTES_PER_READ as u64;
             let here = rest.partition_point(|candidate| u64::from(candidate.name) < end);
             let (inside, later) = rest.split_at(here);
             for candidate in inside {
@@ -156,7 +156,7 @@ impl TablePlace {
                 let Some(text) = piece.as_slice().get(offset..) else {
                     break;
                 };
-                for number in wanted.matching(text) {
+                for number in wanted.matching_indices(text) {
                     if matches[number].len() == MAX_MATCHES_PER_NAME {
                         return Err(ImageError::OverLimit(LibraryLimit::MatchesPerName));
                     }
@@ -174,8 +174,8 @@ impl TablePlace {
         file: &File,
         mut visit: impl FnMut(u32, &Sym64<LE>),
     ) -> Result<(), ImageError> {
-        for first in (0..self.symbols.count).step_by(SYMBOL_PIECE) {
-            let piece = self.symbols.read(file, first, SYMBOL_PIECE)?;
+        for first in (0..self.symbols.count).step_by(SYMBOLS_PER_READ) {
+            let piece = self.symbols.read(file, first, SYMBOLS_PER_READ)?;
             for (index, symbol) in (first as u32..).zip(piece.as_slice()) {
                 if symbol.st_bind() != STB_LOCAL && symbol.st_shndx.get(LE) != SHN_UNDEF {
                     visit(index, symbol);
@@ -191,7 +191,7 @@ impl TablePlace {
         &self,
         file: &File,
         wanted: FunctionName<'_>,
-        candidate: Candidate,
+        candidate: SymbolCandidate,
     ) -> Result<Option<NamedSymbol>, ImageError> {
         let index = u64::from(candidate.index);
         let records = self.symbols.read(file, index, 1)?;
@@ -253,7 +253,7 @@ impl<'a> WantedNames<'a> {
             longest: 0,
         };
         for (number, name) in names.iter().enumerate() {
-            let text = name.text().as_bytes();
+            let text = name.as_text().as_bytes();
             wanted.longest = wanted.longest.max(text.len());
             match name {
                 FunctionName::Exact(_) => wanted.exact.entry(text).or_default().push(number),
@@ -265,7 +265,7 @@ impl<'a> WantedNames<'a> {
 
     /// Returns the numbers of the names that match the name at the start of `text`. Looks at no
     /// more bytes than the longest wanted name has.
-    fn matching(&self, text: &[u8]) -> impl Iterator<Item = usize> {
+    fn matching_indices(&self, text: &[u8]) -> impl Iterator<Item = usize> {
         let head = &text[..text.len().min(self.longest + 1)];
         let end = head.iter().position(|byte| *byte == 0);
         let exact = end.and_then(|end| self.exact.get(&head[..end]));

@@ -8,18 +8,18 @@ use std::path::PathBuf;
 use rustix::fs::MemfdFlags;
 use zernel_elf::{FunctionName, Library, LoaderSymbols};
 use zernel_testkit::allocation::CountingAllocator;
-use zernel_testkit::elf_builder::{CODE_ADDRESS, ElfBuilder, ElfSymbol, function};
+use zernel_testkit::elf_builder::{CODE_ADDRESS, ElfBuilder, ElfSymbol, global_function};
 use zernel_testkit::fuzz::FuzzTarget;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// `endbr64; push %rbp; mov %rdi,%rax; je; pop %rbp; ret; nop; …`
-const CODE: [u8; 16] = [
+const FUNCTION_CODE: [u8; 16] = [
     0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x48, 0x89, 0xf8, 0x74, 0x01, 0x5d, 0xc3, 0x90, 0xeb, 0xf9, 0xc3,
 ];
 
-const NAMES: [FunctionName<'_>; 6] = [
+const REQUESTED_NAMES: [FunctionName<'_>; 6] = [
     FunctionName::Exact("cuInit"),
     FunctionName::Exact("cuLaunchKernel"),
     FunctionName::Exact(""),
@@ -28,7 +28,7 @@ const NAMES: [FunctionName<'_>; 6] = [
     FunctionName::Prefix("_"),
 ];
 
-const WORDS: [&str; 6] = [
+const DICTIONARY_WORDS: [&str; 6] = [
     "cuInit\0",
     "cuLaunchKernel",
     "_ZN5torch8autograd6Engine7executeE",
@@ -54,18 +54,18 @@ impl MemoryFile {
 }
 
 /// Libraries with one, few and many symbols.
-fn libraries() -> [Vec<u8>; 3] {
+fn example_libraries() -> [Vec<u8>; 3] {
     let symbols = |names: &[&'static str]| {
         let names = names.iter().enumerate();
         let symbols = names.map(|(number, name)| ElfSymbol {
             address: CODE_ADDRESS + number as u64 % 4,
             version: 1 + 0x8000 * (number as u16 % 2),
-            ..function(*name, 12)
+            ..global_function(*name, 12)
         });
-        ElfBuilder::new(&CODE, symbols.collect()).bytes()
+        ElfBuilder::new(&FUNCTION_CODE, symbols.collect()).build_file()
     };
     let many: Vec<ElfSymbol> = (0..100)
-        .map(|number| function(format!("_ZN5torch{number}"), 7))
+        .map(|number| global_function(format!("_ZN5torch{number}"), 7))
         .collect();
     [
         symbols(&["cuInit"]),
@@ -79,21 +79,24 @@ fn libraries() -> [Vec<u8>; 3] {
             "_dl_debug_state",
             "_r_debug",
         ]),
-        ElfBuilder::new(&CODE, many).bytes(),
+        ElfBuilder::new(&FUNCTION_CODE, many).build_file(),
     ]
 }
 
-fn target(name: &str) -> FuzzTarget<'_> {
-    let target = FuzzTarget::new(name, 60_000).words(WORDS);
-    libraries().into_iter().fold(target, FuzzTarget::input)
+fn fuzz_target(name: &str) -> FuzzTarget<'_> {
+    let target = FuzzTarget::new(name, 60_000).words(DICTIONARY_WORDS);
+    example_libraries()
+        .into_iter()
+        .fold(target, FuzzTarget::input)
 }
 
 #[test]
 fn fuzz_library() {
     let file = MemoryFile::new();
     let mut usable = 0_u64;
-    let outcome = target("library").run(|content| {
-        let sites = Library::open(&file.fill(content)).and_then(|library| library.find(&NAMES));
+    let outcome = fuzz_target("library").run(|content| {
+        let sites = Library::open(&file.fill(content))
+            .and_then(|library| library.find_functions(&REQUESTED_NAMES));
         usable += u64::from(sites.is_ok());
         for site in sites.into_iter().flatten().flatten().flatten() {
             assert!(site.file_offset < content.len() as u64, "{site:?}");
@@ -106,7 +109,7 @@ fn fuzz_library() {
 fn fuzz_dynamic_loader() {
     let file = MemoryFile::new();
     let mut found = 0_u64;
-    let outcome = target("dynamic-loader").run(|content| {
+    let outcome = fuzz_target("dynamic-loader").run(|content| {
         found += u64::from(LoaderSymbols::read(&file.fill(content)).is_ok());
     });
     assert!(found > outcome.inputs / 50, "{found} loaders: {outcome:?}");

@@ -44,14 +44,14 @@ impl Cgroup {
             if let Some(uid) = pod_uid(segment) {
                 cgroup.pod_uid = Some(uid);
                 cgroup.container = None;
-            } else if let Some(id) = container(segment) {
+            } else if let Some(id) = container_id(segment) {
                 // A container started inside a pod's container is unknown to the cluster.
                 if cgroup.pod_uid.is_none() || cgroup.container.is_none() {
                     cgroup.container = Some(id);
                 }
-            } else if in_slurm && let Some(job) = slurm_job(segment) {
+            } else if in_slurm && let Some(job) = slurm_job_id(segment) {
                 cgroup.slurm_job = Some(job);
-            } else if is_unit(segment) {
+            } else if is_systemd_unit(segment) {
                 cgroup.unit = Some(to_printable(segment.as_bytes(), MAX_NAME_BYTES));
             }
         }
@@ -101,24 +101,24 @@ pub(super) fn pod_uid(segment: &str) -> Option<String> {
 
 /// Parses the id in `<id>`, `docker-<id>.scope`, `cri-containerd-<id>.scope`, `crio-<id>.scope`,
 /// `libpod-<id>.scope` or `lxc.payload.<name>`.
-fn container(segment: &str) -> Option<String> {
-    const ID: usize = 64;
+fn container_id(segment: &str) -> Option<String> {
+    const CONTAINER_ID_DIGITS: usize = 64;
     if let Some(name) = segment.strip_prefix("lxc.payload.") {
         return (!name.is_empty()).then(|| to_printable(name.as_bytes(), MAX_NAME_BYTES));
     }
     let name = segment.strip_suffix(".scope").unwrap_or(segment);
     let (runtime, id) = name.rsplit_once('-').unwrap_or(("", name));
     // conmon is the monitor of a container and runs outside of it.
-    (is_hex(id, ID) && !runtime.ends_with("conmon")).then(|| id.to_owned())
+    (is_hex(id, CONTAINER_ID_DIGITS) && !runtime.ends_with("conmon")).then(|| id.to_owned())
 }
 
 /// Parses `job_<number>`.
-pub(super) fn slurm_job(segment: &str) -> Option<String> {
+pub(super) fn slurm_job_id(segment: &str) -> Option<String> {
     let number = segment.strip_prefix("job_")?;
     number.parse::<u32>().is_ok().then(|| number.to_owned())
 }
 
-fn is_unit(segment: &str) -> bool {
+fn is_systemd_unit(segment: &str) -> bool {
     let is_conmon = segment.contains("conmon-");
     !is_conmon && (segment.ends_with(".service") || segment.ends_with(".scope"))
 }
@@ -140,7 +140,7 @@ mod tests {
 
     /// A path with placeholders `{id}`, `{inner}`, `{uid}` and `{uid_}` for the constants above;
     /// then pod, container, Slurm job and unit.
-    type Case = (
+    type CgroupCase = (
         &'static str,
         Option<&'static str>,
         Option<&'static str>,
@@ -149,7 +149,7 @@ mod tests {
     );
 
     #[rustfmt::skip] // a table
-    const CASES: &[Case] = &[
+    const CGROUP_CASES: &[CgroupCase] = &[
         // containerd
         ("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid_}.slice/cri-containerd-{id}.scope",
             Some(UID), Some(ID), None, None),
@@ -216,7 +216,7 @@ mod tests {
         ("/docker/{id}0", None, None, None, None),
     ];
 
-    fn expand(pattern: &str) -> String {
+    fn expand_placeholders(pattern: &str) -> String {
         pattern
             .replace("{id}", ID)
             .replace("{inner}", INNER)
@@ -226,8 +226,8 @@ mod tests {
 
     #[test]
     fn cgroup_paths_of_known_runtimes_are_parsed() {
-        for (pattern, pod, container, job, unit) in CASES {
-            let cgroup = Cgroup::parse(&expand(pattern));
+        for (pattern, pod, container, job, unit) in CGROUP_CASES {
+            let cgroup = Cgroup::parse(&expand_placeholders(pattern));
             assert_eq!(cgroup.pod_uid.as_deref(), *pod, "pod of {pattern}");
             assert_eq!(
                 cgroup.container.as_deref(),
@@ -269,7 +269,7 @@ mod tests {
                 false,
             ),
         ] {
-            let path = expand(path);
+            let path = expand_placeholders(path);
             let cgroup = Cgroup::most_specific([path.as_str()]).unwrap();
             assert_eq!(cgroup.pod_uid.as_deref(), Some(pod), "{path}");
             assert_eq!(cgroup.is_pod_certain, is_certain, "{path}");
@@ -309,9 +309,12 @@ mod tests {
             (&[], None),
         ];
         for (paths, expected) in cases {
-            let paths: Vec<_> = paths.iter().map(|path| expand(path)).collect();
+            let paths: Vec<_> = paths.iter().map(|path| expand_placeholders(path)).collect();
             let chosen = Cgroup::most_specific(paths.iter().map(String::as_str));
-            assert_eq!(chosen.map(|cgroup| cgroup.path), expected.map(expand));
+            assert_eq!(
+                chosen.map(|cgroup| cgroup.path),
+                expected.map(expand_placeholders)
+            );
         }
     }
 }

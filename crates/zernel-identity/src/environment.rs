@@ -17,10 +17,10 @@ use super::printable_text::{MAX_NAME_BYTES, to_printable};
 const MAX_ENVIRONMENT_BYTES: u64 = 1 << 20;
 
 /// Longest list of devices that is kept: more than 70 UUIDs.
-const MAX_LIST_BYTES: usize = 4096;
+const MAX_DEVICE_LIST_BYTES: usize = 4096;
 
 /// Variables with a single value.
-const VARIABLES: [&str; 24] = [
+const SINGLE_VALUE_VARIABLES: [&str; 24] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -48,7 +48,7 @@ const VARIABLES: [&str; 24] = [
 ];
 
 /// Variables with a list of devices. An empty list differs from a missing one.
-const DEVICE_LISTS: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
+const DEVICE_LIST_VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
 
 /// The listed variables of one process.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -87,12 +87,12 @@ impl Environment {
             };
             let (name, value) = (&entry[..equals], &entry[equals + 1..]);
             let same = |known: &&&str| known.as_bytes() == name;
-            if let Some(known) = VARIABLES.iter().find(same) {
+            if let Some(known) = SINGLE_VALUE_VARIABLES.iter().find(same) {
                 environment.insert(known, to_printable(value, MAX_NAME_BYTES));
-            } else if let Some(known) = DEVICE_LISTS.iter().find(same) {
+            } else if let Some(known) = DEVICE_LIST_VARIABLES.iter().find(same) {
                 environment.insert(
                     known,
-                    to_printable(truncate_between_entries(value), MAX_LIST_BYTES),
+                    to_printable(truncate_between_entries(value), MAX_DEVICE_LIST_BYTES),
                 );
             }
         }
@@ -117,14 +117,14 @@ impl Environment {
         self.get_raw(name).filter(|value| !value.is_empty())
     }
 
-    fn number(&self, name: &str) -> Option<u32> {
+    fn get_number(&self, name: &str) -> Option<u32> {
         self.get(name)?.trim().parse().ok()
     }
 
     /// Returns the rank of the best source. A missing local rank is taken from another source only
     /// if its rank and world size are the same, so that ranks of two launchers never mix.
     pub(super) fn rank(&self) -> Option<Rank> {
-        let mut candidates = self.ranks();
+        let mut candidates = self.ranks_by_source();
         let mut best = candidates.next()?;
         for other in candidates {
             let same = other.rank == best.rank && other.world_size == best.world_size;
@@ -136,7 +136,7 @@ impl Environment {
     }
 
     /// Returns the rank of each source, best first.
-    fn ranks(&self) -> impl Iterator<Item = Rank> {
+    fn ranks_by_source(&self) -> impl Iterator<Item = Rank> {
         let sources = [
             self.rank_from(RankSource::Torchrun, "RANK", "LOCAL_RANK", &["WORLD_SIZE"]),
             self.rank_from(
@@ -170,12 +170,12 @@ impl Environment {
         local: &str,
         sizes: &[&str],
     ) -> Option<Rank> {
-        let rank = self.number(rank)?;
-        let world_size = sizes.iter().find_map(|name| self.number(name));
+        let rank = self.get_number(rank)?;
+        let world_size = sizes.iter().find_map(|name| self.get_number(name));
         let possible = world_size.is_none_or(|size| rank < size);
         possible.then(|| Rank {
             rank,
-            local_rank: self.number(local),
+            local_rank: self.get_number(local),
             world_size,
             source,
         })
@@ -185,7 +185,7 @@ impl Environment {
     /// step id or one of the special ids at the end of the range.
     fn is_in_slurm_step(&self) -> bool {
         const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
-        self.number("SLURM_STEP_ID")
+        self.get_number("SLURM_STEP_ID")
             .is_some_and(|step| step < FIRST_SPECIAL_STEP)
     }
 
@@ -202,11 +202,11 @@ impl Environment {
         slurm
             .map(|job| (job, JobSource::Slurm))
             .or_else(|| torchrun.map(|job| (job, JobSource::Torchrun)))
-            .or_else(|| Some((self.rendezvous()?, JobSource::Rendezvous)))
+            .or_else(|| Some((self.rendezvous_id()?, JobSource::Rendezvous)))
     }
 
-    fn rendezvous(&self) -> Option<String> {
-        let (address, port) = (self.get("MASTER_ADDR")?, self.number("MASTER_PORT")?);
+    fn rendezvous_id(&self) -> Option<String> {
+        let (address, port) = (self.get("MASTER_ADDR")?, self.get_number("MASTER_PORT")?);
         Some(format!("{address}:{port}"))
     }
 
@@ -222,8 +222,8 @@ impl Environment {
 /// Truncates a list that is too long after its last complete entry: part of a UUID may name another
 /// device.
 fn truncate_between_entries(list: &[u8]) -> &[u8] {
-    match list.get(..MAX_LIST_BYTES) {
-        Some(head) if list.len() > MAX_LIST_BYTES => {
+    match list.get(..MAX_DEVICE_LIST_BYTES) {
+        Some(head) if list.len() > MAX_DEVICE_LIST_BYTES => {
             let comma = head.iter().rposition(|byte| *byte == b',');
             &head[..comma.unwrap_or(0)]
         }
@@ -239,7 +239,7 @@ mod tests {
 
     use super::*;
 
-    fn environment(text: &str) -> Environment {
+    fn parse_environment(text: &str) -> Environment {
         let bytes: Vec<u8> = text
             .split_whitespace()
             .flat_map(|variable| [variable.as_bytes(), b"\0"].concat())
@@ -257,13 +257,15 @@ mod tests {
     #[test]
     fn the_first_of_duplicate_variables_wins() {
         assert_eq!(
-            environment("RANK=1 RANK=2").rank().map(|rank| rank.rank),
+            parse_environment("RANK=1 RANK=2")
+                .rank()
+                .map(|rank| rank.rank),
             Some(1)
         );
     }
 
     /// Pieces of random environments.
-    const PIECES: [&[u8]; 7] = [
+    const ENVIRONMENT_PIECES: [&[u8]; 7] = [
         b"RANK=",
         b"CUDA_VISIBLE_DEVICES=",
         b"\0",
@@ -275,11 +277,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_environments_never_panic_and_stay_bounded(pieces in vec(select(&PIECES), 0..40)) {
+        fn arbitrary_environments_never_panic_and_stay_bounded(pieces in vec(select(&ENVIRONMENT_PIECES), 0..40)) {
             let kept = Environment::parse(&pieces.concat());
             kept.rank();
-            prop_assert!(kept.variables.len() <= VARIABLES.len() + DEVICE_LISTS.len());
-            prop_assert!(kept.variables.iter().all(|(_, value)| value.len() <= MAX_LIST_BYTES));
+            prop_assert!(kept.variables.len() <= SINGLE_VALUE_VARIABLES.len() + DEVICE_LIST_VARIABLES.len());
+            prop_assert!(kept.variables.iter().all(|(_, value)| value.len() <= MAX_DEVICE_LIST_BYTES));
         }
     }
 
@@ -313,14 +315,14 @@ mod tests {
         let kept = Environment::parse(format!("CUDA_VISIBLE_DEVICES={list}").as_bytes())
             .get_raw("CUDA_VISIBLE_DEVICES")
             .unwrap();
-        assert!(kept.len() <= MAX_LIST_BYTES);
+        assert!(kept.len() <= MAX_DEVICE_LIST_BYTES);
         assert!(kept.split(',').all(|kept| kept == entry), "{kept}");
-        assert!(truncate_between_entries(&[b'1'; MAX_LIST_BYTES + 1]).is_empty());
+        assert!(truncate_between_entries(&[b'1'; MAX_DEVICE_LIST_BYTES + 1]).is_empty());
     }
 
     #[test]
     fn an_empty_list_differs_from_a_missing_one() {
-        let kept = environment("CUDA_VISIBLE_DEVICES= RANK=");
+        let kept = parse_environment("CUDA_VISIBLE_DEVICES= RANK=");
         assert_eq!(kept.get_raw("CUDA_VISIBLE_DEVICES"), Some(String::new()));
         assert_eq!(kept.get_raw("NVIDIA_VISIBLE_DEVICES"), None);
         assert_eq!(kept.rank(), None);
@@ -333,7 +335,7 @@ mod tests {
     );
 
     #[rustfmt::skip] // a table
-    const RANKS: &[RankCase] = &[
+    const RANK_CASES: &[RankCase] = &[
         ("RANK=3 LOCAL_RANK=1 WORLD_SIZE=8", Some((3, Some(1), Some(8), RankSource::Torchrun))),
         ("RANK=3", Some((3, None, None, RankSource::Torchrun))),
         ("OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_SIZE=16",
@@ -369,8 +371,8 @@ mod tests {
 
     #[test]
     fn the_rank_comes_from_the_best_launcher() {
-        for (text, expected) in RANKS {
-            let rank = environment(text)
+        for (text, expected) in RANK_CASES {
+            let rank = parse_environment(text)
                 .rank()
                 .map(|rank| (rank.rank, rank.local_rank, rank.world_size, rank.source));
             assert_eq!(rank, *expected, "{text}");
@@ -412,7 +414,7 @@ mod tests {
             ("", None, None),
         ];
         for (text, cgroup, expected) in cases {
-            let job = environment(text).job(cgroup);
+            let job = parse_environment(text).job(cgroup);
             let job = job.as_ref().map(|(name, source)| (name.as_str(), *source));
             assert_eq!(job, expected, "{text}");
         }
@@ -429,7 +431,7 @@ mod tests {
             ("", true, None),
         ];
         for (text, is_in_pod, expected) in cases {
-            let pod = environment(text).pod(is_in_pod, "machine");
+            let pod = parse_environment(text).pod(is_in_pod, "machine");
             assert_eq!(pod.as_deref(), expected, "{text}");
         }
     }

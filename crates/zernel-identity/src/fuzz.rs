@@ -17,7 +17,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// More than any identity with all its names.
 const MAX_IDENTITY_BYTES: usize = 64 << 10;
 
-fn check(identity: &Identity) {
+fn check_identity_is_bounded(identity: &Identity) {
     let text = format!("{identity:?}");
     assert!(text.len() < MAX_IDENTITY_BYTES, "{} bytes", text.len());
     let label = |text: &Option<String>| {
@@ -50,7 +50,7 @@ fn fuzz_environment() {
         "-1",
         "\u{1b}[2J",
     ];
-    let stat = stat(b"python3");
+    let stat = stat_with_name(b"python3");
     let gpus = [GpuFacts::default(), GpuFacts::default()];
     let mut ranks = 0_u64;
     let target = corpus
@@ -59,11 +59,11 @@ fn fuzz_environment() {
     let outcome = target.words(words).run(|bytes| {
         let environment = Environment::parse(bytes);
         let identity = assemble(&stat, 0, Cgroup::default(), Some(&environment), "host");
-        check(&identity);
+        check_identity_is_bounded(&identity);
         ranks += u64::from(identity.rank.is_some());
         let devices = VisibleDevices::for_process(&identity, &gpus);
         let index = gpu::ordinal_to_index(&identity, 1, &gpus);
-        assert_eq!(devices.index(1), index);
+        assert_eq!(devices.index_of_ordinal(1), index);
     });
     assert!(ranks > outcome.inputs / 10, "{ranks} ranks: {outcome:?}");
 }
@@ -92,7 +92,7 @@ fn fuzz_cgroup() {
         "lxc.payload.",
         ID,
     ];
-    let stat = stat(b"python3");
+    let stat = stat_with_name(b"python3");
     let mut containers = 0_u64;
     let target = corpus
         .into_iter()
@@ -101,7 +101,7 @@ fn fuzz_cgroup() {
         let text = String::from_utf8_lossy(bytes);
         let cgroup = Cgroup::most_specific(text.lines()).unwrap_or_default();
         containers += u64::from(cgroup.container.is_some());
-        check(&assemble(&stat, 0, cgroup, None, "host"));
+        check_identity_is_bounded(&assemble(&stat, 0, cgroup, None, "host"));
     });
     assert!(
         containers > outcome.inputs / 20,
@@ -110,7 +110,7 @@ fn fuzz_cgroup() {
 }
 
 /// Returns the `/proc/PID/stat` of a process with this name. No process has its pid.
-fn stat(name: &[u8]) -> Stat {
+fn stat_with_name(name: &[u8]) -> Stat {
     let numbers =
         " S 1 7 7 0 -1 4194560 1 0 0 0 1 1 0 0 20 0 1 0 4242 1 1 1".to_owned() + &" 0".repeat(28);
     let line = [b"4194305 (", name, b")", numbers.as_bytes(), b"\n"].concat();
@@ -129,8 +129,8 @@ fn fuzz_process_name() {
         .run(|bytes| {
             let mut name = bytes[..bytes.len().min(15)].to_vec();
             name.retain(|byte| *byte != 0);
-            let stat = stat(&name);
+            let stat = stat_with_name(&name);
             assert_eq!(stat.starttime, 4242);
-            check(&assemble(&stat, 0, Cgroup::default(), None, "host"));
+            check_identity_is_bounded(&assemble(&stat, 0, Cgroup::default(), None, "host"));
         });
 }

@@ -35,7 +35,7 @@ use thiserror::Error;
 
 /// Number of ancestors searched for a rank: a trainer, one or two launchers, and shells between
 /// them.
-const MAX_ANCESTORS: usize = 8;
+const MAX_SEARCHED_ANCESTORS: usize = 8;
 
 /// The reason why a process could not be identified.
 #[derive(Debug, Error)]
@@ -101,7 +101,7 @@ pub fn identify_exited(pid: u32, start_time: u64, comm: &[u8], uid: u32, parent:
 }
 
 fn try_identify(pid: u32) -> ProcResult<Identity> {
-    let (process, stat) = open(pid)?;
+    let (process, stat) = open_process(pid)?;
     let cgroup = read_cgroup(&process)?;
     let environment = read_environment(&process);
     let mut identity = assemble(
@@ -123,7 +123,7 @@ fn try_identify(pid: u32) -> ProcResult<Identity> {
 
 /// The user who runs a process: its real user id. The owner of `/proc/PID` may be root instead.
 pub fn uid_of(pid: u32) -> Result<u32, IdentityError> {
-    let read = || Ok(open(pid)?.0.status()?.ruid);
+    let read = || Ok(open_process(pid)?.0.status()?.ruid);
     read().map_err(|error| IdentityError::new(pid, error))
 }
 
@@ -172,7 +172,7 @@ fn assemble(
 /// Adopts the rank of the nearest ancestor that has one, and its job if the process has none.
 fn inherit_rank(identity: &mut Identity, process: &Process) {
     let mut parent = parent_of(process);
-    for _ in 0..MAX_ANCESTORS {
+    for _ in 0..MAX_SEARCHED_ANCESTORS {
         let Some(ancestor) = parent.take() else {
             return;
         };
@@ -197,10 +197,10 @@ fn inherit_rank(identity: &mut Identity, process: &Process) {
 /// Whether the process still runs: not exited, and its pid not reused.
 #[must_use]
 pub fn is_alive(identity: &Identity) -> bool {
-    open(identity.pid).is_ok_and(|(_, stat)| stat.starttime == identity.start_time)
+    open_process(identity.pid).is_ok_and(|(_, stat)| stat.starttime == identity.start_time)
 }
 
-fn open(pid: u32) -> ProcResult<(Process, Stat)> {
+fn open_process(pid: u32) -> ProcResult<(Process, Stat)> {
     let pid = i32::try_from(pid).map_err(|_| ProcError::NotFound(None))?;
     let process = Process::new(pid)?;
     let stat = process.stat()?;

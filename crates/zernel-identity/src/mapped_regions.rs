@@ -9,7 +9,7 @@ use procfs::process::Process;
 use procfs::{ProcError, ProcResult};
 
 /// Bytes read: 65,530 mappings, the kernel's default limit, with paths of 4 KiB and 512 bytes for the rest of a line.
-const MAX_BYTES: u64 = 288 << 20;
+const MAX_MAPS_BYTES: u64 = 288 << 20;
 
 /// A mapped region of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,13 +43,13 @@ impl<'a> MappedRegion<'a> {
         let (major, minor) = str::from_utf8(device).ok()?.split_once(':')?;
         let path = path.trim_ascii_start();
         Some(Self {
-            start: hexadecimal(start)?,
-            end: hexadecimal(end)?,
+            start: parse_hexadecimal(start)?,
+            end: parse_hexadecimal(end)?,
             is_executable: permissions.contains(&b'x'),
-            offset: hexadecimal(str::from_utf8(offset).ok()?)?,
+            offset: parse_hexadecimal(str::from_utf8(offset).ok()?)?,
             device: (
-                hexadecimal(major)?.try_into().ok()?,
-                hexadecimal(minor)?.try_into().ok()?,
+                parse_hexadecimal(major)?.try_into().ok()?,
+                parse_hexadecimal(minor)?.try_into().ok()?,
             ),
             inode: str::from_utf8(inode).ok()?.parse().ok()?,
             path: path.starts_with(b"/").then_some(path),
@@ -63,7 +63,7 @@ fn split_field(line: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&line[..space], &line[space + 1..]))
 }
 
-fn hexadecimal(text: &str) -> Option<u64> {
+fn parse_hexadecimal(text: &str) -> Option<u64> {
     u64::from_str_radix(text, 16).ok()
 }
 
@@ -81,7 +81,7 @@ pub fn read_mapped_regions(
     maps: impl Read,
     mut visit: impl FnMut(&MappedRegion<'_>),
 ) -> io::Result<()> {
-    let mut lines = BufReader::new(maps.take(MAX_BYTES));
+    let mut lines = BufReader::new(maps.take(MAX_MAPS_BYTES));
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line)? > 0 {
         let text = line.strip_suffix(b"\n").unwrap_or(&line);
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     /// A short path that begins like that of shared memory, and one that is not valid text.
-    const MAPS: &[u8] =
+    const EXAMPLE_MAPS: &[u8] =
         b"8000-9000 r-xp 00001000 08:0a 5                  /opt/a b/libcuda.so.1 (deleted)\n\
         a000-b000 rwxs 00000000 00:01 6                          /SYSV\n\
         b000-c000 r-xp 00000000 00:01 7                          /SYSV\xff\xff\n\
@@ -109,7 +109,7 @@ mod tests {
         e000-f000 r--p 00000000 00:00 0                          [stack:x\n\
         ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0  [vsyscall]\n";
 
-    fn regions(maps: &[u8]) -> Vec<(u64, Option<Vec<u8>>)> {
+    fn parsed_regions(maps: &[u8]) -> Vec<(u64, Option<Vec<u8>>)> {
         let mut regions = Vec::new();
         let visit = |region: &MappedRegion<'_>| {
             regions.push((region.start, region.path.map(<[u8]>::to_vec)));
@@ -130,8 +130,8 @@ mod tests {
             (0xffff_ffff_ff60_0000, None),
         ];
         let expected = expected.map(|(start, path)| (start, path.map(<[u8]>::to_vec)));
-        assert_eq!(regions(MAPS), expected);
-        let line = MAPS.split(|byte| *byte == b'\n').next().unwrap();
+        assert_eq!(parsed_regions(EXAMPLE_MAPS), expected);
+        let line = EXAMPLE_MAPS.split(|byte| *byte == b'\n').next().unwrap();
         let region = MappedRegion::parse(line).unwrap();
         assert_eq!((region.end, region.offset), (0x9000, 0x1000));
         assert_eq!((region.device, region.inode), ((8, 10), 5));
@@ -173,9 +173,11 @@ mod tests {
             " /",
         ];
         let mut found = 0_u64;
-        let target = FuzzTarget::new("maps", 30_000).input(MAPS).words(words);
+        let target = FuzzTarget::new("maps", 30_000)
+            .input(EXAMPLE_MAPS)
+            .words(words);
         let outcome = target.run(|maps| {
-            let regions = regions(maps);
+            let regions = parsed_regions(maps);
             assert!(regions.len() <= maps.len() / 10 + 1);
             found += regions.len() as u64;
         });

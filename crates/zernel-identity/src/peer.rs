@@ -30,19 +30,19 @@ impl PeerHandle {
         match open_peer(socket) {
             Ok(handle) => Ok(Some(Self(handle))),
             Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(None),
-            Err(_) => Err(exited()),
+            Err(_) => Err(exited_error()),
         }
     }
 
     /// Reads what is known of the process. An error of the kind `ConnectionAborted` if it has exited.
     pub fn read(&self) -> io::Result<PeerProcess> {
-        let pid = pid_of(&self.0).ok_or_else(exited)?;
+        let pid = pid_of(&self.0).ok_or_else(exited_error)?;
         let own = fs::metadata("/proc/self/ns/user")?.ino();
-        let namespace = fs::metadata(format!("/proc/{pid}/ns/user")).map_err(|_| exited())?;
-        let tenant = Tenant::of(pid).map_err(|_| exited())?;
+        let namespace = fs::metadata(format!("/proc/{pid}/ns/user")).map_err(|_| exited_error())?;
+        let tenant = Tenant::of_pid(pid).map_err(|_| exited_error())?;
         // If the client still runs, its pid was not reused while `/proc` was read.
         if pid_of(&self.0) != Some(pid) {
-            return Err(exited());
+            return Err(exited_error());
         }
         Ok(PeerProcess {
             tenant,
@@ -51,7 +51,7 @@ impl PeerHandle {
     }
 }
 
-fn exited() -> io::Error {
+fn exited_error() -> io::Error {
     io::ErrorKind::ConnectionAborted.into()
 }
 
@@ -105,7 +105,7 @@ mod tests {
         };
         let peer = handle.read().unwrap();
         assert!(peer.shares_user_namespace);
-        assert_eq!(peer.tenant, Tenant::of(std::process::id()).unwrap());
+        assert_eq!(peer.tenant, Tenant::of_pid(std::process::id()).unwrap());
     }
 
     #[test]

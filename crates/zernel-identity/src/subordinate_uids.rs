@@ -30,24 +30,25 @@ pub struct SubordinateUids {
 /// A table, and the time and size of the files that it is from.
 type CachedTable = Option<([Option<(i64, i64, u64)>; 2], Arc<SubordinateUids>)>;
 
-const FILES: [&str; 2] = ["/etc/subuid", "/etc/passwd"];
+const SUBUID_AND_PASSWD_FILES: [&str; 2] = ["/etc/subuid", "/etc/passwd"];
 
 impl SubordinateUids {
     /// The table of this machine. Its files are read again when they have changed.
     #[must_use]
     pub fn of_machine() -> Arc<Self> {
-        static CACHE: Mutex<CachedTable> = Mutex::new(None);
-        let version = FILES.map(|path| {
+        static TABLE_CACHE: Mutex<CachedTable> = Mutex::new(None);
+        let version = SUBUID_AND_PASSWD_FILES.map(|path| {
             let file = std::fs::metadata(path).ok()?;
             Some((file.mtime(), file.mtime_nsec(), file.size()))
         });
-        let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = TABLE_CACHE.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((of, table)) = &*cache
             && *of == version
         {
             return Arc::clone(table);
         }
-        let [subordinates, users] = FILES.map(|path| read(Path::new(path)));
+        let [subordinates, users] =
+            SUBUID_AND_PASSWD_FILES.map(|path| read_or_empty(Path::new(path)));
         let table = Arc::new(Self::parse(&subordinates, &users));
         *cache = Some((version, Arc::clone(&table)));
         table
@@ -98,7 +99,7 @@ fn name_and_uid(line: &str) -> Option<(&str, u32)> {
 }
 
 /// The text of a file, or nothing if it cannot be read.
-fn read(path: &Path) -> String {
+fn read_or_empty(path: &Path) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = File::open(path) {
         // What was read before an error is used.
@@ -111,14 +112,14 @@ fn read(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    const USERS: &str = "root:x:0:0:root:/root:/bin/bash\n\
+    const EXAMPLE_PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\n\
         alice:x:1000:1000::/home/alice:/bin/bash\n\
         bob:x:1001:1001::/home/bob:/bin/bash\nbroken\n";
 
     #[test]
     fn subordinate_uids_stand_for_their_user() {
         let text = "alice:100000:65536\nbob:165536:65536\n1002:231072:10\nroot:1000000:65536\n";
-        let table = SubordinateUids::parse(text, USERS);
+        let table = SubordinateUids::parse(text, EXAMPLE_PASSWD);
         let cases = [
             (0, 0),
             (1000, 1000),
@@ -139,7 +140,7 @@ mod tests {
     /// A user of a directory service is not in `/etc/passwd`. The range of such a user is still one user.
     #[test]
     fn a_range_of_an_unknown_user_is_one_user() {
-        let table = SubordinateUids::parse("carol:500000:65536\n", USERS);
+        let table = SubordinateUids::parse("carol:500000:65536\n", EXAMPLE_PASSWD);
         assert_eq!(table.user_of(500_000), 500_000);
         assert_eq!(table.user_of(565_535), 500_000);
     }
@@ -148,7 +149,7 @@ mod tests {
     fn lines_that_are_not_understood_are_skipped() {
         let text = "\n:\nalice\nalice:1\nalice:x:3\nalice:4294967295:2\nalice:7:0\nalice:-1:5\n\
             nobody:0:4294967295\nalice:100000:65536";
-        let table = SubordinateUids::parse(text, USERS);
+        let table = SubordinateUids::parse(text, EXAMPLE_PASSWD);
         let range = SubordinateRange {
             first: 100_000,
             last: 165_535,

@@ -17,9 +17,9 @@ use procfs::ProcResult;
 use procfs::process::Process;
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{pod_uid, slurm_job};
+use crate::cgroup::{pod_uid, slurm_job_id};
 use crate::subordinate_uids::SubordinateUids;
-use crate::{IdentityError, open};
+use crate::{IdentityError, open_process};
 
 mod parents;
 mod sys;
@@ -39,14 +39,14 @@ pub enum Tenant {
 
 impl Tenant {
     /// The tenant of process `pid`. Needs root, or a process of the same user.
-    pub fn of(pid: u32) -> Result<Self, IdentityError> {
-        let read = || Self::of_process(&open(pid)?.0);
+    pub fn of_pid(pid: u32) -> Result<Self, IdentityError> {
+        let read = || Self::of_process(&open_process(pid)?.0);
         read().map_err(|error| IdentityError::new(pid, error))
     }
 
     /// The handle of the process stays valid when its pid is reused, so all reads concern one process.
     fn of_process(process: &Process) -> ProcResult<Self> {
-        let cgroups = read_file(process, "cgroup")?;
+        let cgroups = read_process_file(process, "cgroup")?;
         // A line is `hierarchy:controllers:path`, and a path may contain colons.
         let paths = cgroups
             .lines()
@@ -74,9 +74,9 @@ impl Tenant {
         // above that place is not shown: this process is in it too, so it belongs to no other user.
         let up = segments.iter().take_while(|it| **it == "..").count();
         let (is_absolute, down) = (up == 0, &segments[up..]);
-        pod(down, is_absolute)
+        pod_uid_of_path(down, is_absolute)
             .map(Self::Pod)
-            .or_else(|| job(down, is_absolute).map(Self::SlurmJob))
+            .or_else(|| slurm_job_of_path(down, is_absolute).map(Self::SlurmJob))
     }
 }
 
@@ -91,23 +91,23 @@ impl fmt::Display for Tenant {
 }
 
 /// Names of the cgroup of all pods. The second names are those of a kubelet with `--cgroup-root=/kubelet`.
-const PODS: [&str; 3] = ["kubepods", "kubepods.slice", "kubelet-kubepods.slice"];
-const KUBELETS: [&str; 2] = ["kubelet", "kubelet.slice"];
+const PODS_CGROUP_NAMES: [&str; 3] = ["kubepods", "kubepods.slice", "kubelet-kubepods.slice"];
+const KUBELET_CGROUP_NAMES: [&str; 2] = ["kubelet", "kubelet.slice"];
 /// Quality-of-service classes that have a cgroup of their own.
-const CLASSES: [&str; 2] = ["burstable", "besteffort"];
+const POD_QOS_CLASSES: [&str; 2] = ["burstable", "besteffort"];
 /// Services that start containers. They create cgroups themselves if they are not configured for systemd, and the kubelet is.
-const RUNTIMES: [&str; 3] = ["containerd.service", "crio.service", "docker.service"];
+const RUNTIME_SERVICES: [&str; 3] = ["containerd.service", "crio.service", "docker.service"];
 
 /// The UID of the pod, if the first segments are those of a pod's cgroup.
-fn pod(segments: &[&str], is_absolute: bool) -> Option<String> {
+fn pod_uid_of_path(segments: &[&str], is_absolute: bool) -> Option<String> {
     let mut rest = segments;
-    skip(&mut rest, |name| KUBELETS.contains(&name));
-    if !skip(&mut rest, |name| PODS.contains(&name)) && is_absolute {
+    skip_segment_if(&mut rest, |name| KUBELET_CGROUP_NAMES.contains(&name));
+    if !skip_segment_if(&mut rest, |name| PODS_CGROUP_NAMES.contains(&name)) && is_absolute {
         return pod_of_runtime(segments);
     }
-    skip(&mut rest, is_class);
+    skip_segment_if(&mut rest, is_pod_qos_class);
     let name = rest.first()?;
-    let is_pod = name.starts_with("pod") || is_of_pods(name);
+    let is_pod = name.starts_with("pod") || is_below_pods_cgroup(name);
     is_pod.then(|| pod_uid(name)).flatten()
 }
 
@@ -115,39 +115,42 @@ fn pod(segments: &[&str], is_absolute: bool) -> Option<String> {
 /// last of them.
 fn pod_of_runtime(segments: &[&str]) -> Option<String> {
     let mut rest = segments;
-    if skip(&mut rest, |name| name == "system.slice") {
-        skip(&mut rest, |name| RUNTIMES.contains(&name));
+    if skip_segment_if(&mut rest, |name| name == "system.slice") {
+        skip_segment_if(&mut rest, |name| RUNTIME_SERVICES.contains(&name));
     }
     let (slice, _) = rest.first()?.split_once(':')?;
-    is_of_pods(slice).then(|| pod_uid(slice)).flatten()
+    is_below_pods_cgroup(slice)
+        .then(|| pod_uid(slice))
+        .flatten()
 }
 
 /// Whether systemd's name of a cgroup is one below the cgroup of all pods.
-fn is_of_pods(name: &str) -> bool {
+fn is_below_pods_cgroup(name: &str) -> bool {
     ["kubepods-", "kubelet-kubepods-"]
         .iter()
         .any(|prefix| name.starts_with(prefix))
 }
 
-fn is_class(name: &str) -> bool {
+fn is_pod_qos_class(name: &str) -> bool {
     let plain = name.strip_suffix(".slice").unwrap_or(name);
-    CLASSES.iter().any(|class| {
-        plain == *class || (is_of_pods(name) && plain.ends_with(&format!("kubepods-{class}")))
+    POD_QOS_CLASSES.iter().any(|class| {
+        plain == *class
+            || (is_below_pods_cgroup(name) && plain.ends_with(&format!("kubepods-{class}")))
     })
 }
 
 /// The id of the Slurm job, if the first segments are those of a job's cgroup.
-fn job(segments: &[&str], is_absolute: bool) -> Option<String> {
+fn slurm_job_of_path(segments: &[&str], is_absolute: bool) -> Option<String> {
     let mut rest = segments;
     // cgroup v1: /slurm/uid_1000/job_42, or /slurm_node/... with several daemons on a node.
-    if skip(&mut rest, is_slurm_root) {
-        let is_user = skip(&mut rest, |name| name.starts_with("uid_"));
-        return is_user.then(|| slurm_job(rest.first()?)).flatten();
+    if skip_segment_if(&mut rest, is_slurm_root) {
+        let is_user = skip_segment_if(&mut rest, |name| name.starts_with("uid_"));
+        return is_user.then(|| slurm_job_id(rest.first()?)).flatten();
     }
     // cgroup v2: /system.slice/slurmstepd.scope/job_42, or node_slurmstepd.scope.
-    let is_system = skip(&mut rest, |name| name == "system.slice");
-    let is_slurm = (is_system || !is_absolute) && skip(&mut rest, is_slurm_scope);
-    is_slurm.then(|| slurm_job(rest.first()?)).flatten()
+    let is_system = skip_segment_if(&mut rest, |name| name == "system.slice");
+    let is_slurm = (is_system || !is_absolute) && skip_segment_if(&mut rest, is_slurm_scope);
+    is_slurm.then(|| slurm_job_id(rest.first()?)).flatten()
 }
 
 fn is_slurm_root(name: &str) -> bool {
@@ -159,7 +162,7 @@ fn is_slurm_scope(name: &str) -> bool {
 }
 
 /// Removes the first segment if it meets a condition.
-fn skip(segments: &mut &[&str], condition: impl Fn(&str) -> bool) -> bool {
+fn skip_segment_if(segments: &mut &[&str], condition: impl Fn(&str) -> bool) -> bool {
     let Some((first, rest)) = segments.split_first() else {
         return false;
     };
@@ -171,7 +174,7 @@ fn skip(segments: &mut &[&str], condition: impl Fn(&str) -> bool) -> bool {
 }
 
 /// Reads a file of a process, with replacements for bytes that are not text: users choose names of cgroups.
-fn read_file(process: &Process, name: &str) -> ProcResult<String> {
+fn read_process_file(process: &Process, name: &str) -> ProcResult<String> {
     let mut bytes = Vec::new();
     let file = process.open_relative(name)?;
     file.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
@@ -181,7 +184,7 @@ fn read_file(process: &Process, name: &str) -> ProcResult<String> {
 /// More than any `/proc/PID/cgroup` or `uid_map` has.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// The kernel nests user namespaces this deep at most.
-const MAX_NAMESPACES: usize = 33;
+const MAX_NESTED_NAMESPACES: usize = 33;
 
 /// The user that a process in a user namespace counts for; `None` if it is in the namespace of this process.
 fn user_of_namespace(process: &Process, uid: u32) -> ProcResult<Option<u32>> {
@@ -191,9 +194,9 @@ fn user_of_namespace(process: &Process, uid: u32) -> ProcResult<Option<u32>> {
         return Ok(None);
     }
     let mut inner = None;
-    for _ in 0..MAX_NAMESPACES {
+    for _ in 0..MAX_NESTED_NAMESPACES {
         // Fails at the outermost namespace that this process may see.
-        let Ok(parent) = sys::parent_of(&outermost) else {
+        let Ok(parent) = sys::parent_of_namespace(&outermost) else {
             break;
         };
         if parent.metadata()?.ino() == own {
@@ -201,15 +204,20 @@ fn user_of_namespace(process: &Process, uid: u32) -> ProcResult<Option<u32>> {
         }
         inner = Some(std::mem::replace(&mut outermost, parent));
     }
-    let owner = sys::owner_of(&outermost).map_err(io::Error::from)?;
+    let owner = sys::owner_of_namespace(&outermost).map_err(io::Error::from)?;
     if owner != 0 {
         return Ok(Some(owner));
     }
     // A container manager or a setuid program has created it as root for another user. The owner of the next inner
     // namespace, or else the mapped uids, show which user.
     match inner {
-        Some(inner) => Ok(Some(sys::owner_of(&inner).map_err(io::Error::from)?)),
-        None => Ok(Some(user_of_range(&read_file(process, "uid_map")?, uid))),
+        Some(inner) => Ok(Some(
+            sys::owner_of_namespace(&inner).map_err(io::Error::from)?,
+        )),
+        None => Ok(Some(user_of_range(
+            &read_process_file(process, "uid_map")?,
+            uid,
+        ))),
     }
 }
 

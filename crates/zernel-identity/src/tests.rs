@@ -8,12 +8,12 @@ use super::*;
 
 /// A shell that runs `script` with only these variables, and has printed a line. It ends with the
 /// test.
-struct Shell {
+struct TestShell {
     child: Child,
     first_line: String,
 }
 
-impl Shell {
+impl TestShell {
     fn run(script: &str, variables: &[(&str, &str)]) -> Self {
         let mut child = Command::new("/bin/sh")
             .args(["-c", script])
@@ -30,7 +30,7 @@ impl Shell {
     }
 
     /// Starts a shell that waits for the end of its input.
-    fn waiting(variables: &[(&str, &str)]) -> Self {
+    fn start_waiting(variables: &[(&str, &str)]) -> Self {
         Self::run("echo; read line", variables)
     }
 
@@ -39,12 +39,12 @@ impl Shell {
     }
 
     /// Returns the number that the script printed.
-    fn printed(&self) -> u32 {
+    fn printed_number(&self) -> u32 {
         self.first_line.trim().parse().unwrap()
     }
 }
 
-impl Drop for Shell {
+impl Drop for TestShell {
     fn drop(&mut self) {
         // The script's children read the same pipe and end with it.
         drop(self.child.stdin.take());
@@ -54,7 +54,7 @@ impl Drop for Shell {
 
 #[test]
 fn rank_and_job_come_from_the_environment() {
-    let shell = Shell::waiting(&[
+    let shell = TestShell::start_waiting(&[
         ("RANK", "3"),
         ("LOCAL_RANK", "1"),
         ("WORLD_SIZE", "8"),
@@ -86,7 +86,7 @@ fn rank_and_job_come_from_the_environment() {
 #[test]
 fn a_child_with_an_empty_environment_inherits_the_rank() {
     let script = "env -i sh -c 'env -i sh -c \"echo \\$\\$; read line; true\"; true'; true";
-    let shell = Shell::run(
+    let shell = TestShell::run(
         script,
         &[
             ("PATH", "/usr/bin:/bin"),
@@ -95,7 +95,7 @@ fn a_child_with_an_empty_environment_inherits_the_rank() {
             ("SLURM_JOB_ID", "42"),
         ],
     );
-    let loader = identify(shell.printed()).unwrap();
+    let loader = identify(shell.printed_number()).unwrap();
     assert_ne!(
         loader.parent,
         shell.pid(),
@@ -109,7 +109,7 @@ fn a_child_with_an_empty_environment_inherits_the_rank() {
 #[test]
 fn the_nearest_ancestor_with_a_rank_wins() {
     let script = "env -i RANK=7 WORLD_SIZE=8 sh -c 'env -i sh -c \"echo \\$\\$; read line; true\"; true'; true";
-    let shell = Shell::run(
+    let shell = TestShell::run(
         script,
         &[
             ("PATH", "/usr/bin:/bin"),
@@ -117,7 +117,7 @@ fn the_nearest_ancestor_with_a_rank_wins() {
             ("WORLD_SIZE", "4"),
         ],
     );
-    let loader = identify(shell.printed()).unwrap();
+    let loader = identify(shell.printed_number()).unwrap();
     assert_eq!((loader.rank, loader.world_size), (Some(7), Some(8)));
     assert_eq!(loader.rank_of, Some(loader.parent));
 }
@@ -125,7 +125,7 @@ fn the_nearest_ancestor_with_a_rank_wins() {
 #[test]
 fn a_process_with_an_empty_environment_has_the_rank_of_its_parent() {
     // The tests may themselves run in a job.
-    let shell = Shell::run("echo; read line", &[]);
+    let shell = TestShell::run("echo; read line", &[]);
     let identity = identify(shell.pid()).unwrap();
     let own = identify(std::process::id()).unwrap();
     assert_eq!(identity.rank, own.rank);
@@ -156,7 +156,7 @@ fn a_process_that_exits_during_identification_is_not_found() {
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();
-    let (process, _) = open(child.id()).unwrap();
+    let (process, _) = open_process(child.id()).unwrap();
     drop(child.stdin.take());
     child.wait().unwrap();
     assert!(is_not_found(&read_cgroup(&process).unwrap_err()));
@@ -167,7 +167,7 @@ fn a_process_that_exits_during_identification_is_not_found() {
 
 #[test]
 fn a_different_start_time_means_another_process() {
-    let shell = Shell::waiting(&[]);
+    let shell = TestShell::start_waiting(&[]);
     let mut earlier = identify(shell.pid()).unwrap();
     earlier.start_time -= 1;
     assert!(!is_alive(&earlier));
@@ -176,7 +176,7 @@ fn a_different_start_time_means_another_process() {
 #[test]
 fn a_zombie_still_has_a_name() {
     let mut child = Command::new("/bin/true").spawn().unwrap();
-    let is_zombie = || open(child.id()).is_ok_and(|(_, stat)| stat.state == 'Z');
+    let is_zombie = || open_process(child.id()).is_ok_and(|(_, stat)| stat.state == 'Z');
     while !is_zombie() {
         std::thread::yield_now();
     }
@@ -227,7 +227,8 @@ fn a_process_name_with_invalid_bytes_is_made_printable() {
 
 #[test]
 fn the_larger_world_size_wins() {
-    let shell = Shell::waiting(&[("RANK", "3"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "8")]);
+    let shell =
+        TestShell::start_waiting(&[("RANK", "3"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "8")]);
     let from_environment = identify(shell.pid()).unwrap();
     let unknown = Identity {
         rank: None,

@@ -10,43 +10,45 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use libloading::Library;
-use zernel_identity::gpu::{GpuFacts, Gpus, LIBRARY_VARIABLE, VisibleDevices, ordinal_to_index};
+use zernel_identity::gpu::{
+    GpuFacts, Gpus, NVML_LIBRARY_VARIABLE, VisibleDevices, ordinal_to_index,
+};
 use zernel_identity::{Identity, identify};
 use zernel_softgpu::config;
 use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_testkit::{Need, root, trial};
 
-const ROLE: &str = "ZERNEL_TEST_ROLE";
+const ROLE_VARIABLE: &str = "ZERNEL_TEST_ROLE";
 /// Pid and device UUIDs of the trainer, for the watcher.
-const TRAINER: &str = "ZERNEL_TEST_TRAINER";
+const TRAINER_VARIABLE: &str = "ZERNEL_TEST_TRAINER";
 /// Folder of the software GPU's libraries.
-const LIBRARIES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/gpu");
-const DEVICES: u32 = 3;
+const LIBRARIES_FOLDER: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/gpu");
+const DEVICE_COUNT: u32 = 3;
 const MEMORY_BYTES: u64 = 8 << 30;
 const ALLOCATED_BYTES: usize = 123_456;
 
 fn main() -> ExitCode {
-    match env::var(ROLE).as_deref() {
-        Ok("describe") => describe(),
-        Ok("train") => train(),
-        Ok("watch") => watch(),
+    match env::var(ROLE_VARIABLE).as_deref() {
+        Ok("describe") => check_described_gpus(),
+        Ok("train") => allocate_and_print_uuids(),
+        Ok("watch") => check_trainer_on_gpu(),
         Ok(role) => panic!("no role {role}"),
         Err(_) => {
-            install_libraries(Path::new(LIBRARIES), Prologue::Push)
+            install_libraries(Path::new(LIBRARIES_FOLDER), Prologue::Push)
                 .expect("cargo has built the software GPU");
             return zernel_testkit::main([
                 trial("gpu_facts_match_the_driver", &[], || {
-                    run_to_success(role("describe", &node()));
+                    run_to_success(role_command("describe", &node()));
                 }),
                 trial(
                     "a_process_is_found_on_its_gpu",
                     &[],
-                    process_is_found_on_its_gpu,
+                    a_process_is_found_on_its_gpu,
                 ),
                 trial(
                     "a_container_sees_the_gpus_with_a_device_node",
-                    &[root(), mount_namespaces()],
-                    container_sees_gpus_with_a_device_node,
+                    &[root(), mount_namespaces_need()],
+                    a_container_sees_the_gpus_with_a_device_node,
                 ),
             ]);
         }
@@ -59,21 +61,21 @@ fn node() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
 
-fn role(name: &str, node: &tempfile::TempDir) -> Command {
+fn role_command(name: &str, node: &tempfile::TempDir) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command
-        .env(ROLE, name)
-        .env(LIBRARY_VARIABLE, library("libnvidia-ml.so.1"))
+        .env(ROLE_VARIABLE, name)
+        .env(NVML_LIBRARY_VARIABLE, library_path("libnvidia-ml.so.1"))
         .env(config::DIRECTORY_VARIABLE, node.path().join("node"))
-        .env(config::DEVICES_VARIABLE, DEVICES.to_string())
+        .env(config::DEVICES_VARIABLE, DEVICE_COUNT.to_string())
         .env(config::MEMORY_VARIABLE, MEMORY_BYTES.to_string())
         .env_remove("CUDA_VISIBLE_DEVICES")
         .env_remove("CUDA_DEVICE_ORDER");
     command
 }
 
-fn library(name: &str) -> PathBuf {
-    Path::new(LIBRARIES).join(name)
+fn library_path(name: &str) -> PathBuf {
+    Path::new(LIBRARIES_FOLDER).join(name)
 }
 
 fn run_to_success(mut command: Command) {
@@ -81,13 +83,13 @@ fn run_to_success(mut command: Command) {
     assert!(status.success(), "{command:?}: {status}");
 }
 
-fn describe() {
+fn check_described_gpus() {
     let gpus = Gpus::open();
-    assert_eq!(gpus.unavailable(), None);
+    assert_eq!(gpus.unavailable_reason(), None);
     assert!(gpus.driver_version().is_some());
-    assert_eq!(gpus.count(), DEVICES);
-    let facts = gpus.facts();
-    assert_eq!(facts.len(), DEVICES as usize);
+    assert_eq!(gpus.gpu_count(), DEVICE_COUNT);
+    let facts = gpus.read_facts();
+    assert_eq!(facts.len(), DEVICE_COUNT as usize);
     for (index, gpu) in facts.iter().enumerate() {
         assert_eq!(gpu.index as usize, index);
         assert_eq!(gpu.minor, Some(gpu.index));
@@ -104,20 +106,20 @@ fn describe() {
 }
 
 /// CUDA devices 0 and 1 of the trainer are the machine's GPUs 2 and 0.
-fn process_is_found_on_its_gpu() {
+fn a_process_is_found_on_its_gpu() {
     let node = node();
-    let mut command = role("train", &node);
+    let mut command = role_command("train", &node);
     let mut trainer = WaitingProcess::start(command.env("CUDA_VISIBLE_DEVICES", "2,0"));
-    let uuids = trainer.line();
-    let mut watcher = role("watch", &node);
-    watcher.env(TRAINER, format!("{} {uuids}", trainer.child.id()));
+    let uuids = trainer.read_line();
+    let mut watcher = role_command("watch", &node);
+    watcher.env(TRAINER_VARIABLE, format!("{} {uuids}", trainer.child.id()));
     run_to_success(watcher);
 }
 
 /// Allocates memory on the second device and prints the UUIDs of its devices.
-fn train() {
+fn allocate_and_print_uuids() {
     // SAFETY: this is our own library, whose initialisers do nothing.
-    let cuda = unsafe { Library::new(library("libcuda.so.1")) }.unwrap();
+    let cuda = unsafe { Library::new(library_path("libcuda.so.1")) }.unwrap();
     let (mut count, mut context, mut address) = (0, 0_u64, 0_u64);
     // SAFETY: the signatures are those of NVIDIA's headers, and all pointers are to values that
     // outlive the calls.
@@ -135,13 +137,15 @@ fn train() {
         assert_eq!(set_current(context), 0);
         assert_eq!(allocate(&raw mut address, ALLOCATED_BYTES), 0);
     }
-    let uuids: Vec<_> = (0..count).map(|ordinal| uuid(&cuda, ordinal)).collect();
+    let uuids: Vec<_> = (0..count)
+        .map(|ordinal| uuid_of_device(&cuda, ordinal))
+        .collect();
     println!("{}", uuids.join(" "));
     // Wait until the test closes the pipe.
     let _ = std::io::stdin().lines().count();
 }
 
-fn uuid(cuda: &Library, ordinal: c_int) -> String {
+fn uuid_of_device(cuda: &Library, ordinal: c_int) -> String {
     let mut bytes = [0_u8; 16];
     // SAFETY: the signature is that of NVIDIA's header; the call writes sixteen bytes.
     unsafe {
@@ -152,12 +156,12 @@ fn uuid(cuda: &Library, ordinal: c_int) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn watch() {
-    let trainer = env::var(TRAINER).unwrap();
+fn check_trainer_on_gpu() {
+    let trainer = env::var(TRAINER_VARIABLE).unwrap();
     let (pid, uuids) = trainer.split_once(' ').unwrap();
     let pid: u32 = pid.parse().unwrap();
     let (gpus, identity) = (Gpus::open(), identify(pid).unwrap());
-    let mut facts = gpus.facts();
+    let mut facts = gpus.read_facts();
     // The machine may have device nodes of real GPUs.
     facts.iter_mut().for_each(|gpu| gpu.minor = None);
     let used = gpus.process_memory();
@@ -178,13 +182,13 @@ fn watch() {
     assert_eq!(indices, [Some(2), Some(0), None]);
 }
 
-const NAMESPACE: [&str; 4] = ["unshare", "--mount", "sh", "-c"];
+const MOUNT_NAMESPACE_COMMAND: [&str; 4] = ["unshare", "--mount", "sh", "-c"];
 
-fn mount_namespaces() -> Need {
+fn mount_namespaces_need() -> Need {
     Need {
         name: "root",
         check: || {
-            let [program, arguments @ ..] = NAMESPACE;
+            let [program, arguments @ ..] = MOUNT_NAMESPACE_COMMAND;
             let status = Command::new(program)
                 .args(arguments)
                 .arg("mount -t tmpfs tmpfs /dev")
@@ -198,7 +202,7 @@ fn mount_namespaces() -> Need {
     }
 }
 
-fn container_sees_gpus_with_a_device_node() {
+fn a_container_sees_the_gpus_with_a_device_node() {
     let facts: Vec<_> = (0..4)
         .map(|index| GpuFacts {
             index,
@@ -210,18 +214,18 @@ fn container_sees_gpus_with_a_device_node() {
     // Plain files suffice, because only the names are read.
     let script = "mount -t tmpfs tmpfs /dev \
                   && touch /dev/nvidia1 /dev/nvidia3 /dev/nvidiactl && echo && read line";
-    let [program, arguments @ ..] = NAMESPACE;
+    let [program, arguments @ ..] = MOUNT_NAMESPACE_COMMAND;
     let mut command = Command::new(program);
     command
         .args(arguments)
         .arg(script)
         .env("CUDA_VISIBLE_DEVICES", "1,0");
     let mut container = WaitingProcess::start(&mut command);
-    container.line();
+    container.read_line();
     let identity = identify(container.child.id()).unwrap();
     let indices = |identity: &Identity| {
         let visible = VisibleDevices::for_process(identity, &facts);
-        [0, 1, 2].map(|ordinal| visible.index(ordinal))
+        [0, 1, 2].map(|ordinal| visible.index_of_ordinal(ordinal))
     };
     assert_eq!(indices(&identity), [Some(3), Some(1), None]);
     // After exit of the process, only its environment is known.
@@ -247,7 +251,7 @@ impl WaitingProcess {
         Self { child }
     }
 
-    fn line(&mut self) -> String {
+    fn read_line(&mut self) -> String {
         let output = self.child.stdout.take().unwrap();
         let line = BufReader::new(output).lines().next();
         line.expect("the process prints a line").unwrap()

@@ -10,11 +10,11 @@ use zernel_identity::{Tenant, identify, is_alive};
 use zernel_testkit::{root, trial};
 
 /// Pid of the process to identify as another user.
-const OTHER_USERS_PROCESS: &str = "ZERNEL_TEST_STRANGER";
-const NOBODY: u32 = 65534;
+const OTHER_USERS_PROCESS_VARIABLE: &str = "ZERNEL_TEST_STRANGER";
+const NOBODY_UID: u32 = 65534;
 
 fn main() -> ExitCode {
-    if let Ok(pid) = env::var(OTHER_USERS_PROCESS) {
+    if let Ok(pid) = env::var(OTHER_USERS_PROCESS_VARIABLE) {
         identify_other_users_process(pid.parse().unwrap());
         return ExitCode::SUCCESS;
     }
@@ -22,17 +22,17 @@ fn main() -> ExitCode {
         trial(
             "the_environment_of_another_user_stays_unread",
             &[root()],
-            environment_stays_unread,
+            the_environment_of_another_user_stays_unread,
         ),
         trial(
             "ranks_are_not_inherited_across_users",
             &[root()],
-            ranks_are_not_inherited,
+            ranks_are_not_inherited_across_users,
         ),
         trial(
             "a_user_in_a_user_namespace_is_the_same_tenant",
             &[root()],
-            namespaces_change_no_tenant,
+            a_user_in_a_user_namespace_is_the_same_tenant,
         ),
     ])
 }
@@ -63,7 +63,7 @@ impl Drop for WaitingProcess {
 }
 
 /// Starts a shell with a rank.
-fn trainer(script: &str) -> WaitingProcess {
+fn start_shell_with_rank(script: &str) -> WaitingProcess {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).env_clear();
     command.envs([
@@ -74,18 +74,18 @@ fn trainer(script: &str) -> WaitingProcess {
     WaitingProcess::start(&mut command)
 }
 
-fn environment_stays_unread() {
-    let process = trainer("echo ready; read line");
+fn the_environment_of_another_user_stays_unread() {
+    let process = start_shell_with_rank("echo ready; read line");
     // A folder that user nobody can reach, wherever the build is.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("identity");
     fs::copy(env::current_exe().unwrap(), &program).unwrap();
     let status = Command::new(program)
-        .env(OTHER_USERS_PROCESS, process.0.id().to_string())
+        .env(OTHER_USERS_PROCESS_VARIABLE, process.0.id().to_string())
         .current_dir("/")
-        .uid(NOBODY)
-        .gid(NOBODY)
+        .uid(NOBODY_UID)
+        .gid(NOBODY_UID)
         .status()
         .unwrap();
     assert!(status.success());
@@ -100,24 +100,24 @@ fn identify_other_users_process(pid: u32) {
 }
 
 /// Root's shell has a rank. Its child runs as nobody with an empty environment, and has none.
-fn ranks_are_not_inherited() {
+fn ranks_are_not_inherited_across_users() {
     let script =
         "env -i setpriv --reuid 65534 --clear-groups sh -c 'echo ready; read line; true'; true";
-    let trainer = trainer(script);
+    let trainer = start_shell_with_rank(script);
     let children = fs::read_to_string(format!(
         "/proc/{pid}/task/{pid}/children",
         pid = trainer.0.id()
     ));
     let child: u32 = children.unwrap().trim().parse().unwrap();
     let identity = identify(child).unwrap();
-    assert_eq!(identity.uid, NOBODY);
+    assert_eq!(identity.uid, NOBODY_UID);
     assert!(identity.environment_read);
     assert_eq!(identity.rank, None);
     assert_eq!(identify(trainer.0.id()).unwrap().rank, Some(3));
 }
 
 /// The tenant is the user, in any namespace that the user creates and with any uid there.
-fn namespaces_change_no_tenant() {
+fn a_user_in_a_user_namespace_is_the_same_tenant() {
     let wait = "sh -c 'echo ready; read line; true'";
     for enter in [
         "",
@@ -125,10 +125,10 @@ fn namespaces_change_no_tenant() {
         "unshare --user --map-root-user",
         "unshare --user --map-root-user unshare --user --map-root-user unshare --user",
     ] {
-        for uid in [NOBODY, 0] {
+        for uid in [NOBODY_UID, 0] {
             let script = format!("exec setpriv --reuid {uid} --clear-groups {enter} {wait}");
-            let process = trainer(&script);
-            let tenant = Tenant::of(process.0.id()).unwrap();
+            let process = start_shell_with_rank(&script);
+            let tenant = Tenant::of_pid(process.0.id()).unwrap();
             assert_eq!(tenant, Tenant::User(uid), "{script}");
         }
     }

@@ -4,39 +4,40 @@ use std::hint::black_box;
 
 use fastrand::Rng;
 use zernel_model::aggregation::LatencyHistogram;
-use zernel_testkit::bench::Comparison;
+use zernel_testkit::bench::TimedComparison;
 
-const OURS: &str = "LatencyHistogram";
-const HDR: &str = "hdrhistogram, 1 digit";
-const H2: &str = "histogram, grouping 4";
-const H2_AND_REST: &str = "the same, with count, sum, least and greatest beside it";
+const OUR_HISTOGRAM_NAME: &str = "LatencyHistogram";
+const HDR_HISTOGRAM_NAME: &str = "hdrhistogram, 1 digit";
+const H2_HISTOGRAM_NAME: &str = "histogram, grouping 4";
+const H2_HISTOGRAM_WITH_TOTALS_NAME: &str =
+    "the same, with count, sum, least and greatest beside it";
 
 fn main() {
     let mut rng = Rng::with_seed(7);
     let durations: Vec<u64> = (0..10_000).map(|_| rng.u64(..) >> rng.u8(20..50)).collect();
     let count = durations.len() as u64;
-    let mut comparison = Comparison::from_args();
+    let mut comparison = TimedComparison::from_args();
 
     let mut ours = LatencyHistogram::default();
-    comparison.measure(OURS, count, || {
+    comparison.measure(OUR_HISTOGRAM_NAME, count, || {
         for ns in &durations {
             ours.record(black_box(*ns));
         }
     });
     let mut hdr = hdrhistogram::Histogram::<u64>::new_with_max(u64::MAX >> 1, 1).expect("in range");
-    comparison.measure(HDR, count, || {
+    comparison.measure(HDR_HISTOGRAM_NAME, count, || {
         for ns in &durations {
             hdr.record(black_box(*ns)).expect("in range");
         }
     });
     let mut h2 = histogram::Histogram::new(4, 64).expect("in range");
-    comparison.measure(H2, count, || {
+    comparison.measure(H2_HISTOGRAM_NAME, count, || {
         for ns in &durations {
             h2.increment(black_box(*ns)).expect("in range");
         }
     });
-    let mut with_rest = WithRest::new();
-    comparison.measure(H2_AND_REST, count, || {
+    let mut with_rest = HistogramWithTotals::new();
+    comparison.measure(H2_HISTOGRAM_WITH_TOTALS_NAME, count, || {
         for ns in &durations {
             with_rest.record(black_box(*ns));
         }
@@ -44,13 +45,13 @@ fn main() {
     black_box((ours, hdr, h2, with_rest));
 
     println!();
-    comparison.ratio(OURS, HDR);
-    comparison.ratio(OURS, H2);
-    comparison.ratio(OURS, H2_AND_REST);
+    comparison.print_ratio(OUR_HISTOGRAM_NAME, HDR_HISTOGRAM_NAME);
+    comparison.print_ratio(OUR_HISTOGRAM_NAME, H2_HISTOGRAM_NAME);
+    comparison.print_ratio(OUR_HISTOGRAM_NAME, H2_HISTOGRAM_WITH_TOTALS_NAME);
 }
 
 /// That crate's histogram with the count, sum, minimum and maximum that ours keeps.
-struct WithRest {
+struct HistogramWithTotals {
     buckets: histogram::Histogram,
     count: u64,
     sum_ns: u64,
@@ -58,7 +59,7 @@ struct WithRest {
     max_ns: u64,
 }
 
-impl WithRest {
+impl HistogramWithTotals {
     fn new() -> Self {
         Self {
             buckets: histogram::Histogram::new(4, 64).expect("in range"),

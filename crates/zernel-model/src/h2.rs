@@ -1,35 +1,35 @@
 //! Log-linear (H2) buckets: where a value goes in a histogram, and which values a bucket holds.
 //!
-//! Every power of two is divided into [`PER_POWER`] buckets of equal width. Values below twice that number have a bucket
+//! Every power of two is divided into [`BUCKETS_PER_POWER_OF_TWO`] buckets of equal width. Values below twice that number have a bucket
 //! each. All histograms of this project use these buckets; some first divide the value by a unit, or leave out the largest
 //! buckets.
 
-/// Binary logarithm of [`PER_POWER`].
-pub const GROUPING: u32 = 4;
+/// Binary logarithm of [`BUCKETS_PER_POWER_OF_TWO`].
+pub const GROUPING_POWER: u32 = 4;
 /// Buckets per power of two.
-pub const PER_POWER: usize = 1 << GROUPING;
+pub const BUCKETS_PER_POWER_OF_TWO: usize = 1 << GROUPING_POWER;
 /// First value whose bucket holds more than one value.
-pub const FIRST_SHARED: u64 = 2 * PER_POWER as u64;
+pub const FIRST_VALUE_IN_SHARED_BUCKET: u64 = 2 * BUCKETS_PER_POWER_OF_TWO as u64;
 /// Number of buckets for all values of `u64`.
-pub const BUCKETS: usize = index(u64::MAX) + 1;
+pub const BUCKET_COUNT: usize = bucket_index(u64::MAX) + 1;
 
 /// Returns the index of the bucket of a value.
 #[must_use]
 #[inline]
-pub const fn index(value: u64) -> usize {
-    match value < FIRST_SHARED {
+pub const fn bucket_index(value: u64) -> usize {
+    match value < FIRST_VALUE_IN_SHARED_BUCKET {
         true => value as usize,
-        false => shared_index(value),
+        false => shared_bucket_index(value),
     }
 }
 
-/// Returns the index of the bucket of a value of at least [`FIRST_SHARED`].
+/// Returns the index of the bucket of a value of at least [`FIRST_VALUE_IN_SHARED_BUCKET`].
 #[must_use]
 #[inline]
-pub const fn shared_index(value: u64) -> usize {
+pub const fn shared_bucket_index(value: u64) -> usize {
     // `value >> shift` keeps the top five bits. The leading one bit counts as one more power of two.
-    let shift = (value | 1).ilog2() - GROUPING;
-    shift as usize * PER_POWER + (value >> shift) as usize
+    let shift = (value | 1).ilog2() - GROUPING_POWER;
+    shift as usize * BUCKETS_PER_POWER_OF_TWO + (value >> shift) as usize
 }
 
 /// The values of a bucket.
@@ -44,16 +44,16 @@ pub struct BucketRange {
 impl BucketRange {
     /// Returns the values of the bucket with this index.
     #[must_use]
-    pub const fn of(index: usize) -> Self {
-        if index < FIRST_SHARED as usize {
+    pub const fn of_bucket(index: usize) -> Self {
+        if index < FIRST_VALUE_IN_SHARED_BUCKET as usize {
             return Self {
                 first: index as u64,
                 width: 1,
             };
         }
-        let shift = index / PER_POWER - 1;
+        let shift = index / BUCKETS_PER_POWER_OF_TWO - 1;
         Self {
-            first: ((index % PER_POWER + PER_POWER) as u64) << shift,
+            first: ((index % BUCKETS_PER_POWER_OF_TWO + BUCKETS_PER_POWER_OF_TWO) as u64) << shift,
             width: 1 << shift,
         }
     }
@@ -77,29 +77,35 @@ mod tests {
 
     #[test]
     fn buckets_follow_one_another_without_a_gap() {
-        assert_eq!(BucketRange::of(0), BucketRange { first: 0, width: 1 });
-        for bucket in 0..BUCKETS - 1 {
-            let (this, next) = (BucketRange::of(bucket), BucketRange::of(bucket + 1));
+        assert_eq!(
+            BucketRange::of_bucket(0),
+            BucketRange { first: 0, width: 1 }
+        );
+        for bucket in 0..BUCKET_COUNT - 1 {
+            let (this, next) = (
+                BucketRange::of_bucket(bucket),
+                BucketRange::of_bucket(bucket + 1),
+            );
             assert_eq!(this.last() + 1, next.first);
         }
-        assert_eq!(BucketRange::of(BUCKETS - 1).last(), u64::MAX);
+        assert_eq!(BucketRange::of_bucket(BUCKET_COUNT - 1).last(), u64::MAX);
     }
 
     #[test]
     fn the_values_of_a_bucket_have_its_index() {
-        for bucket in 0..BUCKETS {
-            let range = BucketRange::of(bucket);
+        for bucket in 0..BUCKET_COUNT {
+            let range = BucketRange::of_bucket(bucket);
             for value in [range.first, range.middle(), range.last()] {
-                assert_eq!(index(value), bucket);
+                assert_eq!(bucket_index(value), bucket);
             }
         }
     }
 
     #[test]
     fn a_shared_bucket_is_at_most_a_sixteenth_of_its_values_wide() {
-        for bucket in FIRST_SHARED as usize..BUCKETS {
-            let range = BucketRange::of(bucket);
-            assert!(range.width <= range.first / PER_POWER as u64);
+        for bucket in FIRST_VALUE_IN_SHARED_BUCKET as usize..BUCKET_COUNT {
+            let range = BucketRange::of_bucket(bucket);
+            assert!(range.width <= range.first / BUCKETS_PER_POWER_OF_TWO as u64);
         }
     }
 }

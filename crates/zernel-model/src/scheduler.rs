@@ -68,13 +68,13 @@ pub struct ClassStatistics {
     pub wakeups: u64,
     /// Time between these and running.
     pub wait_ns: u64,
-    /// Waits by power of two: the first bucket ends at [`FIRST_BUCKET_ENDS_NS`], each further one at twice the end
+    /// Waits by power of two: the first bucket ends at [`FIRST_WAIT_BUCKET_ENDS_NS`], each further one at twice the end
     /// before, and the last holds all longer waits.
     pub wait_buckets: Vec<u64>,
 }
 
 /// End of the first bucket of [`ClassStatistics::wait_buckets`].
-pub const FIRST_BUCKET_ENDS_NS: u64 = 1 << 10;
+pub const FIRST_WAIT_BUCKET_ENDS_NS: u64 = 1 << 10;
 
 impl ClassStatistics {
     /// Adds what another CPU counted.
@@ -112,12 +112,12 @@ impl ClassStatistics {
     pub fn waits(&self) -> LatencyHistogram {
         let mut histogram = LatencyHistogram::default();
         let (mut longest_ns, mut shortest_ns) = (0, u64::MAX);
-        let mut ends_ns = FIRST_BUCKET_ENDS_NS;
+        let mut ends_ns = FIRST_WAIT_BUCKET_ENDS_NS;
         for count in &self.wait_buckets {
             if *count > 0 {
                 longest_ns = ends_ns - 1;
                 shortest_ns = shortest_ns.min(longest_ns);
-                histogram.record_about(longest_ns, *count);
+                histogram.record_bucket_counts(longest_ns, *count);
             }
             ends_ns = ends_ns.saturating_mul(2);
         }
@@ -164,21 +164,21 @@ pub struct SchedulerStatistics {
     pub counters: SchedCounters,
     /// What the threads of each class did.
     pub classes: BTreeMap<TaskClass, ClassStatistics>,
-    /// The tenants that took most time since loading, at most [`Self::MAX_TENANTS`]; none without privilege.
+    /// The tenants that took most time since loading, at most [`Self::MAX_PUBLISHED_TENANTS`]; none without privilege.
     pub tenants: Vec<TenantStatistics>,
 }
 
 impl SchedulerStatistics {
     /// The largest age of statistics of a scheduler that runs. It publishes once a second.
-    pub const LARGEST_AGE_NS: u64 = 3_000_000_000;
+    pub const MAX_CURRENT_AGE_NS: u64 = 3_000_000_000;
 
     /// The largest number of tenants that are published.
-    pub const MAX_TENANTS: usize = 16;
+    pub const MAX_PUBLISHED_TENANTS: usize = 16;
 
     /// Whether the scheduler runs at `now_ns` of the monotonic clock.
     #[must_use]
     pub fn is_current(&self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.taken_ns) < Self::LARGEST_AGE_NS
+        now_ns.saturating_sub(self.taken_ns) < Self::MAX_CURRENT_AGE_NS
     }
 
     /// What was counted since `earlier`; everything if the scheduler was loaded later.
@@ -204,7 +204,7 @@ impl SchedulerStatistics {
 mod tests {
     use super::*;
 
-    fn class(wait_buckets: Vec<u64>) -> ClassStatistics {
+    fn class_with_wait_buckets(wait_buckets: Vec<u64>) -> ClassStatistics {
         let wakeups = wait_buckets.iter().sum();
         ClassStatistics {
             runs: wakeups + 1,
@@ -217,14 +217,20 @@ mod tests {
 
     #[test]
     fn quantiles_are_the_ends_of_their_buckets() {
-        let waits = class(vec![98, 0, 0, 2]).waits();
+        let waits = class_with_wait_buckets(vec![98, 0, 0, 2]).waits();
         assert_eq!(waits.count, 100);
         assert_eq!(waits.sum_ns, 100_000);
         assert_eq!(waits.p50_ns(), 1023);
         let error = (8191.0 - waits.p99_ns() as f64) / 8191.0;
         assert!((0.0..=LatencyHistogram::MAX_ERROR).contains(&error));
-        assert_eq!(class(Vec::new()).waits(), LatencyHistogram::default());
-        assert_eq!(class(vec![0; 28]).waits(), LatencyHistogram::default());
+        assert_eq!(
+            class_with_wait_buckets(Vec::new()).waits(),
+            LatencyHistogram::default()
+        );
+        assert_eq!(
+            class_with_wait_buckets(vec![0; 28]).waits(),
+            LatencyHistogram::default()
+        );
     }
 
     #[test]
@@ -235,11 +241,17 @@ mod tests {
             ..SchedulerStatistics::default()
         };
         earlier.counters.queued = 10;
-        earlier.classes.insert(TaskClass::Feed, class(vec![1, 2]));
+        earlier
+            .classes
+            .insert(TaskClass::Feed, class_with_wait_buckets(vec![1, 2]));
         let mut later = earlier.clone();
         later.counters.queued = 15;
-        later.classes.insert(TaskClass::Feed, class(vec![1, 5, 1]));
-        later.classes.insert(TaskClass::Other, class(vec![4]));
+        later
+            .classes
+            .insert(TaskClass::Feed, class_with_wait_buckets(vec![1, 5, 1]));
+        later
+            .classes
+            .insert(TaskClass::Other, class_with_wait_buckets(vec![4]));
         let interval = later.since(&earlier);
         assert_eq!(interval.counters.queued, 5);
         assert_eq!(interval.classes[&TaskClass::Feed].wakeups, 4);

@@ -9,10 +9,10 @@ use zernel_phase::{
     BlockReason, PhaseDetector, PhaseDetectorConfig, PhaseTimeAccumulator, PhaseTracker,
     ThreadEvent, TrackerConfig, WorkloadPhase, ZernelTaskState, classify,
 };
-use zernel_testkit::bench::Comparison;
+use zernel_testkit::bench::TimedComparison;
 
 fn main() {
-    let mut comparison = Comparison::from_args();
+    let mut comparison = TimedComparison::from_args();
     for (name, naive, pids) in [
         ("detect, 1 pid", "naive detect, 1 pid", 1),
         ("detect, 1,000 pids", "naive detect, 1,000 pids", 1_000),
@@ -29,11 +29,11 @@ fn main() {
     naive_tracker(&mut comparison);
 
     println!();
-    comparison.ratio("detect, 1 pid", "naive detect, 1 pid");
-    comparison.ratio("detect, 1,000 pids", "naive detect, 1,000 pids");
-    comparison.ratio("detect, 100,000 pids", "naive detect, 100,000 pids");
-    comparison.ratio("detect, 100,000 pids", "detect, 1 pid");
-    comparison.ratio("tracker, one event", "naive tracker, one event");
+    comparison.print_ratio("detect, 1 pid", "naive detect, 1 pid");
+    comparison.print_ratio("detect, 1,000 pids", "naive detect, 1,000 pids");
+    comparison.print_ratio("detect, 100,000 pids", "naive detect, 100,000 pids");
+    comparison.print_ratio("detect, 100,000 pids", "detect, 1 pid");
+    comparison.print_ratio("tracker, one event", "naive tracker, one event");
 }
 
 /// One sample of each of `count` tasks, in random pid order.
@@ -65,7 +65,7 @@ fn rounds(tasks: &[ZernelTaskState]) -> usize {
     (10_000 / tasks.len()).max(1)
 }
 
-fn detect(comparison: &mut Comparison, name: &str, pids: u32) {
+fn detect(comparison: &mut TimedComparison, name: &str, pids: u32) {
     let tasks = tasks(pids);
     let samples = (rounds(&tasks) * tasks.len()) as u64;
     let mut detector = PhaseDetector::new(PhaseDetectorConfig::default());
@@ -76,7 +76,7 @@ fn detect(comparison: &mut Comparison, name: &str, pids: u32) {
     });
 }
 
-fn naive_detect(comparison: &mut Comparison, name: &str, pids: u32) {
+fn naive_detect(comparison: &mut TimedComparison, name: &str, pids: u32) {
     let tasks = tasks(pids);
     let samples = (rounds(&tasks) * tasks.len()) as u64;
     let mut detector = NaiveDetector::default();
@@ -140,7 +140,7 @@ fn step() -> Vec<(u64, ThreadEvent)> {
     events
 }
 
-fn measure_tracker(comparison: &mut Comparison) {
+fn measure_tracker(comparison: &mut TimedComparison) {
     let step = step();
     let mut tracker = PhaseTracker::new(TrackerConfig::default(), 0);
     let mut times = PhaseTimeAccumulator::default();
@@ -157,7 +157,7 @@ fn measure_tracker(comparison: &mut Comparison) {
 }
 
 /// Keeps the events of a step and replays all of them for each new event.
-fn naive_tracker(comparison: &mut Comparison) {
+fn naive_tracker(comparison: &mut TimedComparison) {
     let step = step();
     comparison.measure("naive tracker, one event", step.len() as u64, || {
         let mut seen: HashMap<u32, Vec<(u64, ThreadEvent)>> = HashMap::new();

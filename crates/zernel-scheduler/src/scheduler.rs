@@ -360,6 +360,6 @@ mod tests {
         assert_eq!(MAX_CPUS, number("MAX_CPUS"));
         assert_eq!(MAX_LLCS, number("MAX_LLCS"));
         let first = 1 << number("FIRST_WAIT_POWER");
-        assert_eq!(zernel_model::scheduler::FIRST_BUCKET_ENDS_NS, first);
+        assert_eq!(zernel_model::scheduler::FIRST_WAIT_BUCKET_ENDS_NS, first);
     }
 }

@@ -35,7 +35,7 @@ struct Account {
 }
 
 impl TenantReader {
-    /// The tenants that took most time, at most [`SchedulerStatistics::MAX_TENANTS`].
+    /// The tenants that took most time, at most [`SchedulerStatistics::MAX_PUBLISHED_TENANTS`].
     pub(crate) fn read(&mut self, skel: &MainSkel<'_>) -> Vec<TenantStatistics> {
         let accounts = largest(accounts(skel));
         let is_known = |account: &Account| self.paths.contains_key(&account.cgroup_id);
@@ -65,7 +65,7 @@ impl TenantReader {
 fn largest(mut accounts: Vec<Account>) -> Vec<Account> {
     accounts.retain(|account| account.run_ns > 0);
     accounts.sort_by_key(|account| std::cmp::Reverse((account.run_ns, account.cgroup_id)));
-    accounts.truncate(SchedulerStatistics::MAX_TENANTS);
+    accounts.truncate(SchedulerStatistics::MAX_PUBLISHED_TENANTS);
     accounts
 }
 
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn tenants_with_most_time_are_published() {
         let accounts = largest((0..100).map(|id| account_with(id, id)).collect());
-        assert_eq!(accounts.len(), SchedulerStatistics::MAX_TENANTS);
+        assert_eq!(accounts.len(), SchedulerStatistics::MAX_PUBLISHED_TENANTS);
         assert_eq!(accounts[0], account_with(99, 99));
         assert_eq!(largest(vec![account_with(1, 0)]), []);
     }

@@ -6,12 +6,12 @@ use std::time::Instant;
 use criterion::{Criterion, Throughput};
 
 /// Times routines and keeps the median time of each, for ratios at the end.
-pub struct Comparison {
+pub struct TimedComparison {
     criterion: Criterion,
     medians: Vec<(String, f64)>,
 }
 
-impl Comparison {
+impl TimedComparison {
     /// Takes criterion's command line.
     #[must_use]
     pub fn from_args() -> Self {
@@ -45,7 +45,7 @@ impl Comparison {
     }
 
     /// Prints the ratio of the median times per operation; nothing if one of the two was filtered out.
-    pub fn ratio(&self, name: &str, to: &str) {
+    pub fn print_ratio(&self, name: &str, to: &str) {
         let median = |wanted| self.medians.iter().find(|(name, _)| name == wanted);
         if let (Some((_, this)), Some((_, that))) = (median(name), median(to)) {
             println!(
@@ -58,16 +58,16 @@ impl Comparison {
 
 /// Several ways (arms) to do the same thing, timed in turns. Drift of the machine's speed affects neighbouring turns
 /// alike, so differences between neighbours are visible even if they are far smaller than the drift.
-pub struct Turns<A> {
+pub struct AlternatingTurns<A> {
     arms: Vec<A>,
     /// Measured times: one list per arm, one time per round.
     times: Vec<Vec<f64>>,
 }
 
-impl<A: Copy + PartialEq + Display> Turns<A> {
+impl<A: Copy + PartialEq + Display> AlternatingTurns<A> {
     /// Measures all arms in every round, in one round forwards and in the next one backwards, so that steady
     /// drift favours none.
-    pub fn take(arms: &[A], rounds: usize, mut measure: impl FnMut(A) -> f64) -> Self {
+    pub fn take_turns(arms: &[A], rounds: usize, mut measure: impl FnMut(A) -> f64) -> Self {
         let mut times = vec![Vec::new(); arms.len()];
         for round in 0..rounds {
             for turn in 0..arms.len() {
@@ -85,7 +85,7 @@ impl<A: Copy + PartialEq + Display> Turns<A> {
     }
 
     /// Prints the median time of an arm.
-    pub fn plain(&self, arm: A) {
+    pub fn print_median(&self, arm: A) {
         println!("{arm}: {:.1} ns", median(self.times(arm).to_vec()));
     }
 
@@ -94,9 +94,9 @@ impl<A: Copy + PartialEq + Display> Turns<A> {
         println!("{arm}, less {to}: {}", self.difference(arm, to));
     }
 
-    fn difference(&self, arm: A, to: A) -> Difference {
+    fn difference(&self, arm: A, to: A) -> TimeDifference {
         let pairs = self.times(arm).iter().zip(self.times(to));
-        Difference::of(&pairs.map(|(this, that)| this - that).collect::<Vec<_>>())
+        TimeDifference::of_pairs(&pairs.map(|(this, that)| this - that).collect::<Vec<_>>())
     }
 
     fn times(&self, arm: A) -> &[f64] {
@@ -106,19 +106,19 @@ impl<A: Copy + PartialEq + Display> Turns<A> {
 }
 
 /// Bootstrap resamples for an interval.
-const RESAMPLES: usize = 10_000;
+const BOOTSTRAP_RESAMPLES: usize = 10_000;
 
 /// The median of paired differences, and its 95 % bootstrap interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Difference {
+struct TimeDifference {
     median: f64,
     least: f64,
     most: f64,
     pairs: usize,
 }
 
-impl Difference {
-    fn of(differences: &[f64]) -> Self {
+impl TimeDifference {
+    fn of_pairs(differences: &[f64]) -> Self {
         let mut random = fastrand::Rng::with_seed(0);
         let mut draw = || {
             let drawn = differences
@@ -126,18 +126,18 @@ impl Difference {
                 .filter_map(|_| random.choice(differences));
             median(drawn.copied().collect())
         };
-        let mut medians: Vec<f64> = (0..RESAMPLES).map(|_| draw()).collect();
+        let mut medians: Vec<f64> = (0..BOOTSTRAP_RESAMPLES).map(|_| draw()).collect();
         medians.sort_by(f64::total_cmp);
         Self {
             median: median(differences.to_vec()),
-            least: medians[RESAMPLES / 40],
-            most: medians[RESAMPLES - 1 - RESAMPLES / 40],
+            least: medians[BOOTSTRAP_RESAMPLES / 40],
+            most: medians[BOOTSTRAP_RESAMPLES - 1 - BOOTSTRAP_RESAMPLES / 40],
             pairs: differences.len(),
         }
     }
 }
 
-impl Display for Difference {
+impl Display for TimeDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             median,
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn turns_go_forwards_and_backwards() {
         let mut order = String::new();
-        Turns::take(&['a', 'b', 'c'], 3, |arm| {
+        AlternatingTurns::take_turns(&['a', 'b', 'c'], 3, |arm| {
             order.push(arm);
             0.0
         });
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn drift_larger_than_the_difference_does_not_hide_it() {
         let mut clock = 0.0;
-        let turns = Turns::take(&["bare", "probed"], 40, |arm| {
+        let turns = AlternatingTurns::take_turns(&["bare", "probed"], 40, |arm| {
             clock += 10.0;
             clock + if arm == "probed" { 5.0 } else { 0.0 }
         });
@@ -199,8 +199,8 @@ mod tests {
     }
 
     #[test]
-    fn equal_pairs_leave_no_doubt() {
-        let difference = Difference::of(&[7.0; 30]);
+    fn equal_pairs_have_no_difference() {
+        let difference = TimeDifference::of_pairs(&[7.0; 30]);
         assert_eq!((difference.least, difference.most), (7.0, 7.0));
     }
 }

@@ -6,7 +6,7 @@ use std::{env, fs};
 use libloading::Symbol;
 
 use crate::eventually;
-use crate::target::{Driver, call, directory, out};
+use crate::target::{Driver, call, out_pointer, stage_directory};
 
 /// The variable with the rank of a target.
 pub const RANK: &str = "ZERNEL_TARGET_RANK";
@@ -23,10 +23,10 @@ pub fn own_rank() -> u64 {
 
 /// The unique id of the stage's communicator. The first rank creates it, the others wait for it.
 pub fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
-    let path = directory().join("unique-id");
+    let path = stage_directory().join("unique-id");
     let mut id = UniqueId([0; 128]);
     if rank == 0 {
-        call!(driver.nccl(), "ncclGetUniqueId", out(&mut id));
+        call!(driver.nccl(), "ncclGetUniqueId", out_pointer(&mut id));
         let unfinished = path.with_extension("new");
         fs::write(&unfinished, id.0).expect("our directory");
         fs::rename(unfinished, path).expect("our directory");
@@ -95,6 +95,6 @@ pub fn join_as(driver: &Driver, id: UniqueId, rank: u64, ranks: u64) -> u64 {
 /// A stream of the device.
 pub fn stream(driver: &Driver) -> u64 {
     let mut stream = 0_u64;
-    call!(driver.cuda(), "cuStreamCreate", out(&mut stream), 1);
+    call!(driver.cuda(), "cuStreamCreate", out_pointer(&mut stream), 1);
     stream
 }

@@ -19,8 +19,8 @@ use crate::target::Stage;
 use crate::{eventually, eventually_ok};
 
 /// The command `zernel observe`. Only the tests of `zernel` know the path of its binary:
-/// `command(env!("CARGO_BIN_EXE_zernel"))`.
-pub fn command(zernel: &str) -> Command {
+/// `zernel_command(env!("CARGO_BIN_EXE_zernel"))`.
+pub fn zernel_command(zernel: &str) -> Command {
     let mut command = Command::new(zernel);
     command.arg("observe");
     command
@@ -40,10 +40,10 @@ impl Daemon {
     /// Starts the `zernel` binary at this path, with a socket in the directory of the stage.
     pub fn start(zernel: &str, stage: &Stage) -> Self {
         let socket = stage.path().join("observe.sock");
-        Self::start_as(command(zernel), stage, &socket)
+        Self::start_as(zernel_command(zernel), stage, &socket)
     }
 
-    /// Starts a command that is or becomes [`command`]. Without a budget every call is counted, so that
+    /// Starts a command that is or becomes [`zernel_command`]. Without a budget every call is counted, so that
     /// numbers can be compared; the command may have an option `--budget`. HTTP needs no token, unless the
     /// command has an option `--expose` or `--token-file`.
     pub fn start_as(mut command: Command, stage: &Stage, socket: &Path) -> Self {
@@ -81,18 +81,18 @@ impl Daemon {
     }
 
     /// Requests a path over HTTP.
-    pub fn get(&self, path: &str) -> Answer {
-        self.get_as(path, "*/*")
+    pub fn get(&self, path: &str) -> HttpAnswer {
+        self.get_accepting(path, "*/*")
     }
 
     /// Requests a path over HTTP with an `Accept` header.
-    pub fn get_as(&self, path: &str, accept: &str) -> Answer {
+    pub fn get_accepting(&self, path: &str, accept: &str) -> HttpAnswer {
         let stream = TcpStream::connect(self.http).expect("it listens");
         ask(stream, path, accept)
     }
 
     /// Requests a path over HTTP with a token.
-    pub fn get_with_token(&self, path: &str, token: &str) -> Answer {
+    pub fn get_with_token(&self, path: &str, token: &str) -> HttpAnswer {
         let stream = TcpStream::connect(self.http).expect("it listens");
         let header = format!("Authorization: Bearer {token}\r\n");
         ask_with_headers(stream, path, &header)
@@ -104,7 +104,7 @@ impl Daemon {
     }
 
     /// Waits until the metrics text has a line.
-    pub fn wait_for(&self, line: &str) {
+    pub fn wait_for_metrics_line(&self, line: &str) {
         eventually_ok(line, || {
             let metrics = self.metrics();
             match metrics.lines().any(|exported| exported == line) {
@@ -115,12 +115,12 @@ impl Daemon {
     }
 
     /// Sends the daemon a signal.
-    pub fn signal(&self, signal: Signal) {
+    pub fn send_signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
     }
 
     /// Waits until the response of `/healthz` begins with `status`.
-    pub fn wait_for_health(&self, status: &str) -> Answer {
+    pub fn wait_for_health(&self, status: &str) -> HttpAnswer {
         eventually_ok(status, || {
             let answer = self.get("/healthz");
             match answer.head.starts_with(status) {
@@ -137,12 +137,12 @@ impl Daemon {
 
     /// Its BPF programs and their links.
     pub fn kernel_objects(&self) -> KernelObjects {
-        KernelObjects::of(self.pid())
+        KernelObjects::of_process(self.pid())
     }
 
     /// Sends a signal and waits until the daemon exits. Returns its exit status and the rest of its standard error, and where its
     /// threads waited if that took longer than [`SLOW_EXIT`].
-    pub fn end(mut self, signal: Signal) -> (ExitStatus, String) {
+    pub fn end_by_signal(mut self, signal: Signal) -> (ExitStatus, String) {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
         let begin = Instant::now();
         let mut waits = String::new();
@@ -227,14 +227,14 @@ fn announced(errors: &mut impl BufRead) -> SocketAddr {
 }
 
 /// An HTTP response.
-pub struct Answer {
+pub struct HttpAnswer {
     /// Status line and headers.
     pub head: String,
     /// The body.
     pub body: String,
 }
 
-impl Answer {
+impl HttpAnswer {
     /// The body, parsed.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).expect("JSON")
@@ -242,12 +242,12 @@ impl Answer {
 }
 
 /// Requests a path over a connection, which the server closes.
-pub fn ask(stream: impl Read + Write, path: &str, accept: &str) -> Answer {
+pub fn ask(stream: impl Read + Write, path: &str, accept: &str) -> HttpAnswer {
     ask_with_headers(stream, path, &format!("Accept: {accept}\r\n"))
 }
 
 /// Requests a path with headers, each of which ends with a line break.
-fn ask_with_headers(mut stream: impl Read + Write, path: &str, headers: &str) -> Answer {
+fn ask_with_headers(mut stream: impl Read + Write, path: &str, headers: &str) -> HttpAnswer {
     let request =
         format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("it listens");
@@ -255,7 +255,7 @@ fn ask_with_headers(mut stream: impl Read + Write, path: &str, headers: &str) ->
     stream.read_to_string(&mut answer).expect("it answers");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
     assert!(!head.to_lowercase().contains("chunked"), "{head}");
-    Answer {
+    HttpAnswer {
         head: head.to_owned(),
         body: body.to_owned(),
     }
@@ -269,7 +269,7 @@ pub struct KernelObjects {
 }
 
 impl KernelObjects {
-    fn of(pid: u32) -> Self {
+    fn of_process(pid: u32) -> Self {
         let mut objects = Self {
             programs: programs_of(pid),
             links: 0,
@@ -281,7 +281,7 @@ impl KernelObjects {
 
     /// Number of links that the programs had.
     #[must_use]
-    pub fn links(&self) -> usize {
+    pub fn link_count(&self) -> usize {
         self.links
     }
 

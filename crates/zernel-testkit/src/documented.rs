@@ -53,7 +53,7 @@ pub fn documented_commands() -> Vec<DocumentedCommand> {
 /// The commands of one page: its indented and fenced blocks without a language, and code inside sentences.
 pub fn commands_of_page(name: &str, text: &str) -> Vec<DocumentedCommand> {
     let mut commands = Vec::new();
-    let mut part = Part::default();
+    let mut part = PagePart::default();
     let mut fence: Option<bool> = None;
     for (index, line) in text.lines().enumerate() {
         if let Some(language) = line.trim_start().strip_prefix("```") {
@@ -65,10 +65,10 @@ pub fn commands_of_page(name: &str, text: &str) -> Vec<DocumentedCommand> {
             continue;
         }
         let kind = match (fence, line.trim().is_empty()) {
-            (Some(true), _) => Kind::Block,
-            (Some(false), _) | (None, true) => Kind::Ignored,
-            (None, false) if line.starts_with("    ") => Kind::Block,
-            (None, false) => Kind::Paragraph,
+            (Some(true), _) => PagePartKind::Block,
+            (Some(false), _) | (None, true) => PagePartKind::Ignored,
+            (None, false) if line.starts_with("    ") => PagePartKind::Block,
+            (None, false) => PagePartKind::Paragraph,
         };
         if kind != part.kind {
             part.finish(name, &mut commands);
@@ -86,31 +86,31 @@ pub fn commands_of_page(name: &str, text: &str) -> Vec<DocumentedCommand> {
 
 /// Consecutive lines of one kind.
 #[derive(Default)]
-struct Part {
-    kind: Kind,
+struct PagePart {
+    kind: PagePartKind,
     line: usize,
     text: String,
 }
 
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum PagePartKind {
     Block,
     Paragraph,
     #[default]
     Ignored,
 }
 
-impl Part {
+impl PagePart {
     /// Adds the commands of the lines so far, and forgets the lines.
     fn finish(&mut self, name: &str, commands: &mut Vec<DocumentedCommand>) {
         let text = std::mem::take(&mut self.text);
         let found = match self.kind {
-            Kind::Block => commands_of_block(&text),
-            Kind::Paragraph => commands_of_paragraph(&text),
-            Kind::Ignored => Vec::new(),
+            PagePartKind::Block => commands_of_block(&text),
+            PagePartKind::Paragraph => commands_of_paragraph(&text),
+            PagePartKind::Ignored => Vec::new(),
         };
         let place = format!("{name}:{}", self.line);
-        let in_sentence = self.kind == Kind::Paragraph;
+        let in_sentence = self.kind == PagePartKind::Paragraph;
         commands.extend(found.into_iter().map(|words| DocumentedCommand {
             place: place.clone(),
             words,
@@ -128,7 +128,9 @@ pub fn commands_of_block(text: &str) -> Vec<Vec<String>> {
         true => line.strip_prefix("$ "),
         false => Some(&**line),
     });
-    lines.flat_map(|line| split(line, true)).collect()
+    lines
+        .flat_map(|line| split_into_commands(line, true))
+        .collect()
 }
 
 /// The lines without indentation. A line that ends with a backslash continues in the next.
@@ -153,18 +155,18 @@ fn join_continued_lines(text: &str) -> Vec<String> {
 fn commands_of_paragraph(text: &str) -> Vec<Vec<String>> {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let codes = text.split('`').skip(1).step_by(2);
-    let commands = codes.flat_map(|code| split(code, false));
+    let commands = codes.flat_map(|code| split_into_commands(code, false));
     let is_command = |words: &Vec<String>| {
         let program = &*words[0];
         let is_in_folder = |folder: &&str| program.starts_with(*folder);
         words.len() > 1 && PROGRAMS.contains(&program)
-            || PROGRAM_FOLDERS.iter().any(is_in_folder) && is_program(program)
+            || PROGRAM_FOLDERS.iter().any(is_in_folder) && is_script_path(program)
     };
     commands.filter(is_command).collect()
 }
 
 /// Whether a path inside the repository names a script, by its name: folders of data and files of other kinds do not.
-fn is_program(path: &str) -> bool {
+fn is_script_path(path: &str) -> bool {
     let is_file = workspace().join(path).is_file();
     let extension = Path::new(path).extension();
     extension.is_some_and(|extension| extension == "py" || extension == "sh")
@@ -172,7 +174,7 @@ fn is_program(path: &str) -> bool {
 }
 
 /// Splits a line into commands at `|`, `;` and `&`, and each command into words. `explained`: two blanks end the line.
-fn split(line: &str, explained: bool) -> Vec<Vec<String>> {
+fn split_into_commands(line: &str, explained: bool) -> Vec<Vec<String>> {
     let mut commands = vec![vec![String::new()]];
     let (mut quote, mut depth, mut blanks) = (None, 0_usize, 0_usize);
     for character in line.chars() {
@@ -212,7 +214,7 @@ fn without_prefix(words: Vec<String>) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn words(commands: &[DocumentedCommand]) -> Vec<String> {
+    fn words_of_commands(commands: &[DocumentedCommand]) -> Vec<String> {
         let commands = commands.iter();
         commands.map(|command| command.words.join(" ")).collect()
     }
@@ -223,7 +225,7 @@ mod tests {
                     cargo test \\\n        -p one && cargo fmt\n";
         let commands = commands_of_page("page", page);
         assert_eq!(
-            words(&commands),
+            words_of_commands(&commands),
             [
                 "make check",
                 "zernel ps",
@@ -238,7 +240,10 @@ mod tests {
     #[test]
     fn output_after_a_prompt_is_no_command() {
         let page = "    $ zernel run x\n    zernel run x: 3 s\n";
-        assert_eq!(words(&commands_of_page("page", page)), ["zernel run x"]);
+        assert_eq!(
+            words_of_commands(&commands_of_page("page", page)),
+            ["zernel run x"]
+        );
     }
 
     #[test]
@@ -246,14 +251,20 @@ mod tests {
         let page =
             "Use `zernel lab\nrun x`, `zernel`, `zernel-lab`, `A=1 make test` and `truth/none`.\n";
         let commands = commands_of_page("page", page);
-        assert_eq!(words(&commands), ["zernel lab run x", "make test"]);
+        assert_eq!(
+            words_of_commands(&commands),
+            ["zernel lab run x", "make test"]
+        );
         assert!(commands.iter().all(|command| command.in_sentence));
     }
 
     #[test]
     fn fences_of_other_languages_are_no_commands() {
         let page = "```toml\nmake = 1\n```\n```sh\nmake one\n```\n";
-        assert_eq!(words(&commands_of_page("page", page)), ["make one"]);
+        assert_eq!(
+            words_of_commands(&commands_of_page("page", page)),
+            ["make one"]
+        );
     }
 
     #[test]

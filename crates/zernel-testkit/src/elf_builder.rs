@@ -8,10 +8,10 @@ pub const CODE_OFFSET: u64 = 0x200;
 pub const CODE_ADDRESS: u64 = 0x1200;
 
 /// Type of a function.
-pub const FUNCTION: u8 = 2;
+pub const SYMBOL_TYPE_FUNCTION: u8 = 2;
 /// Type of an indirect function.
-pub const INDIRECT_FUNCTION: u8 = 10;
-const GLOBAL: u8 = 1 << 4;
+pub const SYMBOL_TYPE_INDIRECT_FUNCTION: u8 = 10;
+const SYMBOL_BINDING_GLOBAL: u8 = 1 << 4;
 
 /// A symbol.
 #[derive(Debug, Clone)]
@@ -29,10 +29,10 @@ pub struct ElfSymbol {
 }
 
 /// Returns a global function of this size at the start of the code.
-pub fn function(name: impl Into<Cow<'static, str>>, size: u64) -> ElfSymbol {
+pub fn global_function(name: impl Into<Cow<'static, str>>, size: u64) -> ElfSymbol {
     ElfSymbol {
         name: name.into(),
-        info: GLOBAL | FUNCTION,
+        info: SYMBOL_BINDING_GLOBAL | SYMBOL_TYPE_FUNCTION,
         address: CODE_ADDRESS,
         size,
         version: 1,
@@ -64,7 +64,7 @@ impl ElfBuilder {
     /// Returns the file: file header, program header, code, symbols, names, versions, section
     /// headers.
     #[must_use]
-    pub fn bytes(&self) -> Vec<u8> {
+    pub fn build_file(&self) -> Vec<u8> {
         let mut strings = vec![0];
         let mut symbols = vec![0; 24];
         let mut versions = vec![0; 2];
@@ -76,7 +76,7 @@ impl ElfBuilder {
             versions.extend(symbol.version.to_le_bytes());
             strings.extend(symbol.name.bytes().chain([0]));
         }
-        let mut bytes = self.headers();
+        let mut bytes = self.file_and_program_headers();
         bytes.resize(CODE_OFFSET as usize, 0);
         bytes.extend(&self.code);
         let mut sections = vec![0; 64];
@@ -85,7 +85,7 @@ impl ElfBuilder {
             (3, 0, strings),
             (0x6fff_ffff, 1, versions),
         ] {
-            sections.extend(section(kind, link, bytes.len(), content.len()));
+            sections.extend(section_header(kind, link, bytes.len(), content.len()));
             bytes.extend(content);
         }
         let sections_at = bytes.len() as u64;
@@ -100,7 +100,7 @@ impl ElfBuilder {
         CODE_OFFSET as usize + self.code.len()
     }
 
-    fn headers(&self) -> Vec<u8> {
+    fn file_and_program_headers(&self) -> Vec<u8> {
         let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
         bytes.resize(16, 0);
         bytes.extend([3, 0]);
@@ -113,14 +113,18 @@ impl ElfBuilder {
                 .into_iter()
                 .flat_map(u16::to_le_bytes),
         );
-        bytes.extend(segment(CODE_OFFSET, CODE_ADDRESS, self.code.len() as u64));
+        bytes.extend(program_header(
+            CODE_OFFSET,
+            CODE_ADDRESS,
+            self.code.len() as u64,
+        ));
         bytes
     }
 }
 
 /// Returns the header of a code segment.
 #[must_use]
-pub fn segment(offset: u64, address: u64, size: u64) -> Vec<u8> {
+pub fn program_header(offset: u64, address: u64, size: u64) -> Vec<u8> {
     let mut header = [1_u32, 5].map(u32::to_le_bytes).concat();
     header.extend(
         [offset, address, address, size, size, 1]
@@ -130,7 +134,7 @@ pub fn segment(offset: u64, address: u64, size: u64) -> Vec<u8> {
     header
 }
 
-fn section(kind: u32, link: u32, offset: usize, size: usize) -> Vec<u8> {
+fn section_header(kind: u32, link: u32, offset: usize, size: usize) -> Vec<u8> {
     let mut header = [0, kind].map(u32::to_le_bytes).concat();
     header.extend(
         [0, 0, offset as u64, size as u64]

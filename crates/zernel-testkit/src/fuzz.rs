@@ -22,17 +22,17 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::allocation::peak_bytes;
 
 /// Environment variable with the first seed.
-pub const SEED: &str = "ZERNEL_FUZZ_SEED";
+pub const SEED_VARIABLE: &str = "ZERNEL_FUZZ_SEED";
 /// Environment variable with the CPU time of each target in seconds, instead of its number of rounds. Without a seed,
 /// such a run starts at the time of day.
-pub const SECONDS: &str = "ZERNEL_FUZZ_SECONDS";
+pub const SECONDS_VARIABLE: &str = "ZERNEL_FUZZ_SECONDS";
 
 /// CPU time that one input may take. A debug build on a busy machine stays far below it.
 const MAX_CPU_TIME: Duration = Duration::from_secs(1);
 /// Memory that one input may take.
-const MAX_MEMORY: usize = 64 << 20;
+const MAX_MEMORY_BYTES: usize = 64 << 20;
 /// Time after which an input counts as one that never ends. Its CPU time cannot be measured.
-const HANG: Duration = Duration::from_secs(120);
+const HANG_TIMEOUT: Duration = Duration::from_secs(120);
 /// Size that mutations let an input grow to.
 const MAX_INPUT_BYTES: usize = 1 << 20;
 
@@ -58,14 +58,14 @@ pub struct FuzzOutcome {
 
 /// What is wrong with a parser's reaction to an input.
 #[derive(Debug, PartialEq, Eq)]
-enum Fault {
+enum FuzzFault {
     Panicked,
     CpuTime(Duration),
     Memory(usize),
 }
 
 impl<'a> FuzzTarget<'a> {
-    /// A target that runs `rounds` inputs, unless [`SECONDS`] is set.
+    /// A target that runs `rounds` inputs, unless [`SECONDS_VARIABLE`] is set.
     #[must_use]
     pub fn new(name: &'a str, rounds: u64) -> Self {
         Self {
@@ -108,43 +108,43 @@ impl<'a> FuzzTarget<'a> {
     /// Checks the corpus, then mutations of it. Panics at the first input that makes `check` panic, take too much CPU
     /// time or allocate too much memory. The message contains the seed; the input is written to a file.
     pub fn run(self, mut check: impl FnMut(&[u8])) -> FuzzOutcome {
-        let seconds = env_number(SECONDS).map(Duration::from_secs);
-        let first = env_number(SEED).unwrap_or_else(|| match seconds {
+        let seconds = env_number(SECONDS_VARIABLE).map(Duration::from_secs);
+        let first = env_number(SEED_VARIABLE).unwrap_or_else(|| match seconds {
             Some(_) => time_of_day(),
             None => 1,
         });
-        println!("fuzz {}: {SEED}={first}", self.name);
+        println!("fuzz {}: {SEED_VARIABLE}={first}", self.name);
         let mut outcome = FuzzOutcome {
             inputs: 0,
             most_cpu_time: Duration::ZERO,
             most_memory: 0,
         };
         for (number, input) in self.corpus.iter().enumerate() {
-            if let Err(fault) = run_one(input, &mut check, &mut outcome) {
-                self.fail(input, &fault, &format!("input {number} of the corpus"));
+            if let Err(fault) = run_one_input(input, &mut check, &mut outcome) {
+                self.fail_with_input(input, &fault, &format!("input {number} of the corpus"));
             }
         }
-        let watchdog = Watchdog::start(HANG, {
+        let watchdog = InputWatchdog::start(HANG_TIMEOUT, {
             let name = self.name.to_owned();
             move |seed| {
-                eprintln!("{name}: no end with {SEED}={seed}");
+                eprintln!("{name}: no end with {SEED_VARIABLE}={seed}");
                 std::process::abort();
             }
         });
-        let start = cpu_time();
+        let start = thread_cpu_time();
         for round in 0.. {
             let ended = match seconds {
-                Some(seconds) => cpu_time() - start >= seconds,
+                Some(seconds) => thread_cpu_time() - start >= seconds,
                 None => round == self.rounds,
             };
             if ended {
                 break;
             }
             let seed = first.wrapping_add(round);
-            watchdog.begin(seed);
-            let input = self.mutated(seed);
-            if let Err(fault) = run_one(&input, &mut check, &mut outcome) {
-                self.fail(&input, &fault, &format!("{SEED}={seed}"));
+            watchdog.begin_input(seed);
+            let input = self.mutated_input(seed);
+            if let Err(fault) = run_one_input(&input, &mut check, &mut outcome) {
+                self.fail_with_input(&input, &fault, &format!("{SEED_VARIABLE}={seed}"));
             }
         }
         println!("fuzz {}: {outcome:?}", self.name);
@@ -152,7 +152,7 @@ impl<'a> FuzzTarget<'a> {
     }
 
     /// Returns the input of a seed.
-    fn mutated(&self, seed: u64) -> Vec<u8> {
+    fn mutated_input(&self, seed: u64) -> Vec<u8> {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut input = random.choice(&self.corpus).cloned().unwrap_or_default();
         // In binary formats a change of length moves what headers point to, and little of the parser is reached.
@@ -161,23 +161,23 @@ impl<'a> FuzzTarget<'a> {
             false => 0..10,
         };
         for _ in 0..1 << random.u32(0..5) {
-            self.mutate(&mut input, random.u32(mutations.clone()), &mut random);
+            self.apply_mutation(&mut input, random.u32(mutations.clone()), &mut random);
             input.truncate(MAX_INPUT_BYTES);
         }
         input
     }
 
     /// Applies a mutation. The first four replace bytes; the others also change the length.
-    fn mutate(&self, input: &mut Vec<u8>, mutation: u32, random: &mut fastrand::Rng) {
+    fn apply_mutation(&self, input: &mut Vec<u8>, mutation: u32, random: &mut fastrand::Rng) {
         let at = random.usize(0..=input.len());
         let range = at..at + random.usize(0..=(input.len() - at).min(64));
         match mutation {
             0 => flip_bit(input, random),
-            1 => overwrite(input, at, &interesting_integer(random)),
-            2 => overwrite(input, at, &[random.u8(..)]),
-            3 => overwrite(input, at, &self.word(random)),
+            1 => overwrite_bytes(input, at, &interesting_integer(random)),
+            2 => overwrite_bytes(input, at, &[random.u8(..)]),
+            3 => overwrite_bytes(input, at, &self.random_word(random)),
             4 => drop(input.splice(at..at, interesting_integer(random))),
-            5 => drop(input.splice(at..at, self.word(random))),
+            5 => drop(input.splice(at..at, self.random_word(random))),
             6 => input.truncate(at),
             7 => drop(input.drain(range)),
             8 => {
@@ -194,12 +194,12 @@ impl<'a> FuzzTarget<'a> {
     }
 
     /// Returns a word of the dictionary.
-    fn word(&self, random: &mut fastrand::Rng) -> Vec<u8> {
+    fn random_word(&self, random: &mut fastrand::Rng) -> Vec<u8> {
         let word = random.choice(&self.dictionary);
         word.cloned().unwrap_or_default()
     }
 
-    fn fail(&self, input: &[u8], fault: &Fault, replay: &str) -> ! {
+    fn fail_with_input(&self, input: &[u8], fault: &FuzzFault, replay: &str) -> ! {
         let mut message = format!("{}: {fault:?} with {replay}", self.name);
         match write_input(self.name, input) {
             Ok(path) => _ = write!(message, "; the input is in {}", path.display()),
@@ -210,14 +210,14 @@ impl<'a> FuzzTarget<'a> {
 }
 
 /// Finds an input that never ends.
-struct Watchdog {
+struct InputWatchdog {
     /// The seed of the current input.
     seed: Arc<AtomicU64>,
     /// Dropped to end the thread.
     _end: mpsc::Sender<()>,
 }
 
-impl Watchdog {
+impl InputWatchdog {
     /// Calls `found` with a seed if no other one begins within `patience` to twice `patience`.
     fn start(patience: Duration, found: impl FnOnce(u64) + Send + 'static) -> Self {
         let seed = Arc::new(AtomicU64::new(0));
@@ -235,32 +235,32 @@ impl Watchdog {
         Self { seed, _end: end }
     }
 
-    fn begin(&self, seed: u64) {
+    fn begin_input(&self, seed: u64) {
         self.seed.store(seed, Ordering::Relaxed);
     }
 }
 
-fn run_one(
+fn run_one_input(
     input: &[u8],
     check: &mut impl FnMut(&[u8]),
     outcome: &mut FuzzOutcome,
-) -> Result<(), Fault> {
-    let before = cpu_time();
+) -> Result<(), FuzzFault> {
+    let before = thread_cpu_time();
     let (result, memory) = peak_bytes(|| catch_unwind(AssertUnwindSafe(|| check(input))));
-    let cpu_time = cpu_time() - before;
+    let cpu_time = thread_cpu_time() - before;
     outcome.inputs += 1;
     outcome.most_cpu_time = outcome.most_cpu_time.max(cpu_time);
     outcome.most_memory = outcome.most_memory.max(memory);
     match result {
-        Err(_) => Err(Fault::Panicked),
-        Ok(()) if cpu_time > MAX_CPU_TIME => Err(Fault::CpuTime(cpu_time)),
-        Ok(()) if memory > MAX_MEMORY => Err(Fault::Memory(memory)),
+        Err(_) => Err(FuzzFault::Panicked),
+        Ok(()) if cpu_time > MAX_CPU_TIME => Err(FuzzFault::CpuTime(cpu_time)),
+        Ok(()) if memory > MAX_MEMORY_BYTES => Err(FuzzFault::Memory(memory)),
         Ok(()) => Ok(()),
     }
 }
 
 /// CPU time of this thread.
-fn cpu_time() -> Duration {
+fn thread_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
@@ -272,7 +272,7 @@ fn flip_bit(input: &mut [u8], random: &mut fastrand::Rng) {
 }
 
 /// Replaces bytes from `at` on, and appends those that reach beyond the end.
-fn overwrite(input: &mut Vec<u8>, at: usize, bytes: &[u8]) {
+fn overwrite_bytes(input: &mut Vec<u8>, at: usize, bytes: &[u8]) {
     let end = input.len().min(at + bytes.len());
     input.splice(at..end, bytes.iter().copied());
 }
@@ -312,7 +312,7 @@ fn write_input(name: &str, input: &[u8]) -> io::Result<PathBuf> {
 mod tests {
     use super::*;
 
-    fn message_of(name: &str, check: impl FnMut(&[u8])) -> String {
+    fn panic_message_of(name: &str, check: impl FnMut(&[u8])) -> String {
         let target = FuzzTarget::new(name, 100_000)
             .input(*b"some text")
             .words(["needle"]);
@@ -325,13 +325,15 @@ mod tests {
     #[test]
     fn a_panic_is_found_and_its_seed_replays_it() {
         let has_needle = |input: &[u8]| input.windows(6).any(|window| window == b"needle");
-        let message = message_of("needle", |input| assert!(!has_needle(input)));
-        let (_, seed) = message.split_once(&format!("{SEED}=")).expect("a seed");
+        let message = panic_message_of("needle", |input| assert!(!has_needle(input)));
+        let (_, seed) = message
+            .split_once(&format!("{SEED_VARIABLE}="))
+            .expect("a seed");
         let seed = seed.split(';').next().and_then(|seed| seed.parse().ok());
         let target = FuzzTarget::new("self-test", 1)
             .input(*b"some text")
             .words(["needle"]);
-        let input = target.mutated(seed.expect("a number"));
+        let input = target.mutated_input(seed.expect("a number"));
         assert!(has_needle(&input), "{input:?}");
         let (_, path) = message.split_once("is in ").expect("a path");
         assert_eq!(fs::read(path).expect("written"), input);
@@ -340,13 +342,13 @@ mod tests {
 
     #[test]
     fn too_much_cpu_time_and_memory_are_found() {
-        let slow = message_of("slow", |_| {
-            let start = cpu_time();
-            while cpu_time() - start <= MAX_CPU_TIME {}
+        let slow = panic_message_of("slow", |_| {
+            let start = thread_cpu_time();
+            while thread_cpu_time() - start <= MAX_CPU_TIME {}
         });
         assert!(slow.contains("CpuTime"), "{slow}");
-        let large = message_of("large", |_| {
-            drop(std::hint::black_box(vec![0_u8; MAX_MEMORY + 1]));
+        let large = panic_message_of("large", |_| {
+            drop(std::hint::black_box(vec![0_u8; MAX_MEMORY_BYTES + 1]));
         });
         assert!(large.contains("Memory"), "{large}");
         for message in [slow, large] {
@@ -358,10 +360,10 @@ mod tests {
     #[test]
     fn an_input_that_never_ends_is_found() {
         let (sender, found) = mpsc::channel();
-        let watchdog = Watchdog::start(Duration::from_millis(1), move |seed| {
+        let watchdog = InputWatchdog::start(Duration::from_millis(1), move |seed| {
             sender.send(seed).expect("the test waits");
         });
-        watchdog.begin(7);
+        watchdog.begin_input(7);
         assert!([0, 7].contains(&found.recv().expect("it is found")));
         drop(watchdog);
     }
@@ -370,7 +372,7 @@ mod tests {
     fn every_mutation_changes_inputs() {
         let target = FuzzTarget::new("self-test", 1).input(*b"some text");
         let inputs: std::collections::BTreeSet<_> =
-            (0..1000).map(|seed| target.mutated(seed)).collect();
+            (0..1000).map(|seed| target.mutated_input(seed)).collect();
         assert!(inputs.len() > 800, "{}", inputs.len());
         assert!(inputs.iter().any(|input| input.len() > 1000));
         assert!(inputs.iter().any(Vec::is_empty));
@@ -378,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_run_without_faults_counts_its_inputs() {
-        if env::var_os(SECONDS).is_none() {
+        if env::var_os(SECONDS_VARIABLE).is_none() {
             let outcome = FuzzTarget::new("self-test", 50).input(*b"x").run(|_| ());
             assert_eq!(outcome.inputs, 51);
         }

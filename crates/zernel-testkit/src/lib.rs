@@ -27,12 +27,12 @@ pub mod vm;
 mod wait;
 
 pub use needs::{Need, root};
-pub use pod_cgroup::{NO_KUBELET, PodCgroup};
+pub use pod_cgroup::{NO_KUBELET_NEED, PodCgroup};
 #[cfg(feature = "fuse")]
 pub use stalling_fs::StallingFs;
 #[cfg(feature = "daemon")]
 pub use stopped_thread::StoppedThread;
-pub use trial::{REQUIRE, main, trial};
+pub use trial::{REQUIRE_VARIABLE, main, trial};
 pub use wait::{eventually, eventually_ok, eventually_within};
 
 #[cfg(feature = "softgpu")]

@@ -17,8 +17,9 @@ pub struct Need {
 impl Need {
     /// The check's result; the check runs at most once per process.
     pub(crate) fn result(&self) -> Result<(), String> {
-        static RESULTS: Mutex<BTreeMap<usize, Result<(), String>>> = Mutex::new(BTreeMap::new());
-        let mut results = RESULTS.lock().unwrap_or_else(PoisonError::into_inner);
+        static CHECK_RESULTS: Mutex<BTreeMap<usize, Result<(), String>>> =
+            Mutex::new(BTreeMap::new());
+        let mut results = CHECK_RESULTS.lock().unwrap_or_else(PoisonError::into_inner);
         // Equal addresses mean equal code. Equal code at two addresses is only checked twice.
         let result = results.entry(self.check as usize);
         result.or_insert_with(self.check).clone()
@@ -41,11 +42,11 @@ pub fn root() -> Need {
 /// crate has no BPF program: `bpf(|| Capability::BtfTracepoint.try_out())`. Only the first attempt of a
 /// process is made.
 pub fn bpf<E: Display>(attempt: impl FnOnce() -> Result<(), E>) -> Need {
-    static RESULT: OnceLock<Result<(), String>> = OnceLock::new();
-    RESULT.get_or_init(|| attempt().map_err(|error| error.to_string()));
+    static BPF_RESULT: OnceLock<Result<(), String>> = OnceLock::new();
+    BPF_RESULT.get_or_init(|| attempt().map_err(|error| error.to_string()));
     Need {
         name: "bpf",
-        check: || RESULT.get().cloned().expect("set above"),
+        check: || BPF_RESULT.get().cloned().expect("set above"),
     }
 }
 

@@ -15,11 +15,11 @@ pub struct PodCgroup {
 
 impl PodCgroup {
     /// The UID of the pod.
-    pub const UID: &'static str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
+    pub const POD_UID: &'static str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
 
     /// One pod in each hierarchy, one after the other: the unified one, and that of the memory controller of cgroup v1.
     pub fn in_each_hierarchy() -> impl Iterator<Item = Self> {
-        hierarchies()
+        mounted_hierarchies()
             .into_iter()
             .map(|(root, path)| Self::new(&root, &path))
     }
@@ -38,7 +38,7 @@ impl PodCgroup {
     }
 
     /// The directory of a container of the pod. It is created if need be.
-    pub fn container(&self) -> PathBuf {
+    pub fn container_folder(&self) -> PathBuf {
         let container = self.root.join(&self.path).join("container");
         fs::create_dir_all(&container).expect("we are root");
         container
@@ -46,7 +46,7 @@ impl PodCgroup {
 
     /// Moves a process into a container of the pod.
     pub fn add(&self, process: u32) {
-        let members = self.container().join("cgroup.procs");
+        let members = self.container_folder().join("cgroup.procs");
         fs::write(members, process.to_string()).expect("we are root");
     }
 }
@@ -68,13 +68,13 @@ impl Drop for PodCgroup {
 }
 
 /// The mounted hierarchies in which a pod may be, with its path there.
-fn hierarchies() -> Vec<(PathBuf, String)> {
+fn mounted_hierarchies() -> Vec<(PathBuf, String)> {
     let mount = Path::new("/sys/fs/cgroup");
     let unified = match mount.join("cgroup.controllers").exists() {
         true => mount.to_owned(),
         false => mount.join("unified"),
     };
-    let uid = PodCgroup::UID;
+    let uid = PodCgroup::POD_UID;
     let slice = uid.replace('-', "_");
     let all = [
         (
@@ -91,10 +91,10 @@ fn hierarchies() -> Vec<(PathBuf, String)> {
 }
 
 /// The need for a machine on which a test can create the cgroup of a pod.
-pub const NO_KUBELET: Need = Need {
+pub const NO_KUBELET_NEED: Need = Need {
     name: "no-kubelet",
     check: || {
-        let hierarchies = hierarchies();
+        let hierarchies = mounted_hierarchies();
         if hierarchies.is_empty() {
             return Err("no hierarchy of cgroups is mounted".into());
         }

@@ -14,12 +14,12 @@ use fuser::{
 use rustix::mount::UnmountFlags;
 
 /// The kernel caches nothing, so every open of the file waits for an answer.
-const TTL: Duration = Duration::ZERO;
-const FILE: INodeNo = INodeNo(2);
+const CACHE_TIME: Duration = Duration::ZERO;
+const FILE_INODE: INodeNo = INodeNo(2);
 
 /// A mounted file system with one file. Until [`Self::stall`] it answers. When the file system is dropped, it answers again and is unmounted.
 pub struct StallingFs {
-    gate: Arc<Gate>,
+    gate: Arc<AnswerGate>,
     directory: PathBuf,
     _session: BackgroundSession,
 }
@@ -27,8 +27,8 @@ pub struct StallingFs {
 impl StallingFs {
     /// Mounts it on a directory. Every user may read and map its file.
     pub fn mount(directory: &Path, name: &str, content: Vec<u8>) -> io::Result<Self> {
-        let gate = Arc::<Gate>::default();
-        let files = OneFile {
+        let gate = Arc::<AnswerGate>::default();
+        let files = OneFileFs {
             name: name.to_owned(),
             content,
             gate: Arc::clone(&gate),
@@ -63,12 +63,12 @@ impl Drop for StallingFs {
 }
 
 #[derive(Default)]
-struct Gate {
+struct AnswerGate {
     is_closed: Mutex<bool>,
     opened: Condvar,
 }
 
-impl Gate {
+impl AnswerGate {
     fn set_closed(&self, is_closed: bool) {
         *self
             .is_closed
@@ -77,7 +77,7 @@ impl Gate {
         self.opened.notify_all();
     }
 
-    fn pass(&self) {
+    fn wait_until_open(&self) {
         let is_closed = self
             .is_closed
             .lock()
@@ -86,15 +86,15 @@ impl Gate {
     }
 }
 
-struct OneFile {
+struct OneFileFs {
     name: String,
     content: Vec<u8>,
-    gate: Arc<Gate>,
+    gate: Arc<AnswerGate>,
 }
 
-impl OneFile {
+impl OneFileFs {
     fn attributes(&self, number: INodeNo) -> FileAttr {
-        let is_file = number == FILE;
+        let is_file = number == FILE_INODE;
         FileAttr {
             ino: number,
             size: if is_file {
@@ -122,22 +122,22 @@ impl OneFile {
     }
 }
 
-impl Filesystem for OneFile {
+impl Filesystem for OneFileFs {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.gate.pass();
+        self.gate.wait_until_open();
         match name == OsStr::new(&self.name) {
-            true => reply.entry(&TTL, &self.attributes(FILE), Generation(0)),
+            true => reply.entry(&CACHE_TIME, &self.attributes(FILE_INODE), Generation(0)),
             false => reply.error(Errno::ENOENT),
         }
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.gate.pass();
-        reply.attr(&TTL, &self.attributes(number));
+        self.gate.wait_until_open();
+        reply.attr(&CACHE_TIME, &self.attributes(number));
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        self.gate.pass();
+        self.gate.wait_until_open();
         reply.opened(FileHandle(0), fuser::FopenFlags::empty());
     }
 
@@ -152,7 +152,7 @@ impl Filesystem for OneFile {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.gate.pass();
+        self.gate.wait_until_open();
         let start = (offset as usize).min(self.content.len());
         let end = (start + size as usize).min(self.content.len());
         reply.data(&self.content[start..end]);

@@ -13,12 +13,12 @@ pub struct StoppedThread {
 
 impl StoppedThread {
     /// Stops the thread of a process that has this name.
-    pub fn named(pid: u32, name: &str) -> io::Result<Self> {
+    pub fn stop_named(pid: u32, name: &str) -> io::Result<Self> {
         for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
             let comm = fs::read_to_string(task.path().join("comm"))?;
             if comm.trim_end() == name {
                 let tid = task.file_name().to_string_lossy().parse();
-                return Self::stop(tid.map_err(io::Error::other)?);
+                return Self::stop_tid(tid.map_err(io::Error::other)?);
             }
         }
         Err(io::Error::other(format!(
@@ -26,7 +26,7 @@ impl StoppedThread {
         )))
     }
 
-    fn stop(tid: libc::pid_t) -> io::Result<Self> {
+    fn stop_tid(tid: libc::pid_t) -> io::Result<Self> {
         ptrace(libc::PTRACE_SEIZE, tid)?;
         let stopped = Self {
             tid,

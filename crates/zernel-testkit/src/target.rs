@@ -17,23 +17,23 @@ use zernel_softgpu::install::{Prologue, install_libraries};
 use zernel_softgpu::truth::TruthLog;
 
 /// The variable that names the role of a target.
-pub const ROLE: &str = "ZERNEL_TARGET_ROLE";
+pub const ROLE_VARIABLE: &str = "ZERNEL_TARGET_ROLE";
 /// The variable with the number of rounds.
-pub const ROUNDS: &str = "ZERNEL_TARGET_ROUNDS";
+pub const ROUNDS_VARIABLE: &str = "ZERNEL_TARGET_ROUNDS";
 /// The variable that names the directory of the libraries.
-pub const LIBRARIES: &str = "ZERNEL_TARGET_LIBRARIES";
+pub const LIBRARIES_VARIABLE: &str = "ZERNEL_TARGET_LIBRARIES";
 /// The variable that names the directory of the stage.
-const DIRECTORY: &str = "ZERNEL_TARGET_DIRECTORY";
+const DIRECTORY_VARIABLE: &str = "ZERNEL_TARGET_DIRECTORY";
 
 /// Code that a target runs, with the number of rounds.
 pub type TargetRole = fn(&Driver, u64);
 
 /// Runs the role that the environment names. `None` if this process is no target.
-pub fn act(roles: &[(&str, TargetRole)]) -> Option<ExitCode> {
-    let wanted = env::var(ROLE).ok()?;
+pub fn run_role(roles: &[(&str, TargetRole)]) -> Option<ExitCode> {
+    let wanted = env::var(ROLE_VARIABLE).ok()?;
     let (_, role) = roles.iter().find(|(name, _)| *name == wanted)?;
-    let rounds = env::var(ROUNDS).ok()?.parse().ok()?;
-    let directory = PathBuf::from(env::var_os(LIBRARIES)?);
+    let rounds = env::var(ROUNDS_VARIABLE).ok()?.parse().ok()?;
+    let directory = PathBuf::from(env::var_os(LIBRARIES_VARIABLE)?);
     wait_for_line();
     let driver = Driver::load(&directory);
     role(&driver, rounds);
@@ -51,22 +51,22 @@ fn wait_for_line() {
 }
 
 /// Reports in a target that a part of the work is done, and waits for the next line.
-pub fn pause() {
+pub fn end_part_and_wait() {
     println!("done");
     wait_for_line();
 }
 
 /// The directory of the stage, in a target. All targets of a stage share it.
-pub fn directory() -> PathBuf {
-    PathBuf::from(env::var_os(DIRECTORY).expect("a target has a stage"))
+pub fn stage_directory() -> PathBuf {
+    PathBuf::from(env::var_os(DIRECTORY_VARIABLE).expect("a target has a stage"))
 }
 
 /// Held exclusively by tests whose targets would change the sampling of other tests: an observer observes the whole
 /// machine.
-static MACHINE: RwLock<()> = RwLock::new(());
+static MACHINE_LOCK: RwLock<()> = RwLock::new(());
 
 #[allow(dead_code)] // held, not read
-enum Claim {
+enum MachineClaim {
     Shared(RwLockReadGuard<'static, ()>),
     Alone(RwLockWriteGuard<'static, ()>),
 }
@@ -74,23 +74,23 @@ enum Claim {
 /// The software GPU in a directory of its own, with its truth log. A test has one stage at a time.
 pub struct Stage {
     directory: tempfile::TempDir,
-    _claim: Claim,
+    _claim: MachineClaim,
 }
 
 impl Stage {
     /// A stage beside those of other tests.
     pub fn new(prologue: Prologue) -> Self {
-        let guard = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
-        Self::set(prologue, Claim::Shared(guard))
+        let guard = MACHINE_LOCK.read().unwrap_or_else(PoisonError::into_inner);
+        Self::with_claim(prologue, MachineClaim::Shared(guard))
     }
 
     /// A stage while no other test has one.
     pub fn alone(prologue: Prologue) -> Self {
-        let guard = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
-        Self::set(prologue, Claim::Alone(guard))
+        let guard = MACHINE_LOCK.write().unwrap_or_else(PoisonError::into_inner);
+        Self::with_claim(prologue, MachineClaim::Alone(guard))
     }
 
-    fn set(prologue: Prologue, claim: Claim) -> Self {
+    fn with_claim(prologue: Prologue, claim: MachineClaim) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         install_libraries(&directory.path().join("lib"), prologue)
             .expect("the libraries are built");
@@ -111,29 +111,29 @@ impl Stage {
     }
 
     /// The truth log of all targets so far.
-    pub fn truth(&self) -> TruthLog {
+    pub fn read_truth_log(&self) -> TruthLog {
         TruthLog::read(&self.path().join("log")).expect("a readable log")
     }
 
-    /// Starts a target, which waits for [`Target::go`].
+    /// Starts a target, which waits for [`Target::start_part`].
     pub fn target(&self, role: &str, rounds: u64) -> Target {
-        Target::start(&mut self.command(role, rounds))
+        Target::start(&mut self.target_command(role, rounds))
     }
 
     /// The command that starts a target.
-    pub fn command(&self, role: &str, rounds: u64) -> Command {
+    pub fn target_command(&self, role: &str, rounds: u64) -> Command {
         let program = env::current_exe().expect("we run");
-        self.command_of(&program, role, rounds)
+        self.target_command_of(&program, role, rounds)
     }
 
     /// The command that starts a target with a copy of this program, or with a program that execs this one.
-    pub fn command_of(&self, program: &Path, role: &str, rounds: u64) -> Command {
+    pub fn target_command_of(&self, program: &Path, role: &str, rounds: u64) -> Command {
         let mut command = Command::new(program);
         command
-            .env(ROLE, role)
-            .env(ROUNDS, rounds.to_string())
-            .env(LIBRARIES, self.path().join("lib"))
-            .env(DIRECTORY, self.path())
+            .env(ROLE_VARIABLE, role)
+            .env(ROUNDS_VARIABLE, rounds.to_string())
+            .env(LIBRARIES_VARIABLE, self.path().join("lib"))
+            .env(DIRECTORY_VARIABLE, self.path())
             .env(config::DIRECTORY_VARIABLE, self.path().join("node"))
             .env(config::DEVICES_VARIABLE, "2")
             .env(config::LOG_VARIABLE, self.path().join("log"));
@@ -148,7 +148,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Starts a target by a command of [`Stage::command`].
+    /// Starts a target by a command of [`Stage::target_command`].
     pub fn start(command: &mut Command) -> Self {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("this program runs");
@@ -162,7 +162,7 @@ impl Target {
     }
 
     /// Starts its work, or the next part of it.
-    pub fn go(&mut self) {
+    pub fn start_part(&mut self) {
         let input = self.child.stdin.as_mut().expect("piped");
         input.write_all(b"go\n").expect("the target listens");
     }
@@ -175,24 +175,24 @@ impl Target {
     }
 
     /// Starts the next part of its work, and waits until that is done.
-    pub fn step(&mut self) {
-        self.go();
+    pub fn run_part(&mut self) {
+        self.start_part();
         self.wait_until_done();
     }
 
     /// Lets it exit, and waits for the exit.
-    pub fn end(mut self) {
-        self.go();
-        assert!(self.wait().success());
+    pub fn let_exit(mut self) {
+        self.start_part();
+        assert!(self.wait_for_exit().success());
     }
 
     /// Kills it, and waits for the exit.
     pub fn kill(mut self) {
         self.child.kill().expect("our child");
-        self.wait();
+        self.wait_for_exit();
     }
 
-    fn wait(&mut self) -> ExitStatus {
+    fn wait_for_exit(&mut self) -> ExitStatus {
         self.child.wait().expect("our child")
     }
 }
@@ -243,7 +243,7 @@ macro_rules! as_word {
 pub use crate::{call, try_call};
 
 /// The address of a value that a function stores.
-pub fn out<T>(value: &mut T) -> *mut c_void {
+pub fn out_pointer<T>(value: &mut T) -> *mut c_void {
     ptr::from_mut(value).cast()
 }
 
@@ -260,7 +260,7 @@ impl Driver {
     }
 
     /// Opens the device and makes its context current.
-    pub fn open(&self) {
+    pub fn open_first_device(&self) {
         self.open_device(0);
     }
 
@@ -271,27 +271,27 @@ impl Driver {
         call!(
             self.cuda,
             "cuDevicePrimaryCtxRetain",
-            out(&mut context),
+            out_pointer(&mut context),
             device
         );
         call!(self.cuda, "cuCtxSetCurrent", context);
     }
 
     /// A kernel that does nothing, to be launched.
-    pub fn kernel(&self) -> u64 {
+    pub fn load_empty_kernel(&self) -> u64 {
         let image = CString::new("softgpu kernel nothing 1\n").expect("no zero inside");
         let name = CString::new("nothing").expect("no zero inside");
         let (mut module, mut function) = (0_u64, 0_u64);
         call!(
             self.cuda,
             "cuModuleLoadData",
-            out(&mut module),
+            out_pointer(&mut module),
             image.as_ptr()
         );
         call!(
             self.cuda,
             "cuModuleGetFunction",
-            out(&mut function),
+            out_pointer(&mut function),
             module,
             name.as_ptr()
         );
@@ -299,7 +299,7 @@ impl Driver {
     }
 
     /// `cuLaunchKernel` on the default stream.
-    pub fn launch(&self, function: u64) {
+    pub fn launch_kernel(&self, function: u64) {
         call!(
             self.cuda,
             "cuLaunchKernel",
@@ -336,7 +336,7 @@ impl Driver {
     }
 
     /// Copies a batch to the device.
-    pub fn copy_to(&self, device: u64, batch: &mut [u8]) {
+    pub fn copy_to_device(&self, device: u64, batch: &mut [u8]) {
         let bytes = batch.len();
         call!(
             self.cuda,
@@ -355,7 +355,7 @@ impl Driver {
     /// Allocates memory of the device, and returns its address.
     pub fn allocate(&self, bytes: u64) -> u64 {
         let mut address = 0_u64;
-        call!(self.cuda, "cuMemAlloc_v2", out(&mut address), bytes);
+        call!(self.cuda, "cuMemAlloc_v2", out_pointer(&mut address), bytes);
         address
     }
 

@@ -28,13 +28,13 @@ use libtest_mimic::{Arguments, Conclusion, FormatSetting, Trial};
 use crate::Need;
 
 /// The variable that names needs whose trials must not be skipped.
-pub const REQUIRE: &str = "ZERNEL_REQUIRE";
+pub const REQUIRE_VARIABLE: &str = "ZERNEL_REQUIRE";
 
 /// Prefix of the kind of a skipped trial; the reason follows.
 const SKIPPED_PREFIX: &str = "skipped: ";
 
 /// Names of all needs. A machine has one version of cgroups.
-const NAMES: [&str; 11] = [
+const NEED_NAMES: [&str; 11] = [
     "root",
     "bpf",
     "vm",
@@ -50,17 +50,22 @@ const NAMES: [&str; 11] = [
 
 /// A test that runs where all its needs are met.
 pub fn trial(name: &str, needs: &[Need], test: impl FnOnce() + Send + 'static) -> Trial {
-    trial_requiring(&env::var(REQUIRE).unwrap_or_default(), name, needs, test)
+    trial_requiring(
+        &env::var(REQUIRE_VARIABLE).unwrap_or_default(),
+        name,
+        needs,
+        test,
+    )
 }
 
-/// `must_be_met`: the value of [`REQUIRE`].
+/// `must_be_met`: the value of [`REQUIRE_VARIABLE`].
 fn trial_requiring(
     must_be_met: &str,
     name: &str,
     needs: &[Need],
     test: impl FnOnce() + Send + 'static,
 ) -> Trial {
-    match required(must_be_met).and_then(|required| check_needs(needs, &required)) {
+    match parse_required_needs(must_be_met).and_then(|required| check_needs(needs, &required)) {
         Ok(NeedsResult::Met) => Trial::test(name, move || {
             test();
             Ok(())
@@ -84,16 +89,16 @@ enum NeedsResult {
 }
 
 /// The needs that must be met; an unknown name is a mistake that would let skips pass.
-fn required(list: &str) -> Result<Vec<&str>, String> {
+fn parse_required_needs(list: &str) -> Result<Vec<&str>, String> {
     let names = list
         .split(',')
         .map(str::trim)
         .filter(|name| !name.is_empty());
     names
-        .map(|name| match NAMES.contains(&name) {
+        .map(|name| match NEED_NAMES.contains(&name) {
             true => Ok(name),
             false => Err(format!(
-                "{REQUIRE} names {name}, but there are only {NAMES:?}"
+                "{REQUIRE_VARIABLE} names {name}, but there are only {NEED_NAMES:?}"
             )),
         })
         .collect()
@@ -111,7 +116,9 @@ fn check_needs(needs: &[Need], required: &[&str]) -> Result<NeedsResult, String>
         .collect();
     let reasons = reasons.join("; ");
     match unmet.iter().find(|(name, _)| required.contains(name)) {
-        Some((name, _)) => Err(format!("{REQUIRE} asks for {name}, but it {reasons}")),
+        Some((name, _)) => Err(format!(
+            "{REQUIRE_VARIABLE} asks for {name}, but it {reasons}"
+        )),
         None if unmet.is_empty() => Ok(NeedsResult::Met),
         None => Ok(NeedsResult::Unmet(reasons)),
     }
@@ -121,17 +128,17 @@ fn check_needs(needs: &[Need], required: &[&str]) -> Result<NeedsResult, String>
 pub fn main(trials: impl IntoIterator<Item = Trial>) -> ExitCode {
     let arguments = Arguments::from_args();
     let trials: Vec<Trial> = trials.into_iter().collect();
-    let skipped = skipped(&arguments, &trials);
+    let skipped = skipped_trials(&arguments, &trials);
     let conclusion = libtest_mimic::run(&arguments, trials);
     let is_for_people = !matches!(arguments.format, Some(FormatSetting::Json));
     if is_for_people && !arguments.list {
-        print!("{}", summary(&skipped, &conclusion));
+        print!("{}", skipped_summary(&skipped, &conclusion));
     }
     conclusion.exit_code()
 }
 
 /// The selected trials that do not run, each with its reason.
-fn skipped(arguments: &Arguments, trials: &[Trial]) -> Vec<String> {
+fn skipped_trials(arguments: &Arguments, trials: &[Trial]) -> Vec<String> {
     let selected = trials
         .iter()
         .filter(|trial| !arguments.is_filtered_out(trial) && arguments.is_ignored(trial));
@@ -142,7 +149,7 @@ fn skipped(arguments: &Arguments, trials: &[Trial]) -> Vec<String> {
     selected.filter_map(line).collect()
 }
 
-fn summary(skipped: &[String], conclusion: &Conclusion) -> String {
+fn skipped_summary(skipped: &[String], conclusion: &Conclusion) -> String {
     let lines: String = skipped.iter().map(|line| format!("{line}\n")).collect();
     let Conclusion {
         num_passed: passed,
@@ -157,15 +164,15 @@ fn summary(skipped: &[String], conclusion: &Conclusion) -> String {
 mod tests {
     use super::*;
 
-    const MET: Need = Need {
+    const MET_NEED: Need = Need {
         name: "root",
         check: || Ok(()),
     };
-    const UNMET: Need = Need {
+    const UNMET_NEED: Need = Need {
         name: "bpf",
         check: || Err("not here".into()),
     };
-    const ALSO_UNMET: Need = Need {
+    const OTHER_UNMET_NEED: Need = Need {
         name: "vm",
         check: || Err("nor this".into()),
     };
@@ -173,21 +180,21 @@ mod tests {
     #[test]
     fn a_trial_with_all_it_needs_runs() {
         assert_eq!(check_needs(&[], &["vm"]), Ok(NeedsResult::Met));
-        assert_eq!(check_needs(&[MET], &["root"]), Ok(NeedsResult::Met));
+        assert_eq!(check_needs(&[MET_NEED], &["root"]), Ok(NeedsResult::Met));
     }
 
     #[test]
     fn a_trial_lists_all_its_unmet_needs() {
         let lacking = NeedsResult::Unmet("needs bpf: not here; needs vm: nor this".into());
         assert_eq!(
-            check_needs(&[MET, UNMET, ALSO_UNMET], &["root"]),
+            check_needs(&[MET_NEED, UNMET_NEED, OTHER_UNMET_NEED], &["root"]),
             Ok(lacking)
         );
     }
 
     #[test]
     fn a_trial_with_an_unmet_required_need_fails() {
-        let why = check_needs(&[UNMET, ALSO_UNMET], &["vm"]).unwrap_err();
+        let why = check_needs(&[UNMET_NEED, OTHER_UNMET_NEED], &["vm"]).unwrap_err();
         assert!(
             why.contains("asks for vm") && why.contains("not here"),
             "{why}"
@@ -196,22 +203,22 @@ mod tests {
 
     #[test]
     fn a_misspelt_requirement_is_an_error() {
-        assert_eq!(required(" root, vm,"), Ok(vec!["root", "vm"]));
-        assert!(required("bfp").unwrap_err().contains("bfp"));
+        assert_eq!(parse_required_needs(" root, vm,"), Ok(vec!["root", "vm"]));
+        assert!(parse_required_needs("bfp").unwrap_err().contains("bfp"));
     }
 
     fn two_trials() -> Vec<Trial> {
         let trial = |name, needs| trial_requiring("vm", name, needs, || {});
         vec![
             trial("adds_numbers", &[]),
-            trial("loads_a_program", &[UNMET]),
+            trial("loads_a_program", &[UNMET_NEED]),
         ]
     }
 
     #[test]
     fn a_skipped_trial_is_listed_with_its_reason_and_counted() {
         let arguments = Arguments::default();
-        let skipped = skipped(&arguments, &two_trials());
+        let skipped = skipped_trials(&arguments, &two_trials());
         let conclusion = Conclusion {
             num_filtered_out: 0,
             num_passed: 1,
@@ -220,7 +227,7 @@ mod tests {
             num_measured: 0,
         };
         assert_eq!(
-            summary(&skipped, &conclusion),
+            skipped_summary(&skipped, &conclusion),
             "skipped loads_a_program: needs bpf: not here\n1 passed, 0 failed, 1 skipped\n"
         );
     }
@@ -228,6 +235,9 @@ mod tests {
     #[test]
     fn a_trial_that_was_not_selected_is_not_listed() {
         let arguments = Arguments::from_iter(["test", "adds"]);
-        assert_eq!(skipped(&arguments, &two_trials()), Vec::<String>::new());
+        assert_eq!(
+            skipped_trials(&arguments, &two_trials()),
+            Vec::<String>::new()
+        );
     }
 }

@@ -6,15 +6,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Time limit of a condition. It is long enough for a loaded machine.
-const TIME_LIMIT: Duration = Duration::from_secs(60);
+const CONDITION_TIME_LIMIT: Duration = Duration::from_secs(60);
 /// The pause between two attempts starts here and doubles up to the longest. Quick conditions are seen
 /// quickly, and conditions that start a process do not load the machine.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+const MIN_PAUSE: Duration = Duration::from_millis(1);
+const MAX_PAUSE: Duration = Duration::from_millis(50);
 
 /// Waits until a condition holds. Panics after a minute, and names the condition.
 pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
-    eventually_within(TIME_LIMIT, what, condition);
+    eventually_within(CONDITION_TIME_LIMIT, what, condition);
 }
 
 /// Waits until a condition holds, with another limit than a minute.
@@ -25,7 +25,7 @@ pub fn eventually_within(limit: Duration, what: &str, mut condition: impl FnMut(
 
 /// Waits until an attempt succeeds, and returns its value. Panics after a minute with the last error.
 pub fn eventually_ok<T, E: Display>(what: &str, attempt: impl FnMut() -> Result<T, E>) -> T {
-    retry(TIME_LIMIT, what, attempt)
+    retry(CONDITION_TIME_LIMIT, what, attempt)
 }
 
 fn retry<T, E: Display>(
@@ -34,7 +34,7 @@ fn retry<T, E: Display>(
     mut attempt: impl FnMut() -> Result<T, E>,
 ) -> T {
     let deadline = Instant::now() + limit;
-    let mut pause = SHORTEST_PAUSE;
+    let mut pause = MIN_PAUSE;
     loop {
         match attempt() {
             Ok(value) => return value,
@@ -43,7 +43,7 @@ fn retry<T, E: Display>(
             }
             Err(_) => thread::sleep(pause),
         }
-        pause = LONGEST_PAUSE.min(2 * pause);
+        pause = MAX_PAUSE.min(2 * pause);
     }
 }
 

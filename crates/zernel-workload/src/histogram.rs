@@ -14,7 +14,7 @@ const LARGEST_BUCKETED_NS: u64 = (1 << 40) - 1;
 const BUCKET_COUNT: usize = bucket_of(LARGEST_BUCKETED_NS) + 1;
 
 const fn bucket_of(ns: u64) -> usize {
-    h2::index(if ns > LARGEST_BUCKETED_NS {
+    h2::bucket_index(if ns > LARGEST_BUCKETED_NS {
         LARGEST_BUCKETED_NS
     } else {
         ns
@@ -54,7 +54,7 @@ impl SharedHistogram {
         let filled = |(index, count): (usize, &AtomicU32)| {
             let count = u64::from(count.load(Relaxed));
             (count > 0).then(|| Bucket {
-                up_to_ns: BucketRange::of(index).last(),
+                up_to_ns: BucketRange::of_bucket(index).last(),
                 count,
             })
         };
@@ -202,7 +202,7 @@ mod tests {
         for value in (0..4096)
             .chain((12..40).flat_map(|power| [(1 << power) - 1, 1 << power, (1 << power) + 1]))
         {
-            let bound = BucketRange::of(bucket_of(value)).last();
+            let bound = BucketRange::of_bucket(bucket_of(value)).last();
             assert!(
                 bound >= value && bound - value <= value / 16,
                 "{value} fell into a bucket up to {bound}"

@@ -16,7 +16,7 @@ const PROCESS_COUNT: usize = 1000;
 const SCRAPE_COUNT: usize = 50;
 
 fn main() -> ExitCode {
-    if let Some(code) = target::act(&[("parent", fork_gpu_users)]) {
+    if let Some(code) = target::run_role(&[("parent", fork_gpu_users)]) {
         return code;
     }
     if let Err(reason) = Capability::UprobeSession.try_out() {
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     let daemon = Daemon::start(env!("CARGO_BIN_EXE_zernel"), &stage);
     report_scrapes("nothing to observe", &daemon);
     let mut target = stage.target("parent", PROCESS_COUNT as u64);
-    target.step();
+    target.run_part();
     wait_until_all_are_exported(&daemon);
     report_scrapes(&format!("{PROCESS_COUNT} processes"), &daemon);
     report_answers_while_stalled(&daemon);
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
 
 /// The slowest answers while the observer's thread is stopped for 5 s.
 fn report_answers_while_stalled(daemon: &Daemon) {
-    let stopped = StoppedThread::named(daemon.pid(), "observer").expect("root may stop it");
+    let stopped = StoppedThread::stop_named(daemon.pid(), "observer").expect("root may stop it");
     let end = Instant::now() + Duration::from_secs(5);
     let (mut metrics, mut health, mut count) = (Duration::ZERO, Duration::ZERO, 0);
     let time = |ask: &dyn Fn()| {
@@ -81,11 +81,11 @@ fn fork_gpu_users(driver: &Driver, children: u64) {
 }
 
 fn make_a_few_gpu_calls(driver: &Driver) {
-    driver.open();
-    let function = driver.kernel();
+    driver.open_first_device();
+    let function = driver.load_empty_kernel();
     driver.allocate(4096);
     for _ in 0..3 {
-        driver.launch(function);
+        driver.launch_kernel(function);
     }
     call!(driver.cuda(), "cuCtxSynchronize");
 }

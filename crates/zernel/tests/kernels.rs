@@ -72,7 +72,7 @@ fn assert_job_is_seen_in_vm(version: &str, rung: &str, preemption: Option<&str>)
         // Its files are in memory: programs with debug information, and a copy of each library.
         .memory_mib(2048)
         .files(files)
-        .environment(zernel_testkit::REQUIRE, "root,bpf")
+        .environment(zernel_testkit::REQUIRE_VARIABLE, "root,bpf")
         .environment(RUNG_VARIABLE, rung)
         .environment("ZERNEL_SOFTGPU_LIBRARIES", libraries)
         .timeout(Duration::from_secs(300))

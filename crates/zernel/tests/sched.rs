@@ -77,7 +77,7 @@ fn run_guest_trial_on(version: &str) {
         .cpus(1)
         .memory_mib(1024)
         .files(files)
-        .environment(zernel_testkit::REQUIRE, "root")
+        .environment(zernel_testkit::REQUIRE_VARIABLE, "root")
         .timeout(Duration::from_secs(400))
         .run(&program, [GUEST_TRIAL, "--exact", "--nocapture"])
         .unwrap_or_else(|error| panic!("{version}: {error}"));

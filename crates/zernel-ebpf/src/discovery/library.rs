@@ -67,7 +67,7 @@ pub(super) fn prefixes() -> Vec<Prefix> {
     loader_name.push(0);
     let stems = LibraryKind::ALL
         .into_iter()
-        .map(|kind| kind.stem().as_bytes());
+        .map(|kind| kind.file_stem().as_bytes());
     let mut prefixes: Vec<Prefix> = Vec::new();
     for text in stems.chain(LOADER_PREFIXES).chain([loader_name.as_slice()]) {
         let prefix = Prefix::new(text);
@@ -109,7 +109,7 @@ mod tests {
                 .any(|prefix| word & prefix.mask == prefix.bytes)
         };
         for kind in LibraryKind::ALL {
-            assert!(passes(kind.stem()));
+            assert!(passes(kind.file_stem()));
         }
         assert!(passes("ld-linux-x86-64.so.2") && passes("libc.so"));
         assert!(!passes("libc.so.6") && !passes("libm.so.6") && !passes("ld"));

@@ -86,7 +86,7 @@ impl Loaders {
             let Ok(file) = ForeignFile::open(&mapping.map_files()) else {
                 continue;
             };
-            let Ok(tenant) = Tenant::of(mapping.process.pid) else {
+            let Ok(tenant) = Tenant::of_pid(mapping.process.pid) else {
                 continue;
             };
             let tenants = self.known.values().map(|loader| &loader.tenant);

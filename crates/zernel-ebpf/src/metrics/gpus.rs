@@ -30,7 +30,7 @@ pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
             ("UUID", &gpu.uuid),
             ("name", &gpu.name),
         ];
-        out.sample(GPU_INFO.name, "", &labels, 1);
+        out.write_sample(GPU_INFO.name, "", &labels, 1);
     }
     let gauges: [(MetricFamily, GpuFigure); 3] = [
         (GPU_UTILIZATION, |gpu| {
@@ -43,7 +43,7 @@ pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
         write_family_head(out, &family);
         for gpu in &snapshot.gpus {
             if let Some(value) = figure(gpu) {
-                out.sample(family.name, "", &[("gpu_id", &gpu.index)], value);
+                out.write_sample(family.name, "", &[("gpu_id", &gpu.index)], value);
             }
         }
     }

@@ -13,7 +13,7 @@ use std::fmt::Display;
 use std::sync::LazyLock;
 
 pub use zernel_model::aggregation::exposition::TextFormat;
-use zernel_model::aggregation::exposition::{Exposition, Kind, label_text};
+use zernel_model::aggregation::exposition::{Exposition, FamilyKind, label_text};
 use zernel_model::scheduler::SchedulerStatistics;
 use zernel_model::snapshot::{ProcessSnapshot, Scope, Snapshot};
 
@@ -25,7 +25,7 @@ pub struct MetricFamily {
     /// Its name.
     pub name: &'static str,
     /// Its type.
-    pub kind: Kind,
+    pub kind: FamilyKind,
     /// The labels of its series.
     pub labels: &'static [&'static str],
     /// Its help text.
@@ -50,7 +50,7 @@ macro_rules! families {
     ($($constant:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
         $(const $constant: $crate::metrics::MetricFamily = $crate::metrics::MetricFamily {
             name: $name,
-            kind: zernel_model::aggregation::exposition::Kind::$kind,
+            kind: zernel_model::aggregation::exposition::FamilyKind::$kind,
             labels: &[$($label),*],
             help: $help,
         };)*
@@ -109,7 +109,7 @@ pub fn metrics_text_with_scheduler(
     if scope == Scope::All {
         scheduler::expose_tenants(&mut out, scheduler);
     }
-    let mut text = out.finish();
+    let mut text = out.into_text();
     if format == TextFormat::OpenMetrics {
         text.push_str("# EOF\n");
     }
@@ -118,7 +118,7 @@ pub fn metrics_text_with_scheduler(
 
 /// Writes the head of a metric family.
 pub(crate) fn write_family_head(out: &mut Exposition, family: &MetricFamily) {
-    out.family(family.name, family.kind, family.help);
+    out.write_family_head(family.name, family.kind, family.help);
 }
 
 /// Writes a metric family with one sample.
@@ -129,7 +129,7 @@ pub(crate) fn write_family_with_one_sample(
     value: f64,
 ) {
     write_family_head(out, family);
-    out.sample(family.name, "", labels, value);
+    out.write_sample(family.name, "", labels, value);
 }
 
 /// Writes a family with the samples that `each` adds for every process. The pid is added to their labels.
@@ -143,7 +143,7 @@ pub(crate) fn write_family_of_processes(
     for process in &scoped.processes {
         let pid = label_text(&[("pid", &process.pid)]);
         each(process, &mut |labels, value| {
-            out.sample_with(family.name, "", &pid, labels, value);
+            out.write_sample_with_label_text(family.name, "", &pid, labels, value);
         });
     }
 }

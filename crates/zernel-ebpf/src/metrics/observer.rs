@@ -33,7 +33,7 @@ families! {
 pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
     let observer = &snapshot.observer;
     write_family_head(out, &CALL_COST);
-    out.sample(
+    out.write_sample(
         CALL_COST.name,
         "",
         &[("threads", &1)],
@@ -41,7 +41,7 @@ pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
     );
     if observer.calibration_threads > 1 {
         let threads: [(&str, &dyn Display); 1] = [("threads", &observer.calibration_threads)];
-        out.sample(
+        out.write_sample(
             CALL_COST.name,
             "",
             &threads,
@@ -52,16 +52,16 @@ pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
     write_family_with_one_sample(out, &RUNG, &[("rung", &snapshot.rung)], 1.0);
     write_family_head(out, &SAMPLED);
     for symbol in &snapshot.sampled {
-        out.sample(SAMPLED.name, "", &[("symbol", symbol)], 1);
+        out.write_sample(SAMPLED.name, "", &[("symbol", symbol)], 1);
     }
     write_family_head(out, &LOST);
     for (cause, lost) in &observer.lost {
-        out.sample(LOST.name, "", &[("cause", cause)], lost);
+        out.write_sample(LOST.name, "", &[("cause", cause)], lost);
     }
     write_family_with_one_sample(out, &FILES, &[], observer.files as f64);
     write_family_head(out, &REFUSED);
     for (cause, refusals) in snapshot.ledger.refused.refusals() {
-        out.sample(REFUSED.name, "", &[("cause", &cause.name())], refusals);
+        out.write_sample(REFUSED.name, "", &[("cause", &cause.name())], refusals);
     }
     write_family_with_one_sample(out, &PROCESSES, &[], snapshot.observed.len() as f64);
     write_family_with_one_sample(out, &PROBLEMS, &[], snapshot.problems.len() as f64);

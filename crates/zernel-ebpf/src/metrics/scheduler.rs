@@ -50,12 +50,12 @@ pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistic
     for (family, figure) in figures {
         write_family_head(out, &family);
         if let Some(scheduler) = scheduler {
-            out.sample(family.name, "", &[], figure(scheduler));
+            out.write_sample(family.name, "", &[], figure(scheduler));
         }
     }
     write_family_head(out, &EVENTS);
     for (event, count) in scheduler.iter().flat_map(|it| it.counters.iter()) {
-        out.sample(EVENTS.name, "", &[("event", &event)], count);
+        out.write_sample(EVENTS.name, "", &[("event", &event)], count);
     }
     let classes = || scheduler.iter().flat_map(|it| &it.classes);
     let counters: [(MetricFamily, ClassFigure); 2] = [
@@ -66,12 +66,12 @@ pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistic
         write_family_head(out, &family);
         for (class, counted) in classes() {
             let labels = [("class", &class_label(*class) as _)];
-            out.sample(family.name, "", &labels, figure(counted));
+            out.write_sample(family.name, "", &labels, figure(counted));
         }
     }
     write_family_head(out, &WAIT);
     for (class, counted) in classes() {
-        out.histogram(
+        out.write_histogram(
             WAIT.name,
             &[("class", &class_label(*class))],
             &counted.waits(),
@@ -89,7 +89,7 @@ pub(super) fn expose_tenants(out: &mut Exposition, scheduler: Option<&SchedulerS
         write_family_head(out, &family);
         for tenant in scheduler.iter().flat_map(|it| &it.tenants) {
             let labels = [("cgroup", &tenant.cgroup as _)];
-            out.sample(family.name, "", &labels, figure(tenant));
+            out.write_sample(family.name, "", &labels, figure(tenant));
         }
     }
 }
@@ -116,7 +116,7 @@ mod tests {
         let mut out = Exposition::default();
         expose(&mut out, scheduler);
         expose_tenants(&mut out, scheduler);
-        out.finish()
+        out.into_text()
     }
 
     /// Their cgroups name pods and jobs.

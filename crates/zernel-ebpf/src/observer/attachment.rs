@@ -179,7 +179,8 @@ impl LibraryAttachments {
     /// Attaches to a file that a process maps.
     fn attach_mapped(&mut self, process: ProcessKey, kind: LibraryKind, access: &Path) {
         // A process that has exited maps nothing.
-        let (Ok(tenant), Ok(file)) = (Tenant::of(process.pid), ForeignFile::open(access)) else {
+        let (Ok(tenant), Ok(file)) = (Tenant::of_pid(process.pid), ForeignFile::open(access))
+        else {
             return;
         };
         // The process may have mapped another file at this address since it was scanned. The next scan reports that one.
@@ -588,7 +589,7 @@ fn describe_file(file: &AttachedFile, off: Option<&Arc<str>>) -> LibraryFile {
     LibraryFile {
         number: file.number,
         path: file.file.path.clone(),
-        kind: file.kind.stem(),
+        kind: file.kind.file_stem(),
         functions: functions.collect(),
     }
 }

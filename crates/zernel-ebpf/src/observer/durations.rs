@@ -6,7 +6,7 @@ use zernel_model::h2;
 use crate::probes::layout::{BUCKETS, H2_GROUPING, H2_UNIT_SHIFT as UNIT_SHIFT, Histogram};
 
 // The kernel's buckets are those of userspace, for durations in units of 16 ns and up to 266 s.
-const _: () = assert!(H2_GROUPING == h2::GROUPING);
+const _: () = assert!(H2_GROUPING == h2::GROUPING_POWER);
 
 /// Reads one histogram of the kernel again and again, and adds the difference to a total. The kernel's counters may
 /// wrap.
@@ -28,7 +28,7 @@ impl HistogramReader {
             let bucket = self.first + offset;
             let count = u64::from(now.buckets[bucket].wrapping_sub(*before));
             if count > 0 {
-                total.record_about(bucket_middle(bucket).min(now.max_ns), count);
+                total.record_bucket_counts(bucket_middle(bucket).min(now.max_ns), count);
                 added += count;
             }
             *before = now.buckets[bucket];
@@ -68,7 +68,7 @@ fn bucket_middle(bucket: usize) -> u64 {
     if bucket == BUCKETS - 1 {
         return u64::MAX;
     }
-    let units = h2::BucketRange::of(bucket);
+    let units = h2::BucketRange::of_bucket(bucket);
     (units.first << UNIT_SHIFT) + (units.width << UNIT_SHIFT) / 2
 }
 
@@ -78,7 +78,7 @@ mod tests {
 
     /// The bucket of a duration, as `zernel_h2_bucket` computes it.
     fn bucket_of(ns: u64) -> usize {
-        h2::index(ns >> UNIT_SHIFT).min(BUCKETS - 1)
+        h2::bucket_index(ns >> UNIT_SHIFT).min(BUCKETS - 1)
     }
 
     #[test]

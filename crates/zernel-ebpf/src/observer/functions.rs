@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use zernel_elf::{FunctionName, Library, LibraryError, LibraryKind, Site, TrapCost};
+use zernel_elf::{FunctionName, Library, LibraryError, LibraryKind, ProbeSite, TrapCost};
 
 use super::kernel::ProbeTarget;
 use crate::probes::SYMBOLS;
@@ -26,7 +26,7 @@ pub(crate) struct FoundFunction {
     pub(crate) symbol: usize,
     /// Index of the name among the names of that row.
     name: usize,
-    pub(crate) site: Option<Site>,
+    pub(crate) site: Option<ProbeSite>,
     pub(crate) mode: AttachMode,
 }
 
@@ -59,7 +59,7 @@ pub(super) fn find_functions(
         })
         .collect();
     let mut functions = Vec::new();
-    for ((symbol, name), sites) in wanted.into_iter().zip(library.find(&names)?) {
+    for ((symbol, name), sites) in wanted.into_iter().zip(library.find_functions(&names)?) {
         functions.extend(sites.into_iter().map(|site| FoundFunction {
             name,
             symbol,

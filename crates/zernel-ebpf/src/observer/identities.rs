@@ -52,7 +52,7 @@ impl IdentityReader {
         let mut known: BTreeSet<ProcessKey> = requested.chain(read).copied().collect();
         for process in processes {
             let room = known.len() < MAX_WAITING_PROCESSES;
-            if let Ok(tenant) = Tenant::of(process.pid)
+            if let Ok(tenant) = Tenant::of_pid(process.pid)
                 && room
                 && known.insert(*process)
             {

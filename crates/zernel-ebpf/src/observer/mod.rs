@@ -284,7 +284,7 @@ impl Observer {
             processes: ProcessTable::new(options.grace, options.max_exited),
             discovery,
             governor,
-            gpu_facts: gpus.facts(),
+            gpu_facts: gpus.read_facts(),
             gpus,
             is_alarmed: false,
             is_suspended: false,
@@ -303,7 +303,7 @@ impl Observer {
             self.attachment.attach_named(path);
         }
         for kind in [LibraryKind::Cuda, LibraryKind::Nccl] {
-            for path in kind.installed() {
+            for path in kind.installed_paths() {
                 self.attachment.attach_installed(kind, &path);
             }
         }
@@ -365,7 +365,7 @@ impl Observer {
 
     /// Reads utilization and memory of all GPUs.
     fn refresh_gpus(&mut self) {
-        self.gpu_facts = self.gpus.facts();
+        self.gpu_facts = self.gpus.read_facts();
     }
 
     /// Observes the threads and children that observed processes had before they were observed. Later threads and

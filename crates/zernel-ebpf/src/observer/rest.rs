@@ -120,7 +120,7 @@ impl Observer {
         };
         let (pid, key) = (process.pid, process.key());
         let uid = process.identity.as_ref().map(|identity| identity.uid);
-        let (Some(uid), Ok(tenant)) = (uid, Tenant::of(pid)) else {
+        let (Some(uid), Ok(tenant)) = (uid, Tenant::of_pid(pid)) else {
             return;
         };
         let mut files = self.attachment.files_of(key);

@@ -3,7 +3,7 @@
 //! A probe declares them as rows beside its state. Their values travel in a list of the snapshot, so a new row changes
 //! neither the snapshot nor the code that writes the text.
 
-use zernel_model::aggregation::exposition::{Exposition, Kind};
+use zernel_model::aggregation::exposition::{Exposition, FamilyKind};
 
 use super::{ProbeState, ProbeStates};
 use crate::metrics::{MetricFamily, ScopedSnapshot, write_family_of_processes};
@@ -23,7 +23,7 @@ impl<State> ProcessCounter<State> {
     ) -> Self {
         let family = MetricFamily {
             name,
-            kind: Kind::Counter,
+            kind: FamilyKind::Counter,
             labels: &["pid"],
             help,
         };

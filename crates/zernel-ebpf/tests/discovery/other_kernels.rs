@@ -31,7 +31,7 @@ pub(crate) fn run(version: &str) {
     ];
     let outcome = VmSpec::new(vm::kernel(version).unwrap())
         .files(files())
-        .environment(zernel_testkit::REQUIRE, "root,bpf")
+        .environment(zernel_testkit::REQUIRE_VARIABLE, "root,bpf")
         .timeout(Duration::from_secs(300))
         .run(own_program, arguments)
         .unwrap_or_else(|error| panic!("{error}"));

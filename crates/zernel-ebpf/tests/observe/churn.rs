@@ -12,7 +12,9 @@ use zernel_ebpf::probes::SchedBlockReason;
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::eventually;
-use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, directory, out, pause};
+use zernel_testkit::target::{
+    Driver, Stage, Target, TargetRole, call, end_part_and_wait, out_pointer, stage_directory,
+};
 
 use crate::counts::launch_only;
 use crate::harness::{find_process, observe_stage};
@@ -32,7 +34,7 @@ pub(crate) const CHURN_ROLES: &[(&str, TargetRole)] = &[
 const REPORT_FILE: &str = "report";
 
 fn write_report(text: &str) {
-    fs::write(directory().join(REPORT_FILE), text).expect("our directory");
+    fs::write(stage_directory().join(REPORT_FILE), text).expect("our directory");
 }
 
 fn numbers_in_report(stage: &Path) -> Vec<u64> {
@@ -65,7 +67,7 @@ fn fills_the_indices(driver: &Driver, _rounds: u64) {
     launch_only(driver, 1);
     for _ in 0..SHORT_CHILDREN / CHILDREN_PER_PART {
         fork_children_that_exit(CHILDREN_PER_PART);
-        pause();
+        end_part_and_wait();
     }
     let children: Vec<_> = (0..PATIENT_CHILDREN)
         .map(|_| fork_waiting_child().to_string())
@@ -95,8 +97,8 @@ pub(crate) fn a_slow_exit_is_not_booked_to_another_process() {
     let stage = Stage::alone(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut slow = stage.target("exits_slowly", 600);
-    slow.step();
-    slow.go();
+    slow.run_part();
+    slow.start_part();
     let pid = slow.pid();
     eventually("its exit is observed", || {
         observer.read_counts().expect("maps can be read");
@@ -104,10 +106,10 @@ pub(crate) fn a_slow_exit_is_not_booked_to_another_process() {
     });
     let mut others = stage.target("fills_the_indices", 0);
     for _ in 0..SHORT_CHILDREN / CHILDREN_PER_PART {
-        others.step();
+        others.run_part();
         observer.read_counts().expect("maps can be read");
     }
-    others.step();
+    others.run_part();
     const { assert!(SHORT_CHILDREN + PATIENT_CHILDREN > PROCESS_INDICES) };
     assert!(is_exiting(pid), "its exit was too short for this test");
     eventually("its exit is over", || !is_exiting(pid));
@@ -132,7 +134,7 @@ fn is_exiting(pid: u32) -> bool {
 
 /// Allocates `allocations` times.
 fn holds_memory(driver: &Driver, allocations: u64) {
-    driver.open();
+    driver.open_first_device();
     for _ in 0..allocations {
         driver.allocate(64);
     }
@@ -145,9 +147,9 @@ pub(crate) fn many_exits_are_cleaned_up_in_one_pass() {
     let stage = Stage::alone(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut holder = stage.target("holds_memory", ALLOCATIONS);
-    holder.step();
+    holder.run_part();
     let mut parent = stage.target("short_children", CHILDREN);
-    parent.step();
+    parent.run_part();
     let before = observer.visited_entries();
     observer.read_counts().expect("maps can be read");
     let children = observer
@@ -164,10 +166,10 @@ pub(crate) fn many_exits_are_cleaned_up_in_one_pass() {
 /// Creates and destroys contexts without memory, and reports the median time of a destruction in nanoseconds.
 fn destroys_contexts(driver: &Driver, rounds: u64) {
     let cuda = driver.cuda();
-    driver.open();
+    driver.open_first_device();
     let destroy = |_| {
         let mut context = 0_u64;
-        call!(cuda, "cuCtxCreate_v2", out(&mut context), 0, 0);
+        call!(cuda, "cuCtxCreate_v2", out_pointer(&mut context), 0, 0);
         let begin = Instant::now();
         call!(cuda, "cuCtxDestroy_v2", context);
         begin.elapsed().as_nanos()
@@ -183,8 +185,8 @@ pub(crate) fn destroying_a_context_is_quick_among_many_allocations() {
     let stage = Stage::alone(Prologue::Push);
     let _observer = observe_stage(&stage);
     let mut holder = stage.target("holds_memory", 60_000);
-    holder.step();
-    stage.target("destroys_contexts", 200).step();
+    holder.run_part();
+    stage.target("destroys_contexts", 200).run_part();
     let median = Duration::from_nanos(numbers_in_report(stage.path())[0]);
     assert!(median < Duration::from_micros(200), "{median:?}");
 }
@@ -192,18 +194,18 @@ pub(crate) fn destroying_a_context_is_quick_among_many_allocations() {
 /// Opens the device and another context before it is observed, and empties both after.
 fn empties_early_contexts(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
-    driver.open();
+    driver.open_first_device();
     let (mut primary, mut other) = (0_u64, 0_u64);
-    call!(cuda, "cuCtxGetCurrent", out(&mut primary));
-    call!(cuda, "cuCtxCreate_v2", out(&mut other), 0, 0);
-    pause();
+    call!(cuda, "cuCtxGetCurrent", out_pointer(&mut primary));
+    call!(cuda, "cuCtxCreate_v2", out_pointer(&mut other), 0, 0);
+    end_part_and_wait();
     call!(cuda, "cuCtxSetCurrent", primary);
     driver.allocate(1000);
     call!(cuda, "cuCtxSetCurrent", other);
     driver.allocate(300);
-    pause();
+    end_part_and_wait();
     call!(cuda, "cuCtxDestroy_v2", other);
-    pause();
+    end_part_and_wait();
     call!(cuda, "cuCtxSetCurrent", primary);
     driver.allocate(20);
 }
@@ -212,10 +214,10 @@ fn empties_early_contexts(driver: &Driver, _rounds: u64) {
 pub(crate) fn memory_is_freed_with_a_context_from_before_observing() {
     let stage = Stage::new(Prologue::Push);
     let mut target = stage.target("empties_early_contexts", 0);
-    target.step();
+    target.run_part();
     let mut observer = observe_stage(&stage);
     for (bytes, frees) in [(1300, 0), (1000, 1), (1020, 1)] {
-        target.step();
+        target.run_part();
         assert_eq!(bytes_and_frees(&mut observer, &target), (bytes, frees));
         assert_eq!(bytes_of_callers(&observer, target.pid()), bytes);
     }
@@ -262,7 +264,7 @@ pub(crate) fn a_short_process_has_a_name_and_an_owner() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("changes_its_user", 0);
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let pid = target.pid();
     let comm = fs::read_to_string(format!("/proc/{pid}/comm")).expect("it lives");

@@ -10,7 +10,9 @@ use zernel_phase::class::{ClassReason, ClassWord, TaskClass, TaskRole};
 use zernel_phase::shared::RawTaskState;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::eventually;
-use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, directory, out, pause};
+use zernel_testkit::target::{
+    Driver, Stage, Target, TargetRole, call, end_part_and_wait, out_pointer, stage_directory,
+};
 
 use crate::bpffs::{MountedBpffs, open_pinned_map, set_value_of_task, value_of_task};
 use crate::harness::{options_that_count_everything, start_observer};
@@ -24,18 +26,18 @@ const LOADER_PID_FILE: &str = "loader";
 
 /// Forks a loader, then waits for the GPU, then launches. The test checks the classes during each part.
 fn train_with_a_loader(driver: &Driver, _rounds: u64) {
-    driver.open();
+    driver.open_first_device();
     let device = driver.allocate(4096);
-    driver.copy_to(device, &mut [0; 4096]);
+    driver.copy_to_device(device, &mut [0; 4096]);
     fork_loader();
-    pause();
-    driver.launch(load_slow_kernel(driver));
+    end_part_and_wait();
+    driver.launch_kernel(load_slow_kernel(driver));
     driver.synchronize();
-    pause();
-    let kernel = driver.kernel();
+    end_part_and_wait();
+    let kernel = driver.load_empty_kernel();
     let end = Instant::now() + PART_TIME;
     while Instant::now() < end {
-        driver.launch(kernel);
+        driver.launch_kernel(kernel);
         let next = Instant::now() + Duration::from_millis(1);
         while Instant::now() < next {
             std::hint::spin_loop();
@@ -52,13 +54,13 @@ fn load_slow_kernel(driver: &Driver) -> u64 {
     call!(
         driver.cuda(),
         "cuModuleLoadData",
-        out(&mut module),
+        out_pointer(&mut module),
         image.as_ptr()
     );
     call!(
         driver.cuda(),
         "cuModuleGetFunction",
-        out(&mut function),
+        out_pointer(&mut function),
         module,
         name.as_ptr()
     );
@@ -76,7 +78,7 @@ fn fork_loader() {
             thread::sleep(Duration::from_millis(100));
         }
     }
-    fs::write(directory().join(LOADER_PID_FILE), pid.to_string()).expect("our directory");
+    fs::write(stage_directory().join(LOADER_PID_FILE), pid.to_string()).expect("our directory");
 }
 
 fn loader_pid(stage: &Stage) -> u32 {
@@ -98,7 +100,7 @@ fn now_ns() -> u64 {
 
 /// Runs one part of the target's work, and waits until a condition holds meanwhile.
 fn run_part_until(target: &mut Target, what: &str, condition: impl FnMut() -> bool) {
-    target.go();
+    target.start_part();
     eventually(what, condition);
     target.wait_until_done();
 }
@@ -108,7 +110,7 @@ pub(crate) fn classes_are_published() {
     let observer = start_observer(&options_that_count_everything(&stage));
     let mut target = stage.target("trains_with_a_loader", 1);
     let pid = target.pid();
-    target.step();
+    target.run_part();
 
     let loader = class_of(&observer, loader_pid(&stage));
     assert_eq!((loader.0, loader.1), (TaskClass::Feed, ClassReason::Loads));
@@ -159,7 +161,7 @@ pub(crate) fn classes_are_written_as_hints() {
     assert_eq!(map.name(), "scx_layered_tas");
     let mut target = stage.target("trains_with_a_loader", 1);
     let pid = target.pid();
-    target.step();
+    target.run_part();
     let loader = loader_pid(&stage);
     assert_eq!(hint_of(&map, loader), Some(FEED_HINT));
     assert_eq!(hint_of(&map, std::process::id()), None);
@@ -221,7 +223,7 @@ pub(crate) fn decisions_are_counted() {
     });
     let mut target = stage.target("trains_with_a_loader", 1);
     for _ in 0..3 {
-        target.step();
+        target.run_part();
     }
     observer.read_counts().expect("maps can be read");
     let read = observer.decisions();

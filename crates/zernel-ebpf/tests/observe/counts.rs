@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use zernel_ebpf::observer::{ProcessCoverage, Rung};
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::{Driver, Stage, TargetRole, call, out, try_call};
+use zernel_testkit::target::{Driver, Stage, TargetRole, call, out_pointer, try_call};
 
 use crate::harness::{
     assert_exact, find_process, observe_stage, observe_stage_on_rung, observed_calls,
@@ -20,8 +20,8 @@ pub(crate) const COUNT_ROLES: &[(&str, TargetRole)] = &[
 
 /// Uses every kind of call once a round, some of them so that they fail.
 pub(crate) fn everything(driver: &Driver, rounds: u64) {
-    driver.open();
-    let function = driver.kernel();
+    driver.open_first_device();
+    let function = driver.load_empty_kernel();
     let cuda = driver.cuda();
     let mut host = vec![0_u8; 1 << 16];
     let mut random = fastrand::Rng::with_seed(u64::from(std::process::id()));
@@ -29,18 +29,24 @@ pub(crate) fn everything(driver: &Driver, rounds: u64) {
         let bytes = random.u64(64..1 << 16);
         let (mut first, mut second, mut third, mut pitch) = (0_u64, 0_u64, 0_u64, 0_u64);
         let device = driver.allocate(bytes);
-        call!(cuda, "cuMemAllocAsync", out(&mut first), bytes, 0);
-        call!(cuda, "cuMemAllocManaged", out(&mut second), bytes, 1);
+        call!(cuda, "cuMemAllocAsync", out_pointer(&mut first), bytes, 0);
+        call!(
+            cuda,
+            "cuMemAllocManaged",
+            out_pointer(&mut second),
+            bytes,
+            1
+        );
         call!(
             cuda,
             "cuMemAllocPitch_v2",
-            out(&mut third),
-            out(&mut pitch),
+            out_pointer(&mut third),
+            out_pointer(&mut pitch),
             100,
             7,
             4
         );
-        try_call!(cuda, "cuMemAlloc_v2", out(&mut pitch), 1_u64 << 60);
+        try_call!(cuda, "cuMemAlloc_v2", out_pointer(&mut pitch), 1_u64 << 60);
         try_call!(cuda, "cuMemFree_v2", 12345);
         call!(cuda, "cuMemcpyHtoD_v2", device, host.as_mut_ptr(), bytes);
         call!(cuda, "cuMemcpyDtoH_v2", host.as_mut_ptr(), device, bytes);
@@ -59,8 +65,8 @@ pub(crate) fn everything(driver: &Driver, rounds: u64) {
         call!(cuda, "cuMemcpy2DAsync_v2", plane.as_mut_ptr(), 0);
         call!(cuda, "cuMemcpy3D_v2", block.as_mut_ptr());
         call!(cuda, "cuMemcpy3DAsync_v2", block.as_mut_ptr(), 0);
-        driver.launch(function);
-        driver.launch(function);
+        driver.launch_kernel(function);
+        driver.launch_kernel(function);
         call!(cuda, "cuStreamSynchronize", 0);
         call!(cuda, "cuCtxSynchronize");
         driver.free(device);
@@ -93,10 +99,10 @@ fn memcpy_3d(from: u64, to: u64) -> [u64; 25] {
 
 /// Only launches.
 pub(crate) fn launch_only(driver: &Driver, rounds: u64) {
-    driver.open();
-    let function = driver.kernel();
+    driver.open_first_device();
+    let function = driver.load_empty_kernel();
     for _ in 0..rounds {
-        driver.launch(function);
+        driver.launch_kernel(function);
     }
     call!(driver.cuda(), "cuCtxSynchronize");
 }

@@ -10,7 +10,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use zernel_ebpf::observer::Observer;
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::{Driver, Stage, Target, TargetRole, directory};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, stage_directory};
 use zernel_testkit::{Need, StallingFs};
 
 use crate::files::map_code;
@@ -47,12 +47,12 @@ const DEAD_FILE_NAMES: [&str; 2] = ["libcuda.so.1", "ld-linux-x86-64.so.2"];
 
 fn maps_dead_files(_driver: &Driver, _rounds: u64) {
     for name in DEAD_FILE_NAMES {
-        map_code(&directory().join("dead").join(name).join(name));
+        map_code(&stage_directory().join("dead").join(name).join(name));
     }
 }
 
 fn maps_overlay_file(_driver: &Driver, _rounds: u64) {
-    map_code(&directory().join("overlay").join(DEAD_FILE_NAMES[0]));
+    map_code(&stage_directory().join("overlay").join(DEAD_FILE_NAMES[0]));
 }
 
 /// Maps a file over the middle of its environment, so that a read of the environment reads the file.
@@ -63,7 +63,7 @@ fn maps_dead_environment(_driver: &Driver, _rounds: u64) {
     let start = stat.env_start.expect("it has one").next_multiple_of(page);
     let end = stat.env_end.expect("it has one") / page * page;
     let name = DEAD_FILE_NAMES[0];
-    let file = fs::File::open(directory().join("dead").join(name).join(name)).expect("there");
+    let file = fs::File::open(stage_directory().join("dead").join(name).join(name)).expect("there");
     // SAFETY: replaces whole pages of the environment. They hold a long variable that this process never
     // reads.
     let mapped = unsafe {
@@ -95,9 +95,9 @@ impl DeadFiles {
             StallingFs::mount(&directory.join(name), name, content.clone()).expect("FUSE is there")
         };
         let files = DEAD_FILE_NAMES.map(mount).into();
-        let mut command = stage.command(role, 0);
+        let mut command = stage.target_command(role, 0);
         let mut holder = Target::start(command.env("BALLAST", "x".repeat(100_000)));
-        holder.step();
+        holder.run_part();
         let library = directory.join(DEAD_FILE_NAMES[0]).join(DEAD_FILE_NAMES[0]);
         let dead = Self {
             holder,
@@ -116,7 +116,7 @@ pub(crate) fn a_dead_file_system_holds_up_nobody() {
     let dead = DeadFiles::new(&stage, "maps_dead_files");
     let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
     let mut targets = [stage.target("everything", 10)];
-    targets[0].step();
+    targets[0].run_part();
     let pid = targets[0].pid();
     watcher.with_observer(|observer| assert_exact(observer, &stage, &targets));
     watcher.wait_until("the file is refused", |observer| {
@@ -154,7 +154,7 @@ pub(crate) fn a_dead_environment_holds_up_nobody() {
     let dead = DeadFiles::new(&stage, "maps_dead_environment");
     let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
     let mut targets = [stage.target("everything", 10)];
-    targets[0].step();
+    targets[0].run_part();
     watcher.with_observer(|observer| assert_exact(observer, &stage, &targets));
     let observer = watcher.stop();
     let healthy = find_process(&observer, targets[0].pid()).identity.clone();
@@ -221,7 +221,7 @@ pub(crate) fn a_library_on_an_overlay_of_fuse_gets_no_probes() {
             library.to_str().expect("text").to_owned()
         });
         let mut holder = stage.target("maps_overlay_file", 0);
-        holder.step();
+        holder.run_part();
         let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
         let awaited = format!("the file on an overlay of {below} has probes or is refused");
         watcher.wait_until(&awaited, |observer| {

@@ -11,7 +11,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 use zernel_ebpf::observer::{GovernorOptions, Observer, ObserverOptions, ProcessCoverage};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::{Prologue, install_libraries};
-use zernel_testkit::target::{Driver, LIBRARIES, Stage, Target, TargetRole, directory, pause};
+use zernel_testkit::target::{
+    Driver, LIBRARIES_VARIABLE, Stage, Target, TargetRole, end_part_and_wait, stage_directory,
+};
 use zernel_testkit::{Need, eventually};
 
 use crate::counts::launch_only;
@@ -27,20 +29,21 @@ pub(crate) const FILE_ROLES: &[(&str, TargetRole)] = &[
 
 /// Waits between loading its libraries and using them.
 fn loads_and_launches(driver: &Driver, rounds: u64) {
-    pause();
+    end_part_and_wait();
     launch_only(driver, rounds);
 }
 
 /// Maps a file that is not a library as if it were one.
 fn maps_garbage(_driver: &Driver, _rounds: u64) {
-    map_code(&directory().join("garbage/libcuda.so.1"));
+    map_code(&stage_directory().join("garbage/libcuda.so.1"));
 }
 
 /// Maps the CUDA driver and a file with the name of another library at the same address, one after the other, until it is
 /// killed.
 fn remaps_files(_driver: &Driver, _rounds: u64) {
     let names = ["lib/libcuda.so.1", "remapped/libnccl.so.2"];
-    let files = names.map(|name| fs::File::open(directory().join(name)).expect("it is there"));
+    let files =
+        names.map(|name| fs::File::open(stage_directory().join(name)).expect("it is there"));
     let protection = ProtFlags::READ | ProtFlags::EXEC;
     let mut address = std::ptr::null_mut();
     let mut flags = MapFlags::PRIVATE;
@@ -61,7 +64,7 @@ pub(crate) fn a_remapped_library_is_taken_for_what_it_is() {
     fs::copy(stage.library("libnccl.so.2"), &other).expect("ours");
     let mut observer = observe_nothing_yet();
     let mut remapping = stage.target("remaps", 0);
-    remapping.go();
+    remapping.start_part();
     remapping.wait_until_done();
     for _ in 0..100 {
         observer.scan().expect("processes can be scanned");
@@ -72,7 +75,7 @@ pub(crate) fn a_remapped_library_is_taken_for_what_it_is() {
     assert!(nccl.keys().all(|name| name.starts_with("nccl")), "{nccl:?}");
     assert!(!nccl.is_empty(), "it was found");
     let mut targets = [stage.target("everything", 10)];
-    targets[0].step();
+    targets[0].run_part();
     assert_exact(&mut observer, &stage, &targets);
 }
 
@@ -104,9 +107,9 @@ fn observe_nothing_yet() -> Observer {
 
 /// Has a target load its libraries, attaches to them, and has it use them.
 fn load_and_run(observer: &mut Observer, target: &mut Target) {
-    target.step();
+    target.run_part();
     observer.discover().expect("processes can be discovered");
-    target.step();
+    target.run_part();
 }
 
 fn assert_discovered_exactly(stage: &Stage, command: &mut Command) {
@@ -122,12 +125,12 @@ pub(crate) fn a_replaced_library_is_attached_to_anew() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut before = stage.target("loads_and_launches", 10);
-    before.step();
+    before.run_part();
     install_libraries(&stage.path().join("lib"), Prologue::Endbr64)
         .expect("the libraries are built");
     let mut after = stage.target("loads_and_launches", 20);
     load_and_run(&mut observer, &mut after);
-    before.step();
+    before.run_part();
     assert_exact(&mut observer, &stage, &[before, after]);
 }
 
@@ -137,13 +140,13 @@ pub(crate) fn a_written_library_is_detached() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("loads_and_launches", 10);
-    target.step();
+    target.run_part();
     observer.discover().expect("processes can be discovered");
     let library = stage.library("libcuda.so.1");
     overwrite_library(&library);
     observer.scan().expect("processes can be scanned");
     wait_until_detached(&mut observer, &stage);
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let launch = &functions_in_ledger(&observer, &library.to_string_lossy())["cuLaunchKernel"];
     assert_eq!(launch["state"], "not attached");
@@ -158,8 +161,8 @@ pub(crate) fn a_written_library_is_detached() {
 fn wait_until_detached(observer: &mut Observer, stage: &Stage) {
     eventually("the probes are detached", || {
         let mut late = stage.target("loads_and_launches", 1);
-        late.step();
-        late.step();
+        late.run_part();
+        late.run_part();
         observer.read_counts().expect("maps can be read");
         let mut processes = observer.processes();
         !processes.any(|process| process.pid == late.pid())
@@ -184,7 +187,7 @@ pub(crate) fn a_process_with_a_detached_library_is_not_complete() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("initialises_again", 10);
-    target.step();
+    target.run_part();
     observer.discover().expect("processes can be discovered");
     observer.read_counts().expect("maps can be read");
     assert_eq!(
@@ -193,7 +196,7 @@ pub(crate) fn a_process_with_a_detached_library_is_not_complete() {
     );
     overwrite_library(&stage.library("libcuda.so.1"));
     observer.discover().expect("processes can be discovered");
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let coverage = find_process(&observer, target.pid()).coverage;
     assert!(
@@ -206,7 +209,7 @@ pub(crate) fn a_library_is_detached_as_soon_as_it_is_written() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("loads_and_launches", 10);
-    target.step();
+    target.run_part();
     observer.discover().expect("processes can be discovered");
     let library = stage.library("libcuda.so.1");
     assert_eq!(why_not_probed(&observer, &library), None);
@@ -216,8 +219,8 @@ pub(crate) fn a_library_is_detached_as_soon_as_it_is_written() {
     observer.discover().expect("processes can be discovered");
     let reason = why_not_probed(&observer, &library).expect("it is detached");
     assert!(reason.contains("written to"), "{reason}");
-    target.step();
-    target.end();
+    target.run_part();
+    target.let_exit();
 }
 
 /// The layers of a container are an overlay file system: the mapped file is not the file that is written
@@ -229,15 +232,15 @@ pub(crate) fn written_to_in_a_layer() {
     let script = r#"mount -t tmpfs none "$1" && mkdir "$1"/lower "$1"/upper "$1"/work "$1"/merged &&
         mount -t overlay -o lowerdir="$1"/lower,upperdir="$1"/upper,workdir="$1"/work none "$1"/merged &&
         cp "$2"/* "$1"/merged && exec "$3""#;
-    let mut command = stage.command_of("unshare".as_ref(), "loads_and_launches", 10);
+    let mut command = stage.target_command_of("unshare".as_ref(), "loads_and_launches", 10);
     command
         .args(["--mount", "sh", "-c", script, "sh"])
         .args([&place, &stage.path().join("lib")])
         .arg(std::env::current_exe().expect("we run"))
-        .env(LIBRARIES, place.join("merged"));
+        .env(LIBRARIES_VARIABLE, place.join("merged"));
     let mut observer = observe_nothing_yet();
     let mut target = Target::start(&mut command);
-    target.step();
+    target.run_part();
     observer.discover().expect("processes can be discovered");
     let library = place.join("merged/libcuda.so.1");
     assert_eq!(why_not_probed(&observer, &library), None);
@@ -246,8 +249,8 @@ pub(crate) fn written_to_in_a_layer() {
     observer.discover().expect("processes can be discovered");
     let reason = why_not_probed(&observer, &library).expect("it is detached");
     assert!(reason.contains("written to"), "{reason}");
-    target.step();
-    target.end();
+    target.run_part();
+    target.let_exit();
 }
 
 fn is_readable(descriptor: &OwnedFd) -> bool {
@@ -284,7 +287,7 @@ pub(crate) fn stripped() {
         let strip = strip.arg("--strip-all").arg(stage.library(name));
         assert!(strip.status().expect("strip runs").success());
     }
-    assert_discovered_exactly(&stage, &mut stage.command("loads_and_launches", 100));
+    assert_discovered_exactly(&stage, &mut stage.target_command("loads_and_launches", 100));
 }
 
 fn copy_first_third(path: &Path, to: &Path) {
@@ -333,7 +336,7 @@ pub(crate) fn garbage_is_refused_and_disturbs_nothing() {
     for (make, expected) in make {
         make();
         let mut holder = stage.target("maps_garbage", 0);
-        holder.step();
+        holder.run_part();
         observer.scan().expect("processes can be scanned");
         let refused = observer.snapshot().ledger_json(Scope::All)["refused"].clone();
         let entry = refused.as_array().expect("a list").iter();
@@ -343,7 +346,7 @@ pub(crate) fn garbage_is_refused_and_disturbs_nothing() {
         assert!(reason.contains(expected), "{reason}");
         assert!(entry.next().is_none(), "refused once");
         let mut targets = [stage.target("everything", 10)];
-        targets[0].step();
+        targets[0].run_part();
         assert_exact(&mut observer, &stage, &targets);
     }
 }
@@ -354,12 +357,12 @@ pub(crate) fn a_mount_namespace_hides_nothing() {
     let inside = stage.path().join("inside");
     fs::create_dir(&inside).expect("ours");
     let script = r#"mount -t tmpfs none "$1" && cp "$2"/* "$1" && exec "$3""#;
-    let mut command = stage.command_of("unshare".as_ref(), "loads_and_launches", 100);
+    let mut command = stage.target_command_of("unshare".as_ref(), "loads_and_launches", 100);
     command
         .args(["--mount", "sh", "-c", script, "sh"])
         .args([&inside, &stage.path().join("lib")])
         .arg(std::env::current_exe().expect("we run"))
-        .env(LIBRARIES, &inside);
+        .env(LIBRARIES_VARIABLE, &inside);
     assert_discovered_exactly(&stage, &mut command);
     assert_eq!(fs::read_dir(&inside).expect("ours").count(), 0);
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use zernel_ebpf::metrics::{self, TextFormat};
 use zernel_ebpf::observer::{Losses, Observer};
 use zernel_model::snapshot::Scope;
-use zernel_testkit::target::{Driver, Stage, TargetRole, call, out, try_call};
+use zernel_testkit::target::{Driver, Stage, TargetRole, call, out_pointer, try_call};
 
 use crate::harness::{find_process, observe_stage};
 use crate::processes::fork_child;
@@ -33,7 +33,7 @@ const SECOND_UID: u32 = 54_322;
 
 /// Forks children that call one function of each timed kind, and wait. The calls fail, and are timed.
 fn fills_histograms(driver: &Driver, children: u64) {
-    driver.open();
+    driver.open_first_device();
     let (mut done, report) = std::io::pipe().expect("a pipe");
     for _ in 0..children {
         let mut report = report.try_clone().expect("a pipe");
@@ -57,17 +57,23 @@ fn fills_histograms(driver: &Driver, children: u64) {
 
 /// Creates contexts with one allocation each.
 fn fills_memory_accounts(driver: &Driver, contexts: u64) {
-    driver.open();
+    driver.open_first_device();
     for _ in 0..contexts {
         let mut context = 0_u64;
-        call!(driver.cuda(), "cuCtxCreate_v2", out(&mut context), 0, 0);
+        call!(
+            driver.cuda(),
+            "cuCtxCreate_v2",
+            out_pointer(&mut context),
+            0,
+            0
+        );
         driver.allocate(64);
     }
 }
 
 /// Forks children that wait for the device all the time. The calls fail, and are step marks.
 fn floods_step_marks(driver: &Driver, children: u64) {
-    driver.open();
+    driver.open_first_device();
     for _ in 0..children {
         fork_child(|| {
             loop {
@@ -83,7 +89,7 @@ fn fill_table(role: &str, rounds: u64, cause: &str, refused: fn(&Losses) -> u64)
     let stage = stage_open_to_all();
     let mut observer = observe_stage(&stage);
     let mut greedy = start_target_of(&stage, NOBODY_UID, role, rounds);
-    greedy.step();
+    greedy.run_part();
     observer.read_counts().expect("maps can be read");
     let losses = observer.losses();
     let count = refused(&losses);
@@ -105,7 +111,7 @@ fn fill_table(role: &str, rounds: u64, cause: &str, refused: fn(&Losses) -> u64)
 /// Checks that a new communicator of root is known.
 fn assert_communicator_is_observed(observer: &mut Observer, stage: &Stage) {
     let mut modest = stage.target("communicators", 1);
-    modest.step();
+    modest.run_part();
     observer.read_counts().expect("maps can be read");
     let communicators = &find_process(observer, modest.pid()).probes.nccl.all;
     let [only] = &communicators[..] else {
@@ -146,7 +152,7 @@ pub(crate) fn a_full_table_refuses_the_largest_tenant_first() {
     let stage = stage_open_to_all();
     let mut observer = observe_stage(&stage);
     let mut largest = start_target_of(&stage, NOBODY_UID, "keeps_children", TOO_MANY_CHILDREN);
-    largest.step();
+    largest.run_part();
     let had = observed_children(&mut observer, largest.pid());
     assert!(
         (PROCESS_SHARE - MAX_ENTRIES_OF_OTHERS..PROCESS_SHARE).contains(&had),
@@ -154,17 +160,17 @@ pub(crate) fn a_full_table_refuses_the_largest_tenant_first() {
     );
 
     let mut second = start_target_of(&stage, SECOND_UID, "keeps_children", 2 * HALF_OF_RESERVE);
-    second.step();
+    second.run_part();
     let got = observed_children(&mut observer, second.pid());
     let share = HALF_OF_RESERVE - MAX_ENTRIES_OF_OTHERS..=HALF_OF_RESERVE;
     assert!(share.contains(&got), "{got}");
 
     let mut again = start_target_of(&stage, NOBODY_UID, "keeps_children", 10);
-    again.step();
+    again.run_part();
     assert_eq!(observed_children(&mut observer, again.pid()), 0);
 
     let mut third = stage.target("keeps_children", 30);
-    third.step();
+    third.run_part();
     assert_eq!(observed_children(&mut observer, third.pid()), 30);
     assert_eq!(observer.losses().processes, 0);
 }
@@ -175,12 +181,12 @@ pub(crate) fn one_tenant_has_a_share_of_the_step_marks() {
     let stage = stage_open_to_all();
     let mut observer = observe_stage(&stage);
     let mut flood = start_target_of(&stage, NOBODY_UID, "floods_step_marks", 24);
-    flood.step();
+    flood.run_part();
     let mut modest = stage.target("steps_in_parts", 20);
     for _ in 0..3 {
         // As long as a round of the daemon.
         thread::sleep(Duration::from_millis(500));
-        modest.step();
+        modest.run_part();
         observer.read_counts().expect("maps can be read");
     }
     let steps = &find_process(&observer, modest.pid()).steps;

@@ -14,7 +14,7 @@ use zernel_ebpf::probes::CallKind;
 use zernel_phase::task_state::WorkloadPhase;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out_pointer};
 
 use crate::harness::{
     ObserverOnThread, find_process, functions_in_ledger, logged_calls, observed_calls,
@@ -33,25 +33,25 @@ pub(crate) const GOVERNOR_ROLES: &[(&str, TargetRole)] = &[
 
 /// Launches as fast as it can for `milliseconds`.
 fn launches_for(driver: &Driver, milliseconds: u64) {
-    driver.open();
-    let function = driver.kernel();
+    driver.open_first_device();
+    let function = driver.load_empty_kernel();
     let end = Instant::now() + Duration::from_millis(milliseconds);
     while Instant::now() < end {
         for _ in 0..100 {
-            driver.launch(function);
+            driver.launch_kernel(function);
         }
     }
 }
 
 /// Launches about 20,000 times per second for `milliseconds`.
 fn launches_at_a_fixed_rate(driver: &Driver, milliseconds: u64) {
-    driver.open();
-    let function = driver.kernel();
+    driver.open_first_device();
+    let function = driver.load_empty_kernel();
     let begin = Instant::now();
     let end = begin + Duration::from_millis(milliseconds);
     let mut next = begin;
     while Instant::now() < end {
-        driver.launch(function);
+        driver.launch_kernel(function);
         next = (next + Duration::from_micros(50)).max(Instant::now());
         while Instant::now() < next {
             spin_loop();
@@ -61,25 +61,25 @@ fn launches_at_a_fixed_rate(driver: &Driver, milliseconds: u64) {
 
 /// Trains as eager PyTorch does, for `milliseconds`.
 fn trains_eagerly(driver: &Driver, milliseconds: u64) {
-    driver.open();
-    let function = driver.kernel();
-    train_for(driver, milliseconds, |_| driver.launch(function));
+    driver.open_first_device();
+    let function = driver.load_empty_kernel();
+    train_for(driver, milliseconds, |_| driver.launch_kernel(function));
 }
 
 /// The same, with pool memory for each tensor and an occasional launch by another function.
 fn trains_eagerly_with_pools(driver: &Driver, milliseconds: u64) {
-    driver.open();
-    let function = driver.kernel();
+    driver.open_first_device();
+    let function = driver.load_empty_kernel();
     train_for(driver, milliseconds, |number| {
         for _ in 0..3 {
             let mut address = 0_u64;
             let cuda = driver.cuda();
-            call!(cuda, "cuMemAllocAsync", out(&mut address), 4096, 0);
+            call!(cuda, "cuMemAllocAsync", out_pointer(&mut address), 4096, 0);
             call!(cuda, "cuMemFreeAsync", address, 0);
         }
         match number % 10 {
             0 => driver.launch_cooperatively(function),
-            _ => driver.launch(function),
+            _ => driver.launch_kernel(function),
         }
     });
 }
@@ -112,7 +112,7 @@ fn train_for(driver: &Driver, milliseconds: u64, operate: impl Fn(u32) + Sync) {
         pass();
         thread::scope(|scope| {
             scope.spawn(|| {
-                driver.open();
+                driver.open_first_device();
                 pass();
             });
         });
@@ -123,7 +123,7 @@ fn train_for(driver: &Driver, milliseconds: u64, operate: impl Fn(u32) + Sync) {
 /// Reads many small tensors and a large one, which takes a while, again and again.
 fn reads_tensors_to_checkpoint(driver: &Driver, rounds: u64) {
     const LARGE_TENSOR_BYTES: usize = 128 << 20;
-    driver.open();
+    driver.open_first_device();
     let device = driver.allocate(LARGE_TENSOR_BYTES as u64);
     let mut host = vec![0_u8; LARGE_TENSOR_BYTES];
     let mut read = |bytes: usize| {
@@ -144,7 +144,7 @@ fn reads_tensors_to_checkpoint(driver: &Driver, rounds: u64) {
 
 /// Synchronizes an idle GPU as often as it can for `milliseconds`.
 fn waits_for_idle_gpu(driver: &Driver, milliseconds: u64) {
-    driver.open();
+    driver.open_first_device();
     let end = Instant::now() + Duration::from_millis(milliseconds);
     while Instant::now() < end {
         driver.synchronize();
@@ -153,10 +153,10 @@ fn waits_for_idle_gpu(driver: &Driver, milliseconds: u64) {
 
 /// Launches 100 times a second.
 fn launches_slowly(driver: &Driver, rounds: u64) {
-    driver.open();
-    let function = driver.kernel();
+    driver.open_first_device();
+    let function = driver.load_empty_kernel();
     for _ in 0..rounds {
-        driver.launch(function);
+        driver.launch_kernel(function);
         thread::sleep(Duration::from_millis(10));
     }
 }
@@ -188,7 +188,7 @@ pub(crate) fn a_busy_function_is_sampled_until_it_calms() {
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut target = stage.target("launches_for", 600_000);
     let pid = target.pid();
-    target.go();
+    target.start_part();
     watcher.wait_until("launches are sampled", is_launch_sampled);
     watcher.wait_until("there are windows", |observer| {
         observer.probe_cost().windows > 0
@@ -208,7 +208,7 @@ pub(crate) fn a_busy_function_is_sampled_until_it_calms() {
     }
     assert!(rounds > 1, "one calm round proves nothing");
     let mut target = stage.target("launches", 1000);
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let launches = observed_calls(find_process(&observer, target.pid()))["cuLaunchKernel"];
     assert_eq!((launches.calls, launches.error), (1000, Some(0)));
@@ -219,7 +219,7 @@ pub(crate) fn an_open_call_is_not_lost_when_its_probe_is_detached() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_large_budget(&stage));
     let mut target = stage.target("checkpoints", 100_000);
-    target.go();
+    target.start_part();
     watcher.wait_until("there are windows", |observer| {
         observer.probe_cost().windows > 3
     });
@@ -255,7 +255,7 @@ pub(crate) fn a_process_over_the_ceiling_is_rested() {
     let mut target = stage.target("waits", 600_000);
     let pid = target.pid();
     let culprit = format!("process {pid} ");
-    target.go();
+    target.start_part();
     let blames = |observer: &Observer| observer.problems().concat().contains(&culprit);
     let library = stage.library("libcuda.so.1");
     let state = |observer: &Observer| {
@@ -280,7 +280,7 @@ pub(crate) fn a_process_over_the_ceiling_is_rested() {
     let mut observer = watcher.stop();
     assert!(blames(&observer));
     let mut target = stage.target("launches", 1);
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let process = find_process(&observer, target.pid());
     assert_eq!(observed_calls(process)["cuCtxSynchronize"].calls, 1);
@@ -292,12 +292,12 @@ pub(crate) fn a_process_above_the_ceiling_takes_no_probes_from_others() {
     fs::set_permissions(stage.path(), fs::Permissions::from_mode(0o755)).expect("ours");
     let watcher = ObserverOnThread::start(&options_with_low_ceiling(&stage));
     let mut victim = stage.target("slow", 400);
-    victim.go();
+    victim.start_part();
     let pid = victim.pid();
     watcher.wait_until("it is observed", |observer| {
         observer.processes().any(|process| process.pid == pid)
     });
-    let mut command = stage.command("waits", 600_000);
+    let mut command = stage.target_command("waits", 600_000);
     for (variable, name) in [
         (config::DIRECTORY_VARIABLE, "other_node"),
         (config::LOG_VARIABLE, "other_log"),
@@ -308,7 +308,7 @@ pub(crate) fn a_process_above_the_ceiling_takes_no_probes_from_others() {
         command.env(variable, folder);
     }
     let mut greedy = Target::start(command.uid(NOBODY_UID));
-    greedy.go();
+    greedy.start_part();
     wait_until_rested(&watcher, "the greedy one is rested", greedy.pid(), true);
     victim.wait_until_done();
     watcher.with_observer(|observer| {
@@ -327,12 +327,12 @@ pub(crate) fn a_hot_function_raises_an_alarm() {
     let mut observer =
         Observer::start(&options_with_default_budget(&stage)).expect("this machine can observe");
     let mut slow = stage.target("slow", 20);
-    slow.step();
+    slow.run_part();
     observer.discover().expect("events can be read");
     assert!(!observer.take_alarm());
     observer.govern();
     let mut target = stage.target("launches", 20_000);
-    target.step();
+    target.run_part();
     observer.discover().expect("events can be read");
     assert!(observer.take_alarm());
     assert!(!observer.take_alarm(), "it is over");
@@ -348,7 +348,7 @@ pub(crate) fn an_estimate_is_within_its_interval() {
     let watcher = ObserverOnThread::start(&options_with_large_budget(&stage));
     let mut target = stage.target("paced", 600_000);
     let pid = target.pid();
-    target.go();
+    target.start_part();
     watcher.wait_until("there are enough windows", |observer| {
         observer.probe_cost().windows >= 24
     });
@@ -402,7 +402,7 @@ pub(crate) fn launches_are_estimated_from_steps() {
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut target = stage.target("eager", 600_000);
     let pid = target.pid();
-    target.go();
+    target.start_part();
     watcher.wait_until("launches are sampled", is_launch_sampled);
     watcher.wait_until("they are reported before the next window", |observer| {
         let process = find_process(observer, pid);
@@ -444,7 +444,7 @@ pub(crate) fn launches_are_estimated_from_few_windows() {
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut target = stage.target("eager_pooled", 600_000);
     let pid = target.pid();
-    target.go();
+    target.start_part();
     watcher.wait_until("launches are sampled", is_launch_sampled);
     wait_for_interval(&watcher, pid);
     target.kill();
@@ -470,11 +470,11 @@ pub(crate) fn a_process_that_starts_during_sampling_is_estimated() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut first = stage.target("eager", 600_000);
-    first.go();
+    first.start_part();
     watcher.wait_until("launches are sampled", is_launch_sampled);
     let mut target = stage.target("eager", 600_000);
     let pid = target.pid();
-    target.go();
+    target.start_part();
     wait_for_interval(&watcher, pid);
     target.kill();
     let (launches, truth) = estimated_and_true(watcher, &stage, pid);
@@ -493,7 +493,7 @@ pub(crate) fn phases_are_right_while_launches_are_sampled() {
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut target = stage.target("eager", 6_000);
     let pid = target.pid();
-    target.go();
+    target.start_part();
     watcher.wait_until("launches are sampled", is_launch_sampled);
     let times = |observer: &Observer| {
         let phases = find_process(observer, pid).phases.as_ref();
@@ -514,7 +514,7 @@ pub(crate) fn a_slow_program_is_counted_exactly() {
     let stage = Stage::alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
     let mut target = stage.target("slow", 150);
-    target.step();
+    target.run_part();
     let mut observer = watcher.stop();
     observer.read_counts().expect("maps can be read");
     assert!(!is_launch_sampled(&observer));

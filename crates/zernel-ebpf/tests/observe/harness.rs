@@ -94,7 +94,7 @@ impl ObserverOnThread {
 /// Runs the next part of all targets at the same time.
 pub(crate) fn run_next_parts(targets: &mut [Target]) {
     for target in &mut *targets {
-        target.go();
+        target.start_part();
     }
     for target in targets {
         target.wait_until_done();
@@ -108,7 +108,12 @@ pub(crate) fn logged_calls(stage: &Stage, pid: u32) -> BTreeMap<&'static str, Ca
         .flat_map(|symbol| symbol.names.iter().map(|name| (*name, symbol.name())))
         .collect();
     let mut calls: BTreeMap<&'static str, CallCount> = BTreeMap::new();
-    for process in stage.truth().processes.iter().filter(|p| p.pid == pid) {
+    for process in stage
+        .read_truth_log()
+        .processes
+        .iter()
+        .filter(|p| p.pid == pid)
+    {
         for ((_, symbol, result), count) in &process.returned {
             let Some(name) = names.get(&**symbol) else {
                 continue;

@@ -26,7 +26,7 @@ use std::process::ExitCode;
 
 use zernel_ebpf::capability::Capability;
 use zernel_testkit::needs::bpf;
-use zernel_testkit::{NO_KUBELET, Need, root, target, trial};
+use zernel_testkit::{NO_KUBELET_NEED, Need, root, target, trial};
 
 fn main() -> ExitCode {
     let roles = [
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         torch::TORCH_ROLES,
     ]
     .concat();
-    if let Some(code) = target::act(&roles) {
+    if let Some(code) = target::run_role(&roles) {
         return code;
     }
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
@@ -332,7 +332,7 @@ fn main() -> ExitCode {
     let more: [(&str, Need, fn()); 10] = [
         (
             "one_tenant_is_a_pod",
-            NO_KUBELET,
+            NO_KUBELET_NEED,
             tenants::one_tenant_is_a_pod,
         ),
         (

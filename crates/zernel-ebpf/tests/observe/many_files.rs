@@ -8,9 +8,9 @@ use zernel_ebpf::metrics::{self, TextFormat};
 use zernel_ebpf::observer::Observer;
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::elf_builder::{ElfBuilder, function};
+use zernel_testkit::elf_builder::{ElfBuilder, global_function};
 use zernel_testkit::eventually;
-use zernel_testkit::target::{Driver, Stage, Target, TargetRole, directory};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, stage_directory};
 
 use crate::files::map_code;
 use crate::harness::{assert_exact, functions_in_ledger, observe_stage};
@@ -25,7 +25,7 @@ const NOBODY_UID: u32 = 65534;
 fn maps_copies(_driver: &Driver, rounds: u64) {
     let user = rustix::process::getuid().as_raw();
     for copy in 0..rounds {
-        map_code(&directory().join(format!("copies/libcuda.so.{user}.{copy}")));
+        map_code(&stage_directory().join(format!("copies/libcuda.so.{user}.{copy}")));
     }
 }
 
@@ -47,7 +47,8 @@ fn attached(observer: &Observer, user: u32) -> usize {
 fn write_copies(stage: &Stage, user: u32, copies: u64) {
     let folder = stage.path().join("copies");
     fs::create_dir_all(&folder).expect("ours");
-    let library = ElfBuilder::new(&[0x55, 0x5d, 0xc3], vec![function("cuInit", 3)]).bytes();
+    let library =
+        ElfBuilder::new(&[0x55, 0x5d, 0xc3], vec![global_function("cuInit", 3)]).build_file();
     for copy in 0..copies {
         let name = format!("libcuda.so.{user}.{copy}");
         fs::write(folder.join(name), &library).expect("there is room");
@@ -61,9 +62,9 @@ pub(crate) fn one_tenant_has_a_share_of_the_probed_files() {
     write_copies(&stage, NOBODY_UID, LIBRARY_COPIES);
     write_copies(&stage, 0, 3);
     let mut observer = observe_stage(&stage);
-    let mut command = stage.command("maps_copies", LIBRARY_COPIES);
+    let mut command = stage.target_command("maps_copies", LIBRARY_COPIES);
     let mut greedy = Target::start(command.uid(NOBODY_UID));
-    greedy.step();
+    greedy.run_part();
     observer.scan().expect("processes can be scanned");
     eventually("its share is attached to", || {
         observer.discover().expect("processes can be discovered");
@@ -85,13 +86,13 @@ pub(crate) fn one_tenant_has_a_share_of_the_probed_files() {
     );
 
     let mut modest = stage.target("maps_copies", 3);
-    modest.step();
+    modest.run_part();
     observer.scan().expect("processes can be scanned");
     assert_eq!(attached(&observer, 0), 3);
     let first = stage.path().join("copies/libcuda.so.0.0");
     let functions = functions_in_ledger(&observer, first.to_str().expect("text"));
     assert!(functions.contains_key("cuInit"), "{functions:?}");
     let mut targets = [stage.target("everything", 10)];
-    targets[0].step();
+    targets[0].run_part();
     assert_exact(&mut observer, &stage, &targets);
 }

@@ -9,7 +9,9 @@ use zernel_ebpf::observer::{GovernorOptions, Observer, ObserverOptions};
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out, pause, try_call};
+use zernel_testkit::target::{
+    Driver, Stage, Target, TargetRole, call, end_part_and_wait, out_pointer, try_call,
+};
 
 use crate::harness::{
     ObserverOnThread, find_process, observe_stage, options_that_count_everything,
@@ -34,33 +36,38 @@ struct AllocationProperties([u32; 4], [u64; 2]);
 
 fn allocates_every_kind(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
-    driver.open();
+    driver.open_first_device();
     let first = driver.allocate(1000);
     let second = driver.allocate(2000);
     driver.free(first);
     driver.allocate(500);
     let mut of_nccl = 0_u64;
-    call!(driver.nccl(), "ncclMemAlloc", out(&mut of_nccl), 7000);
-    pause();
+    call!(
+        driver.nccl(),
+        "ncclMemAlloc",
+        out_pointer(&mut of_nccl),
+        7000
+    );
+    end_part_and_wait();
     assert_ne!(
         try_call!(cuda, "cuMemFreeAsync", second, 0xdead_0000_u64),
         0
     );
-    pause();
+    end_part_and_wait();
     let mut properties = AllocationProperties([1, 0, 1, 0], [0; 2]);
     let (mut handle, mut again, mut address) = (0_u64, 0_u64, 0_u64);
     call!(
         cuda,
         "cuMemCreate",
-        out(&mut handle),
+        out_pointer(&mut handle),
         PHYSICAL_PAGE_BYTES,
-        out(&mut properties),
+        out_pointer(&mut properties),
         0
     );
     call!(
         cuda,
         "cuMemAddressReserve",
-        out(&mut address),
+        out_pointer(&mut address),
         PHYSICAL_PAGE_BYTES,
         0,
         0,
@@ -70,11 +77,11 @@ fn allocates_every_kind(driver: &Driver, _rounds: u64) {
     call!(
         cuda,
         "cuMemRetainAllocationHandle",
-        out(&mut again),
+        out_pointer(&mut again),
         address
     );
     call!(cuda, "cuMemRelease", again);
-    pause();
+    end_part_and_wait();
     call!(cuda, "cuMemUnmap", address, PHYSICAL_PAGE_BYTES);
     call!(cuda, "cuMemRelease", handle);
     driver.free(second);
@@ -86,7 +93,12 @@ fn open_both_devices(driver: &Driver) -> [u64; 2] {
     let mut contexts = [0_u64; 2];
     call!(cuda, "cuInit", 0);
     for (device, context) in contexts.iter_mut().enumerate() {
-        call!(cuda, "cuDevicePrimaryCtxRetain", out(context), device);
+        call!(
+            cuda,
+            "cuDevicePrimaryCtxRetain",
+            out_pointer(context),
+            device
+        );
     }
     call!(cuda, "cuCtxSetCurrent", contexts[0]);
     contexts
@@ -101,7 +113,7 @@ fn allocates_on_two_devices(driver: &Driver, _rounds: u64) {
     call!(cuda, "cuCtxPushCurrent_v2", contexts[0]);
     driver.allocate(300);
     let mut popped = 0_u64;
-    call!(cuda, "cuCtxPopCurrent_v2", out(&mut popped));
+    call!(cuda, "cuCtxPopCurrent_v2", out_pointer(&mut popped));
     driver.allocate(40);
 }
 
@@ -117,7 +129,7 @@ fn allocates_in_nested_contexts(driver: &Driver, depth: u64) {
     }
     for level in (0..depth).rev() {
         let mut popped = 0_u64;
-        call!(cuda, "cuCtxPopCurrent_v2", out(&mut popped));
+        call!(cuda, "cuCtxPopCurrent_v2", out_pointer(&mut popped));
         driver.allocate(1000 << level);
     }
 }
@@ -126,15 +138,15 @@ fn allocates_in_nested_contexts(driver: &Driver, depth: u64) {
 /// as it can.
 fn allocates_from_pool(driver: &Driver, milliseconds: u64) {
     let cuda = driver.cuda();
-    driver.open();
+    driver.open_first_device();
     driver.allocate(1000);
     let take = |bytes: u64| {
         let mut address = 0_u64;
-        call!(cuda, "cuMemAllocAsync", out(&mut address), bytes, 0);
+        call!(cuda, "cuMemAllocAsync", out_pointer(&mut address), bytes, 0);
         address
     };
     take(500);
-    pause();
+    end_part_and_wait();
     let end = Instant::now() + Duration::from_millis(milliseconds);
     while Instant::now() < end {
         call!(cuda, "cuMemFreeAsync", take(64), 0);
@@ -151,7 +163,7 @@ fn switches_devices(driver: &Driver, milliseconds: u64) {
         if bytes > 0 {
             driver.allocate(bytes);
         }
-        call!(cuda, "cuCtxPopCurrent_v2", out(&mut popped));
+        call!(cuda, "cuCtxPopCurrent_v2", out_pointer(&mut popped));
     };
     let end = Instant::now() + Duration::from_millis(milliseconds);
     while Instant::now() < end {
@@ -165,27 +177,27 @@ fn switches_devices(driver: &Driver, milliseconds: u64) {
 /// Memory in the device's own context and in another: each is freed with its context.
 fn destroys_contexts_with_memory(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
-    driver.open();
+    driver.open_first_device();
     driver.allocate(1000);
     let mut context = 0_u64;
-    call!(cuda, "cuCtxCreate_v2", out(&mut context), 0, 0);
+    call!(cuda, "cuCtxCreate_v2", out_pointer(&mut context), 0, 0);
     driver.allocate(300);
-    pause();
+    end_part_and_wait();
     call!(cuda, "cuCtxDestroy_v2", context);
-    pause();
+    end_part_and_wait();
     call!(cuda, "cuDevicePrimaryCtxReset_v2", 0);
-    pause();
-    driver.open();
+    end_part_and_wait();
+    driver.open_first_device();
     driver.allocate(500);
 }
 
 fn create_physical_memory(driver: &Driver) -> u64 {
     let (mut handle, mut properties) = (0_u64, AllocationProperties([1, 0, 1, 0], [0; 2]));
-    let properties = out(&mut properties);
+    let properties = out_pointer(&mut properties);
     call!(
         driver.cuda(),
         "cuMemCreate",
-        out(&mut handle),
+        out_pointer(&mut handle),
         PHYSICAL_PAGE_BYTES,
         properties,
         0
@@ -196,7 +208,7 @@ fn create_physical_memory(driver: &Driver) -> u64 {
 /// Three pages: one is released before it is unmapped, one after, one is mapped twice.
 fn maps_physical_memory(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
-    driver.open();
+    driver.open_first_device();
     let handles = [
         create_physical_memory(driver),
         create_physical_memory(driver),
@@ -206,7 +218,7 @@ fn maps_physical_memory(driver: &Driver, _rounds: u64) {
     call!(
         cuda,
         "cuMemAddressReserve",
-        out(&mut address),
+        out_pointer(&mut address),
         4 * PHYSICAL_PAGE_BYTES,
         0,
         0,
@@ -245,11 +257,11 @@ fn maps_physical_memory(driver: &Driver, _rounds: u64) {
     );
     call!(cuda, "cuMemRelease", handles[0]);
     call!(cuda, "cuMemRelease", handles[2]);
-    pause();
+    end_part_and_wait();
     call!(cuda, "cuMemUnmap", address, 3 * PHYSICAL_PAGE_BYTES);
-    pause();
+    end_part_and_wait();
     call!(cuda, "cuMemRelease", handles[1]);
-    pause();
+    end_part_and_wait();
     call!(
         cuda,
         "cuMemUnmap",
@@ -287,13 +299,13 @@ pub(crate) fn memory_is_accounted_to_its_caller() {
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("memory", 0);
     let pid = target.pid();
-    target.step();
+    target.run_part();
     assert_eq!(memory_in_use_and_peak(&mut observer, &target), (9500, 9500));
     observer.read_counts().expect("maps can be read");
     let expected = [("libnccl".to_owned(), 7000), ("observe".to_owned(), 2500)];
     assert_eq!(bytes_by_caller(&observer, pid), BTreeMap::from(expected));
     // A free that failed changes nothing.
-    target.step();
+    target.run_part();
     assert_eq!(memory_in_use_and_peak(&mut observer, &target), (9500, 9500));
     assert_eq!(
         find_process(&observer, pid).probes.gpu_mem.by_device[&0]
@@ -302,17 +314,17 @@ pub(crate) fn memory_is_accounted_to_its_caller() {
         1
     );
     // One of two references is released.
-    target.step();
+    target.run_part();
     assert_eq!(
         memory_in_use_and_peak(&mut observer, &target),
         (9500 + PHYSICAL_PAGE_BYTES, 9500 + PHYSICAL_PAGE_BYTES)
     );
-    target.step();
+    target.run_part();
     assert_eq!(
         memory_in_use_and_peak(&mut observer, &target),
         (7500, 9500 + PHYSICAL_PAGE_BYTES)
     );
-    target.end();
+    target.let_exit();
     observer.read_counts().expect("maps can be read");
     let memory = &find_process(&observer, pid).probes.gpu_mem.by_device[&0];
     assert_eq!(memory.total.current_bytes, 0);
@@ -328,9 +340,9 @@ pub(crate) fn memory_is_accounted_to_its_caller() {
 pub(crate) fn memory_belongs_to_the_current_device() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut command = stage.command("two_devices", 0);
+    let mut command = stage.target_command("two_devices", 0);
     let mut target = Target::start(command.env(config::DEVICES_VARIABLE, "2"));
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let in_use = memory_in_use_by_device(&observer, &target);
     assert_eq!(in_use, BTreeMap::from([(0, 1300), (1, 2040)]));
@@ -346,9 +358,9 @@ pub(crate) fn memory_belongs_to_its_device_while_others_are_sampled() {
         },
         ..options_that_count_everything(&stage)
     });
-    let mut command = stage.command("restless", 3000);
+    let mut command = stage.target_command("restless", 3000);
     let mut target = Target::start(command.env(config::DEVICES_VARIABLE, "2"));
-    target.go();
+    target.start_part();
     target.wait_until_done();
     let mut observer = watcher.stop();
     observer.read_counts().expect("maps can be read");
@@ -365,7 +377,7 @@ pub(crate) fn sampled_pool_memory_is_left_out() {
     });
     let mut target = stage.target("pooled", 4000);
     let pid = target.pid();
-    target.step();
+    target.run_part();
     let in_use = |observer: &Observer| {
         find_process(observer, pid).probes.gpu_mem.by_device[&0]
             .total
@@ -375,7 +387,7 @@ pub(crate) fn sampled_pool_memory_is_left_out() {
         let mut processes = observer.processes();
         processes.any(|process| process.pid == pid) && in_use(observer) == 1500
     });
-    target.go();
+    target.start_part();
     watcher.wait_until("they are sampled", |observer| {
         let sampled: Vec<&str> = observer.sampled_function_names().collect();
         let pools = ["cuMemAllocAsync", "cuMemFreeAsync"];
@@ -395,7 +407,7 @@ pub(crate) fn memory_is_freed_with_its_context() {
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("ending_contexts", 0);
     for bytes in [1300, 1000, 0, 500] {
-        target.step();
+        target.run_part();
         assert_eq!(
             memory_in_use_and_peak(&mut observer, &target),
             (bytes, 1300)
@@ -430,7 +442,7 @@ fn memory_of_nested_contexts(
     depth: u64,
 ) -> BTreeMap<u32, u64> {
     let mut target = stage.target("nested_contexts", depth);
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     memory_in_use_by_device(observer, &target)
 }
@@ -472,7 +484,7 @@ pub(crate) fn memory_that_is_mapped_lives_without_its_handle() {
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("mapped_memory", 0);
     for pages in [3, 2, 1, 0] {
-        target.step();
+        target.run_part();
         assert_eq!(
             memory_in_use_and_peak(&mut observer, &target),
             (pages * PHYSICAL_PAGE_BYTES, 3 * PHYSICAL_PAGE_BYTES)

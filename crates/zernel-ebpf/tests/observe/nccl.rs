@@ -16,7 +16,9 @@ use zernel_softgpu::truth::LoggedEventKind;
 use zernel_testkit::communicator::{
     Configuration, IN_PROGRESS, RANK, UniqueId, join, join_as, own_rank, stream,
 };
-use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out, pause};
+use zernel_testkit::target::{
+    Driver, Stage, Target, TargetRole, call, end_part_and_wait, out_pointer,
+};
 
 use crate::harness::{
     ObserverOnThread, assert_exact, find_process, observe_stage, options_that_count_everything,
@@ -50,7 +52,7 @@ fn split_communicator(driver: &Driver, communicator: u64, color: u64) -> u64 {
         communicator,
         color,
         0,
-        out(&mut made),
+        out_pointer(&mut made),
         0
     );
     made
@@ -61,11 +63,11 @@ fn split_communicator(driver: &Driver, communicator: u64, color: u64) -> u64 {
 fn run_rank(driver: &Driver, rounds: u64) {
     let rank = own_rank();
     let (cuda, nccl) = (driver.cuda(), driver.nccl());
-    driver.open();
+    driver.open_first_device();
     let communicator = join(driver, rank, RANK_COUNT);
     let [own, later, other] = [(); 3].map(|()| stream(driver));
     let mut event = 0_u64;
-    call!(cuda, "cuEventCreate", out(&mut event), 0);
+    call!(cuda, "cuEventCreate", out_pointer(&mut event), 0);
     let (from, to) = (
         driver.allocate(8 * MESSAGE_ELEMENTS),
         driver.allocate(8 * MESSAGE_ELEMENTS),
@@ -128,7 +130,7 @@ fn run_rank(driver: &Driver, rounds: u64) {
     }
     let together = split_communicator(driver, communicator, 7);
     let apart = split_communicator(driver, communicator, rank);
-    pause();
+    end_part_and_wait();
     for made in [apart, together, communicator] {
         call!(nccl, "ncclCommDestroy", made);
     }
@@ -137,7 +139,7 @@ fn run_rank(driver: &Driver, rounds: u64) {
 /// The times from every call of a function to the end of the second wait after it, which shows that it is
 /// done.
 fn logged_ns_until_sync(stage: &Stage, pid: u32, symbol: &str) -> u64 {
-    let truth = stage.truth();
+    let truth = stage.read_truth_log();
     let events: Vec<_> = truth
         .events_of_all_processes()
         .into_iter()
@@ -189,10 +191,10 @@ fn communicator_hashes(observer: &Observer, pid: u32) -> (u64, Vec<u64>) {
 }
 
 fn create_communicators(driver: &Driver, count: u64) {
-    driver.open();
+    driver.open_first_device();
     for _ in 0..count {
         let mut id = UniqueId([0; 128]);
-        call!(driver.nccl(), "ncclGetUniqueId", out(&mut id));
+        call!(driver.nccl(), "ncclGetUniqueId", out_pointer(&mut id));
         join_as(driver, id, 0, 1);
     }
 }
@@ -222,7 +224,7 @@ fn split_without_blocking(
 
 /// Splits a communicator in calls that store the new handles only later, uses the first new one once and the second twice.
 fn uses_communicators_stored_late(driver: &Driver, _rounds: u64) {
-    driver.open();
+    driver.open_first_device();
     let nccl = driver.nccl();
     let communicator = join(driver, 0, 1);
     let mut grouped = 0_u64;
@@ -233,7 +235,7 @@ fn uses_communicators_stored_late(driver: &Driver, _rounds: u64) {
         communicator,
         3,
         0,
-        out(&mut grouped),
+        out_pointer(&mut grouped),
         0
     );
     assert_eq!(grouped, 0);
@@ -251,7 +253,7 @@ pub(crate) fn communicators_that_are_stored_late_are_seen() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("late_parts", 1);
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let communicators = find_process(&observer, target.pid()).probes.nccl.all.iter();
     let mut sequences: Vec<u64> = communicators.map(|made| made.sequence).collect();
@@ -263,12 +265,12 @@ pub(crate) fn communicators_that_are_stored_late_are_seen() {
 /// records an event again that had followed the long one.
 fn reduces_on_two_streams(driver: &Driver, _rounds: u64) {
     let (cuda, nccl) = (driver.cuda(), driver.nccl());
-    driver.open();
+    driver.open_first_device();
     let communicator = join(driver, own_rank(), RANK_COUNT);
     let other = split_communicator(driver, communicator, 7);
     let [long, short] = [(); 2].map(|()| stream(driver));
     let mut event = 0_u64;
-    call!(cuda, "cuEventCreate", out(&mut event), 0);
+    call!(cuda, "cuEventCreate", out_pointer(&mut event), 0);
     let data = driver.allocate(LONG_MESSAGE_BYTES);
     call!(
         nccl,
@@ -295,7 +297,7 @@ pub(crate) fn a_wait_ends_only_the_collectives_it_covers() {
     let mut observer = observe_stage(&stage);
     let mut targets: Vec<_> = (0..RANK_COUNT)
         .map(|rank| {
-            let mut command = stage.command("two_streams", 0);
+            let mut command = stage.target_command("two_streams", 0);
             command.env(RANK, rank.to_string());
             Target::start(command.env(config::NCCL_BANDWIDTH_VARIABLE, BANDWIDTH_BYTES_PER_SECOND))
         })
@@ -321,7 +323,7 @@ pub(crate) fn a_wait_ends_only_the_collectives_it_covers() {
 
 /// Calls `ncclAllReduce` `rounds` times, and then waits for all of them.
 fn waits_late(driver: &Driver, rounds: u64) {
-    driver.open();
+    driver.open_first_device();
     let communicator = join(driver, 0, 1);
     let (data, stream) = (driver.allocate(100), stream(driver));
     for _ in 0..rounds {
@@ -345,7 +347,7 @@ pub(crate) fn lost_collectives_are_counted() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("waits_late", 100);
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let process = find_process(&observer, target.pid());
     let seen = process.duration_histogram(DurationKind::UntilSync(Operation::AllReduce));
@@ -356,12 +358,12 @@ pub(crate) fn lost_collectives_are_counted() {
 /// For `milliseconds`, runs collectives on one stream. An event makes a second stream wait for each, and the program
 /// synchronizes that one. Between collectives it records events as fast as it can.
 fn records_events(driver: &Driver, milliseconds: u64) {
-    driver.open();
+    driver.open_first_device();
     let communicator = join(driver, 0, 1);
     let data = driver.allocate(100);
     let [own, later] = [(); 2].map(|()| stream(driver));
     let (cuda, mut event) = (driver.cuda(), 0_u64);
-    call!(cuda, "cuEventCreate", out(&mut event), 0);
+    call!(cuda, "cuEventCreate", out_pointer(&mut event), 0);
     let end = Instant::now() + Duration::from_millis(milliseconds);
     while Instant::now() < end {
         let nccl = driver.nccl();
@@ -395,7 +397,7 @@ pub(crate) fn collectives_are_not_timed_across_sampling_gaps() {
     });
     let mut target = stage.target("records", 600_000);
     let pid = target.pid();
-    target.go();
+    target.start_part();
     watcher.wait_until("there are windows", |observer| {
         let mut sampled = observer.sampled_function_names();
         sampled.any(|name| name == "cuEventRecord") && observer.probe_cost().windows >= 5
@@ -413,9 +415,9 @@ pub(crate) fn collectives_are_not_timed_across_sampling_gaps() {
 
 /// Both broadcast functions. One calls the other.
 fn broadcasts_by_both_names(driver: &Driver, rounds: u64) {
-    driver.open();
+    driver.open_first_device();
     let mut id = UniqueId([0; 128]);
-    call!(driver.nccl(), "ncclGetUniqueId", out(&mut id));
+    call!(driver.nccl(), "ncclGetUniqueId", out_pointer(&mut id));
     let communicator = join_as(driver, id, 0, 1);
     let data = driver.allocate(100);
     let nccl = driver.nccl();
@@ -439,7 +441,7 @@ pub(crate) fn a_broadcast_by_either_name_is_one() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("broadcasts", 10);
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let process = find_process(&observer, target.pid());
     let mut calls = process.calls_by_function();
@@ -454,7 +456,7 @@ pub(crate) fn many_communicators_are_all_seen() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("communicators", COMMUNICATOR_COUNT as u64);
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let mut hashes: Vec<u64> = (find_process(&observer, target.pid()).probes.nccl.all.iter())
         .map(|communicator| communicator.hash)
@@ -470,7 +472,7 @@ pub(crate) fn ranks_and_their_collectives_are_seen() {
     let mut observer = observe_stage(&stage);
     let mut targets: Vec<_> = (0..RANK_COUNT)
         .map(|rank| {
-            let mut command = stage.command("rank", ROUNDS);
+            let mut command = stage.target_command("rank", ROUNDS);
             command.env(RANK, rank.to_string());
             command.env(config::LOG_EVENTS_VARIABLE, "1");
             Target::start(command.env(config::NCCL_BANDWIDTH_VARIABLE, BANDWIDTH_BYTES_PER_SECOND))
@@ -518,7 +520,7 @@ pub(crate) fn collectives_stay_counted_when_ranks_are_forgotten() {
         ..options_that_count_everything(&stage)
     });
     let mut targets: Vec<_> = (0..RANK_COUNT)
-        .map(|rank| Target::start(stage.command("rank", 2).env(RANK, rank.to_string())))
+        .map(|rank| Target::start(stage.target_command("rank", 2).env(RANK, rank.to_string())))
         .collect();
     run_next_parts(&mut targets);
     let mut counts = |scope| {

@@ -12,7 +12,8 @@ use zernel_ebpf::observer::{ObservedProcess, Observer, ObserverOptions, ProcessC
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::target::{
-    Driver, ROLE, ROUNDS, Stage, Target, TargetRole, call, directory, pause, try_call,
+    Driver, ROLE_VARIABLE, ROUNDS_VARIABLE, Stage, Target, TargetRole, call, end_part_and_wait,
+    stage_directory, try_call,
 };
 use zernel_testkit::{Need, eventually};
 
@@ -32,13 +33,13 @@ pub(crate) const PROCESS_ROLES: &[(&str, TargetRole)] = &[
 
 /// Makes `steps` steps three times, with a pause before the second and the third time.
 fn steps_in_parts(driver: &Driver, steps: u64) {
-    driver.open();
-    let function = driver.kernel();
+    driver.open_first_device();
+    let function = driver.load_empty_kernel();
     let device = driver.allocate(64);
     let mut batch = [0; 64];
     for part in 0..3 {
         if part > 0 {
-            pause();
+            end_part_and_wait();
         }
         for _ in 0..steps {
             call!(
@@ -49,7 +50,7 @@ fn steps_in_parts(driver: &Driver, steps: u64) {
                 64,
                 0
             );
-            driver.launch(function);
+            driver.launch_kernel(function);
             driver.synchronize();
         }
     }
@@ -58,18 +59,20 @@ fn steps_in_parts(driver: &Driver, steps: u64) {
 /// Initialises the driver twice, as a program does when it loads another library that uses the driver.
 fn initialises_again(driver: &Driver, rounds: u64) {
     launch_only(driver, rounds);
-    pause();
+    end_part_and_wait();
     launch_only(driver, rounds);
 }
 
 /// Launches, then execs a program that launches once more.
 fn launches_then_execs(driver: &Driver, rounds: u64) {
     launch_only(driver, rounds);
-    pause();
+    end_part_and_wait();
     let program = std::env::current_exe().expect("we run");
     let mut command = Command::new(program);
-    let command = command.env(ROLE, "launches");
-    let error = command.env(ROUNDS, (rounds + 1).to_string()).exec();
+    let command = command.env(ROLE_VARIABLE, "launches");
+    let error = command
+        .env(ROUNDS_VARIABLE, (rounds + 1).to_string())
+        .exec();
     panic!("{error}");
 }
 
@@ -86,7 +89,7 @@ pub(crate) fn fork_waiting_child() -> i32 {
 fn forks_idle_child(driver: &Driver, rounds: u64) {
     launch_only(driver, rounds);
     let child = fork_waiting_child();
-    pause();
+    end_part_and_wait();
     // SAFETY: our own child.
     unsafe {
         libc::kill(child, libc::SIGKILL);
@@ -102,7 +105,7 @@ fn forks_many_children(driver: &Driver, children: u64) {
     for number in 0..children {
         if number > 0 && number % CHILDREN_PER_PART == 0 {
             running.drain(..).for_each(expect_child_success);
-            pause();
+            end_part_and_wait();
         }
         let child = fork_child(|| {
             for _ in 0..FEW_LAUNCHES {
@@ -117,7 +120,7 @@ fn forks_many_children(driver: &Driver, children: u64) {
         }
     }
     running.into_iter().for_each(expect_child_success);
-    fs::write(directory().join(CHILDREN_FILE), all).expect("our directory");
+    fs::write(stage_directory().join(CHILDREN_FILE), all).expect("our directory");
 }
 
 /// Children between two pauses. The kernel has places for at most this many exited processes between two reads.
@@ -175,9 +178,9 @@ pub(crate) fn exec_starts_a_new_process() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("executes", 10);
-    target.step();
-    target.go();
-    target.step();
+    target.run_part();
+    target.start_part();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let processes = processes_with_pid(&observer, target.pid());
     let found: Vec<_> = processes
@@ -202,7 +205,7 @@ pub(crate) fn a_child_without_cuda_is_no_trainer() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("forks", 10);
-    target.step();
+    target.run_part();
     observer.discover().expect("processes can be discovered");
     observer.read_counts().expect("maps can be read");
     let pid = target.pid();
@@ -215,7 +218,7 @@ pub(crate) fn a_child_without_cuda_is_no_trainer() {
     assert_eq!(launches_of(find_process(&observer, pid)), 10);
     let trainers = observer.processes().filter(|process| !process.is_loader);
     assert!(!trainers.map(|process| process.pid).any(|pid| pid == child));
-    target.step();
+    target.run_part();
 }
 
 /// A process killed by SIGKILL is exported until its grace period is over.
@@ -228,7 +231,7 @@ pub(crate) fn a_killed_process_is_exported_for_a_while() {
     });
     let mut target = stage.target("everything", 10);
     let pid = target.pid();
-    target.step();
+    target.run_part();
     for observer in [&mut patient, &mut hasty] {
         observer.read_counts().expect("maps can be read");
         assert_eq!(find_process(observer, pid).ended_ns, None);
@@ -287,11 +290,11 @@ pub(crate) fn a_reused_pid() {
     let mut observer = observe_stage(&stage);
     let mut first = stage.target("launches", 10);
     let pid = first.pid();
-    first.step();
+    first.run_part();
     // Not read in between: the kernel side must distinguish them.
-    first.end();
+    first.let_exit();
     let mut second = start_with_pid(&stage, pid, 7);
-    second.step();
+    second.run_part();
     observer.read_counts().expect("maps can be read");
     let launches: Vec<_> = processes_with_pid(&observer, pid)
         .into_iter()
@@ -313,7 +316,7 @@ pub(crate) fn thousands_of_short_processes_are_counted() {
         ..options_that_count_everything(&stage)
     });
     let mut warm = stage.target("launches", 1);
-    warm.step();
+    warm.run_part();
     watcher.wait_until("the libraries are attached to", |observer| {
         observer.snapshot().ledger_json(Scope::All)["files"]
             .as_array()
@@ -321,7 +324,7 @@ pub(crate) fn thousands_of_short_processes_are_counted() {
     });
     let mut target = stage.target("many_children", CHILD_COUNT);
     for _ in 0..CHILD_COUNT / CHILDREN_PER_PART {
-        target.step();
+        target.run_part();
         watcher.with_observer(|observer| observer.read_counts().expect("maps can be read"));
     }
     let mut observer = watcher.stop();
@@ -354,7 +357,7 @@ pub(crate) fn an_exit_during_attaching_is_no_error() {
         let stage = Stage::new(Prologue::Push);
         let targets: Vec<_> = (0..4).map(|_| stage.target("launches", 1)).collect();
         for mut target in targets {
-            target.go();
+            target.start_part();
             target.kill();
         }
     }
@@ -367,9 +370,9 @@ pub(crate) fn an_exit_during_attaching_is_no_error() {
 pub(crate) fn a_process_found_late_is_not_complete() {
     let stage = Stage::new(Prologue::Push);
     let mut target = stage.target("initialises_again", 10);
-    target.step();
+    target.run_part();
     let mut observer = observe_stage(&stage);
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let process = find_process(&observer, target.pid());
     assert_eq!(launches_of(process), 10);
@@ -385,13 +388,13 @@ pub(crate) fn a_pause_of_observing_is_no_step() {
     let stage = Stage::alone(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("steps_in_parts", 20);
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     observer.pause();
-    target.step();
+    target.run_part();
     observer.resume();
     attach_rest(&mut observer);
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let steps = &find_process(&observer, target.pid()).steps;
     assert_eq!((steps.count(), steps.gaps()), (40, 1));

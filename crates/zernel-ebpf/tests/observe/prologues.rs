@@ -30,7 +30,7 @@ pub(crate) fn frequent_single_stepping_is_refused() {
     let stage = Stage::new(Prologue::Sub);
     let mut observer = observe_stage(&stage);
     let mut target = stage.target("everything", 50);
-    target.step();
+    target.run_part();
     observer.read_counts().expect("maps can be read");
     let library = stage.library("libcuda.so.1");
     let functions = functions_in_ledger(&observer, &library.to_string_lossy());

@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags};
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::Need;
-use zernel_testkit::target::{Driver, Stage, TargetRole, directory, pause};
+use zernel_testkit::target::{Driver, Stage, TargetRole, end_part_and_wait, stage_directory};
 
 use crate::dead_files::refusal_in_ledger;
 use crate::harness::{ObserverOnThread, functions_in_ledger, options_that_count_everything};
@@ -44,7 +44,8 @@ fn open_userfaultfd() -> rustix::io::Result<OwnedFd> {
 }
 
 fn map_library() -> (*mut c_void, usize) {
-    let file = fs::File::open(directory().join("shared").join(LIBRARY_NAME)).expect("it is there");
+    let file =
+        fs::File::open(stage_directory().join("shared").join(LIBRARY_NAME)).expect("it is there");
     let length = file.metadata().expect("ours").len().next_multiple_of(4096) as usize;
     let protection = ProtFlags::READ | ProtFlags::EXEC;
     let address = std::ptr::null_mut();
@@ -78,7 +79,7 @@ fn holds_page_faults(_driver: &Driver, _rounds: u64) {
         ]
     };
     assert_eq!(results, [0, 0], "{}", std::io::Error::last_os_error());
-    pause();
+    end_part_and_wait();
 }
 
 /// While a process holds its page faults, the library is refused with that reason. When the process has ended, probes are attached.
@@ -94,9 +95,9 @@ pub(crate) fn a_library_that_one_process_had_refused_gets_probes_later() {
     let library = shared.path().join(LIBRARY_NAME);
     let library = Path::to_str(&library).expect("text");
     let mut holder = stage.target("holds_page_faults", 0);
-    holder.step();
+    holder.run_part();
     let mut other = stage.target("maps_shared_library", 0);
-    other.step();
+    other.run_part();
     let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
     watcher.wait_until("the file is refused", |observer| {
         let reason = refusal_in_ledger(observer, library);

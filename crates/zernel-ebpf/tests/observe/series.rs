@@ -106,7 +106,7 @@ pub(crate) fn a_whole_node_has_few_series() {
     let mut observer = observe_stage(&stage);
     let mut targets: Vec<_> = (0..RANK_COUNT)
         .map(|rank| {
-            let mut command = stage.command("trainer", 3);
+            let mut command = stage.target_command("trainer", 3);
             command.env(config::DEVICES_VARIABLE, "1");
             Target::start(command.env(RANK, rank.to_string()))
         })

@@ -8,7 +8,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use zernel_ebpf::observer::{Observer, ObserverOptions};
 use zernel_phase::shared::{HEART_OBSERVER, HEART_READER, Heartbeat, RawTracker, layout_hash};
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::target::{Driver, Stage, TargetRole, call, directory, pause};
+use zernel_testkit::target::{Driver, Stage, TargetRole, call, end_part_and_wait, stage_directory};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::bpffs::{MountedBpffs, id_of_map, open_pinned_map, value_of_task};
@@ -21,19 +21,19 @@ pub(crate) const SHARED_STATE_ROLES: &[(&str, TargetRole)] = &[
 
 /// After a pause, its only call is an event.
 fn open_then_sync(driver: &Driver, _rounds: u64) {
-    driver.open();
-    pause();
+    driver.open_first_device();
+    end_part_and_wait();
     call!(driver.cuda(), "cuCtxSynchronize");
 }
 
 /// Observes until it is killed, with its pins in the stage's bpffs.
 fn observe_until_killed(_driver: &Driver, _rounds: u64) {
     let _observer = start_observer(&ObserverOptions {
-        libraries: vec![directory().join("libcuda.so.1")],
-        pins: directory().join("bpffs/zernel"),
+        libraries: vec![stage_directory().join("libcuda.so.1")],
+        pins: stage_directory().join("bpffs/zernel"),
         ..ObserverOptions::default()
     });
-    pause();
+    end_part_and_wait();
 }
 
 fn id_of_pinned_map(path: &Path) -> u32 {
@@ -65,7 +65,7 @@ pub(crate) fn states_are_pinned_for_a_scheduler() {
     assert_eq!(id_of_pinned_map(&path), id);
 
     let mut target = stage.target("launches", 5);
-    target.step();
+    target.run_part();
     let state = first.task_state(target.pid()).expect("the map is there");
     assert_eq!(state.map(|state| state.tgid), Some(target.pid()));
     drop(first);
@@ -76,9 +76,9 @@ pub(crate) fn states_are_pinned_for_a_scheduler() {
 pub(crate) fn the_first_event_of_a_process_counts() {
     let stage = Stage::alone(Prologue::Push);
     let mut target = stage.target("opens, then syncs", 1);
-    target.step();
+    target.run_part();
     let observer = start_observer(&options_that_count_everything(&stage));
-    target.step();
+    target.run_part();
     let state = observer.task_state(target.pid()).expect("the map is there");
     let tracker = state.expect("it is observed").tracker;
     assert_ne!(tracker.flags & RawTracker::TRAINING_THREAD, 0);
@@ -167,13 +167,13 @@ pub(crate) fn readers_see_a_killed_observer_and_the_next() {
     let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let pins = bpffs.0.join("zernel");
     let mut first = stage.target("observes", 0);
-    first.step();
+    first.run_part();
     let reader = PinnedMapsReader::open(&pins);
     let heart = reader.observer_heartbeat();
     assert!(heart.is_alive(now_ns()), "{heart:?}");
     assert_eq!((heart.owner, heart.layout), (first.pid(), layout_hash()));
     let mut target = stage.target("launches", 5);
-    target.step();
+    target.run_part();
     assert!(value_of_task(&reader.tasks, target.pid()).is_some());
     // A beat lasts longer than the time between two beats.
     let end = Instant::now() + Duration::from_secs(3);
@@ -208,7 +208,7 @@ pub(crate) fn pins_outlive_a_restart() {
     let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let pins = bpffs.0.join("zernel");
     let mut first = stage.target("observes", 0);
-    first.step();
+    first.run_part();
     let reader = PinnedMapsReader::open(&pins);
     first.kill();
     let second = observe_with_pins(&stage, &pins);

@@ -11,7 +11,9 @@ use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::eventually;
-use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out, pause};
+use zernel_testkit::target::{
+    Driver, Stage, Target, TargetRole, call, end_part_and_wait, out_pointer,
+};
 
 use crate::counts::launch_only;
 use crate::harness::{find_process, logged_calls, observe_stage, observed_calls};
@@ -43,18 +45,24 @@ fn keeps_children(driver: &Driver, children: u64) {
 /// Allocates and frees `allocations` times, allocates in a context that it destroys, and then allocates `allocations`
 /// times without a free.
 fn fills_memory(driver: &Driver, allocations: u64) {
-    driver.open();
+    driver.open_first_device();
     for _ in 0..allocations {
         driver.free(driver.allocate(64));
     }
     let mut context = 0_u64;
-    call!(driver.cuda(), "cuCtxCreate_v2", out(&mut context), 0, 0);
+    call!(
+        driver.cuda(),
+        "cuCtxCreate_v2",
+        out_pointer(&mut context),
+        0,
+        0
+    );
     for _ in 0..ALLOCATION_SHARE / 2 {
         driver.allocate(64);
     }
     call!(driver.cuda(), "cuCtxDestroy_v2", context);
-    pause();
-    driver.open();
+    end_part_and_wait();
+    driver.open_first_device();
     for _ in 0..allocations {
         driver.allocate(64);
     }
@@ -78,7 +86,7 @@ pub(crate) fn start_target_of(stage: &Stage, user: u32, role: &str, rounds: u64)
         fs::create_dir(&node).expect("ours");
         std::os::unix::fs::chown(&node, Some(user), None).expect("we are root");
     }
-    let mut command = stage.command(role, rounds);
+    let mut command = stage.target_command(role, rounds);
     Target::start(command.env(config::DIRECTORY_VARIABLE, node).uid(user))
 }
 
@@ -112,7 +120,7 @@ pub(crate) fn assert_reported(observer: &Observer, cause: &str, refused: u64, te
 /// Checks that a new process of root is counted exactly, and its memory and its durations too.
 pub(crate) fn assert_others_are_observed(observer: &mut Observer, stage: &Stage) {
     let mut modest = stage.target("everything", 10);
-    modest.step();
+    modest.run_part();
     observer.read_counts().expect("maps can be read");
     let process = find_process(observer, modest.pid());
     assert_eq!(observed_calls(process), logged_calls(stage, modest.pid()));
@@ -129,7 +137,7 @@ pub(crate) fn one_tenant_has_a_share_of_the_processes() {
     for _ in 0..2 {
         let mut greedy = start_target_of(&stage, NOBODY_UID, "keeps_children", TOO_MANY_CHILDREN);
         let parent = greedy.pid();
-        greedy.step();
+        greedy.run_part();
         let children = observed_children(&mut observer, parent);
         let share = PROCESS_SHARE - MAX_ENTRIES_OF_OTHERS..PROCESS_SHARE;
         assert!(share.contains(&children), "{children}");
@@ -153,10 +161,10 @@ pub(crate) fn one_tenant_has_a_share_of_the_allocations() {
     let mut refused = 0;
     for _ in 0..2 {
         let mut greedy = start_target_of(&stage, NOBODY_UID, "fills_memory", TOO_MANY_ALLOCATIONS);
-        greedy.step();
+        greedy.run_part();
         observer.read_counts().expect("maps can be read");
         assert_eq!(observer.losses().refused_allocations, refused);
-        greedy.step();
+        greedy.run_part();
         observer.read_counts().expect("maps can be read");
         let memory = &find_process(&observer, greedy.pid())
             .probes

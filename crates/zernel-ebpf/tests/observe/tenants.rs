@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 
 use zernel_ebpf::observer::Observer;
 use zernel_identity::Tenant;
-use zernel_testkit::target::{Driver, Stage, Target, TargetRole, pause, try_call};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, end_part_and_wait, try_call};
 use zernel_testkit::{PodCgroup, eventually};
 
 use crate::harness::observe_stage;
@@ -62,7 +62,7 @@ fn has_children_of_many_users(driver: &Driver, children: u64) {
 fn enters_a_namespace(driver: &Driver, children: u64) {
     // SAFETY: a system call that takes a plain number.
     assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWUSER) }, 0);
-    pause();
+    end_part_and_wait();
     has_children_of_many_users(driver, children);
 }
 
@@ -97,18 +97,21 @@ pub(crate) fn many_uids_in_a_namespace_are_one_tenant() {
         ),
     ] {
         let before = tenant_count(&mut observer);
-        let mut command = stage.command("enters_a_namespace", USER_COUNT);
+        let mut command = stage.target_command("enters_a_namespace", USER_COUNT);
         let mut target = Target::start(command.env(FIRST_UID_VARIABLE, "1").uid(owner));
-        target.step();
+        target.run_part();
         fs::write(format!("/proc/{}/uid_map", target.pid()), map).expect("we are root");
-        target.step();
+        target.run_part();
         let after = tenant_count(&mut observer);
         let children = children_of(&observer, target.pid());
         assert_eq!(children.len() as u64, USER_COUNT, "user {owner}");
         assert_eq!(after, before + 1, "user {owner}");
         // Userspace applies the same rule.
         for child in children {
-            assert_eq!(Tenant::of(child).expect("it runs"), Tenant::User(tenant));
+            assert_eq!(
+                Tenant::of_pid(child).expect("it runs"),
+                Tenant::User(tenant)
+            );
         }
         target.kill();
         eventually("the children have exited", || {
@@ -127,9 +130,9 @@ pub(crate) fn indices_of_tenants_are_reused() {
     let mut observer = observe_stage(&stage);
     for round in 0..3 {
         let first = u64::from(FIRST_SUBORDINATE_UID) + round * USERS_AT_ONCE;
-        let mut command = stage.command("has_children_of_many_users", USERS_AT_ONCE);
+        let mut command = stage.target_command("has_children_of_many_users", USERS_AT_ONCE);
         let mut target = Target::start(command.env(FIRST_UID_VARIABLE, first.to_string()));
-        target.step();
+        target.run_part();
         let count = tenant_count(&mut observer) as u64;
         assert!(
             (USERS_AT_ONCE..USERS_AT_ONCE + 20).contains(&count),
@@ -162,9 +165,9 @@ pub(crate) fn one_tenant_is_a_pod() {
 fn fill_from_pod(stage: &Stage, observer: &mut Observer, pod: &PodCgroup) {
     let mut greedy = stage.target("keeps_children", TOO_MANY_CHILDREN);
     pod.add(greedy.pid());
-    greedy.step();
-    let tenant = Tenant::of(greedy.pid()).expect("it runs");
-    assert_eq!(tenant, Tenant::Pod(PodCgroup::UID.to_owned()));
+    greedy.run_part();
+    let tenant = Tenant::of_pid(greedy.pid()).expect("it runs");
+    assert_eq!(tenant, Tenant::Pod(PodCgroup::POD_UID.to_owned()));
     let children = observed_children(observer, greedy.pid());
     assert!(children < PROCESS_SHARE, "{children}");
     let refused = observer.losses().refused_processes;
@@ -173,7 +176,7 @@ fn fill_from_pod(stage: &Stage, observer: &mut Observer, pod: &PodCgroup) {
         observer,
         "refused_processes",
         refused,
-        &format!("pod {}", PodCgroup::UID),
+        &format!("pod {}", PodCgroup::POD_UID),
     );
     assert_others_are_observed(observer, stage);
     greedy.kill();

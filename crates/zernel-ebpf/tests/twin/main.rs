@@ -81,7 +81,7 @@ fn an_old_kernel_agrees_too() {
     let own_program = env::current_exe().unwrap();
     let arguments = ["alike", "--test-threads=1"];
     let outcome = VmSpec::new(vm::kernel("6.1").unwrap())
-        .environment(zernel_testkit::REQUIRE, "root,bpf")
+        .environment(zernel_testkit::REQUIRE_VARIABLE, "root,bpf")
         .timeout(Duration::from_secs(300))
         .run(own_program, arguments)
         .unwrap_or_else(|error| panic!("{error}"));

@@ -22,7 +22,7 @@ pub(crate) fn load_in_virtual_machines(versions: &[&str]) {
         let outcome = VmSpec::new(kernel)
             // An attach changes kernel code, and emulated CPUs can see each other's code changes half-way.
             .cpus(1)
-            .environment(zernel_testkit::REQUIRE, "root,bpf")
+            .environment(zernel_testkit::REQUIRE_VARIABLE, "root,bpf")
             .timeout(Duration::from_secs(300))
             .run(own_program, ["the_probes_load_here"])
             .unwrap_or_else(|error| panic!("{version}: {error}"));

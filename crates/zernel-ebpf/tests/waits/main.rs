@@ -20,7 +20,7 @@ use zernel_testkit::target::{self, Stage, Target};
 use zernel_testkit::{eventually, root, trial, vm};
 
 fn main() -> ExitCode {
-    if let Some(code) = target::act(roles::WAITING_ROLES) {
+    if let Some(code) = target::run_role(roles::WAITING_ROLES) {
         return code;
     }
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
@@ -169,7 +169,7 @@ fn run_and_check(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Tar
     let stage = Stage::new(Prologue::Push);
     let mut observer = start_observer(&stage);
     let mut target = stage.target(role, rounds);
-    target.go();
+    target.start_part();
     target.wait_until_done();
     observer.read_counts().expect("maps can be read");
     let report = read_report(&stage, &target);
@@ -319,7 +319,7 @@ fn ranks_wait_for_the_slowest() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = start_observer(&stage);
     let mut ranks = ["is_a_slow_rank", "is_a_fast_rank"].map(|role| stage.target(role, 40));
-    ranks.iter_mut().for_each(Target::go);
+    ranks.iter_mut().for_each(Target::start_part);
     ranks.iter_mut().for_each(Target::wait_until_done);
     observer.read_counts().expect("maps can be read");
     let report = read_report(&stage, &ranks[1]);

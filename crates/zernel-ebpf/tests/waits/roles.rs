@@ -42,14 +42,14 @@ pub(crate) const WAITING_ROLES: &[(&str, TargetRole)] = &[
         train_with_loaders(driver, rounds, download_by_many);
     }),
     ("trains_after_a_loader_was_killed", |driver, rounds| {
-        driver.open();
+        driver.open_first_device();
         LoaderProcess::fork(download_by_many).kill();
         train_with_loaders(driver, rounds, thread::sleep);
     }),
     ("trains_alone", train_alone),
     ("trains_alone_beside_a_helper", |driver, rounds| {
         // It gets no requests.
-        driver.open();
+        driver.open_first_device();
         let _idle = LoaderProcess::fork(thread::sleep);
         train_alone(driver, rounds);
     }),
@@ -271,8 +271,8 @@ fn run_before_others() {
 
 fn run_step(driver: &Driver, device: u64, function: u64) {
     let mut batch = [0_u8; 4096];
-    driver.copy_to(device, &mut batch);
-    driver.launch(function);
+    driver.copy_to_device(device, &mut batch);
+    driver.launch_kernel(function);
     driver.synchronize();
 }
 
@@ -280,8 +280,8 @@ fn run_step(driver: &Driver, device: u64, function: u64) {
 fn train_with_loaders(driver: &Driver, rounds: u64, work: fn(Duration)) {
     let mut report = RoleReport::default();
     // Opened before the fork, as by a trainer that has moved its model to the GPU.
-    driver.open();
-    let (function, device) = (driver.kernel(), driver.allocate(4096));
+    driver.open_first_device();
+    let (function, device) = (driver.load_empty_kernel(), driver.allocate(4096));
     run_step(driver, device, function);
     let mut loaders = [LoaderProcess::fork(work), LoaderProcess::fork(work)];
     run_before_others();
@@ -303,8 +303,8 @@ fn train_with_loaders(driver: &Driver, rounds: u64, work: fn(Duration)) {
 /// Reads and prepares its data itself, without loaders.
 fn train_alone(driver: &Driver, rounds: u64) {
     let mut report = RoleReport::default();
-    driver.open();
-    let (function, device) = (driver.kernel(), driver.allocate(4096));
+    driver.open_first_device();
+    let (function, device) = (driver.load_empty_kernel(), driver.allocate(4096));
     run_step(driver, device, function);
     read_from_disk::<LOADER_READ_BYTES>(Duration::ZERO);
     run_before_others();
@@ -323,8 +323,8 @@ fn train_alone(driver: &Driver, rounds: u64) {
 /// data from waits for a backward pass.
 fn train_with_a_loading_thread(driver: &Driver, rounds: u64) {
     let mut report = RoleReport::default();
-    driver.open();
-    let (function, device) = (driver.kernel(), driver.allocate(4096));
+    driver.open_first_device();
+    let (function, device) = (driver.load_empty_kernel(), driver.allocate(4096));
     run_step(driver, device, function);
     let (sender, batches) = std::sync::mpsc::sync_channel(1);
     thread::spawn(move || {
@@ -338,8 +338,8 @@ fn train_with_a_loading_thread(driver: &Driver, rounds: u64) {
         let mut batch = batches.recv().expect("the thread goes on");
         report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
-        driver.copy_to(device, &mut batch);
-        driver.launch(function);
+        driver.copy_to_device(device, &mut batch);
+        driver.launch_kernel(function);
     }
     write_report(&report);
 }
@@ -475,7 +475,7 @@ fn block_in_every_way(driver: &Driver, rounds: u64) {
     let mut feeder = SendingProcess::fork();
     // The file is written before the process uses CUDA, so that no probe counts it.
     read_from_disk::<LONG_READ_BYTES>(Duration::ZERO);
-    driver.open();
+    driver.open_first_device();
     let mut report = RoleReport::default();
     run_before_others();
     let mut byte = [0];
@@ -513,7 +513,7 @@ fn start_threads_before_ml(driver: &Driver, _rounds: u64) {
         });
     }
     let children = receiver.iter().take(3).collect();
-    driver.open();
+    driver.open_first_device();
     write_report(&RoleReport {
         children,
         ..RoleReport::default()
@@ -522,7 +522,7 @@ fn start_threads_before_ml(driver: &Driver, _rounds: u64) {
 
 /// Uses its CPU without a pause.
 fn spin_without_pause(driver: &Driver, rounds: u64) {
-    driver.open();
+    driver.open_first_device();
     let before = now(ClockId::ThreadCPUTime);
     burn_cpu(Duration::from_millis(rounds));
     // A switch, so that its CPU time is counted.
@@ -535,7 +535,7 @@ fn spin_without_pause(driver: &Driver, rounds: u64) {
 
 /// Forks a child that stays as it is, and one that execs another program.
 fn fork_children(driver: &Driver, _rounds: u64) {
-    driver.open();
+    driver.open_first_device();
     let fork = |act: fn()| {
         // SAFETY: this program has one thread, so its child may do whatever it could.
         match unsafe { libc::fork() } {

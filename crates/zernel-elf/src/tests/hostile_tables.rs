@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 
 use tempfile::NamedTempFile;
 use zernel_testkit::allocation::{CountingAllocator, peak_bytes};
-use zernel_testkit::elf_builder::{CODE_ADDRESS, ElfBuilder, ElfSymbol, function};
+use zernel_testkit::elf_builder::{CODE_ADDRESS, ElfBuilder, ElfSymbol, global_function};
 
-use super::{bytes_read_by, write};
+use super::{bytes_read_by, write_to_file};
 use crate::limits::{
     MAX_CODE_BYTES, MAX_FUNCTION_BYTES, MAX_MATCHES_PER_NAME, MAX_NAME_BYTES, MAX_STRING_BYTES,
     MAX_SYMBOLS,
@@ -18,53 +18,64 @@ use crate::*;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// The memory that reading one file may take.
-const MAX_MEMORY: usize = 40 << 20;
+const MAX_READ_MEMORY_BYTES: usize = 40 << 20;
 
 /// `endbr64; push %rbp; pop %rbp; ret`
 const ENDBR_PUSH: [u8; 7] = [0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x5d, 0xc3];
 
-const PREFIX: FunctionName<'_> = FunctionName::Prefix("_ZN5torch8autograd6Engine7executeE");
+const ENGINE_EXECUTE_PREFIX: FunctionName<'_> =
+    FunctionName::Prefix("_ZN5torch8autograd6Engine7executeE");
 
 /// Looks up functions in a file, and asserts that every part of the file is read three times at
 /// most, and that the memory is within its limit.
-fn find(
+fn find_within_limits(
     file: &NamedTempFile,
     names: &[FunctionName<'_>],
 ) -> Result<Vec<MatchedSites>, LibraryError> {
-    let find = || Library::open(file.path())?.find(names);
+    let find = || Library::open(file.path())?.find_functions(names);
     let ((sites, read), peak) = peak_bytes(|| bytes_read_by(find));
     let length = file.as_file().metadata().unwrap().len();
     // A piece of the names may be read again, and the code at each entry.
     assert!(read <= 3 * length + (1 << 20), "{read} of {length} bytes");
-    assert!(peak <= MAX_MEMORY, "{peak} bytes of memory");
+    assert!(peak <= MAX_READ_MEMORY_BYTES, "{peak} bytes of memory");
     sites
 }
 
-fn limit_of(result: Result<Vec<MatchedSites>, LibraryError>) -> LibraryLimit {
+fn exceeded_limit(result: Result<Vec<MatchedSites>, LibraryError>) -> LibraryLimit {
     match result {
         Err(LibraryError::OverLimit { limit, .. }) => limit,
         other => panic!("{other:?}"),
     }
 }
 
-fn with_symbols(names: impl Iterator<Item = String>) -> NamedTempFile {
-    let symbols: Vec<ElfSymbol> = names.map(|name| function(name, 7)).collect();
-    write(&ElfBuilder::new(&ENDBR_PUSH, symbols).bytes())
+fn file_with_symbols(names: impl Iterator<Item = String>) -> NamedTempFile {
+    let symbols: Vec<ElfSymbol> = names.map(|name| global_function(name, 7)).collect();
+    write_to_file(&ElfBuilder::new(&ENDBR_PUSH, symbols).build_file())
 }
 
 #[test]
 fn a_million_symbols_that_match_one_prefix_are_refused() {
-    let names = (0..1_000_000).map(|number| format!("{}{number}", PREFIX.text()));
-    let limit = limit_of(find(&with_symbols(names), &[PREFIX]));
+    let names = (0..1_000_000).map(|number| format!("{}{number}", ENGINE_EXECUTE_PREFIX.as_text()));
+    let limit = exceeded_limit(find_within_limits(
+        &file_with_symbols(names),
+        &[ENGINE_EXECUTE_PREFIX],
+    ));
     assert_eq!(limit, LibraryLimit::MatchesPerName);
 }
 
 #[test]
 fn matches_up_to_the_limit_are_found() {
-    let file = |count| with_symbols((0..count).map(|number| format!("{}{number}", PREFIX.text())));
-    let sites = find(&file(MAX_MATCHES_PER_NAME), &[PREFIX]).unwrap();
+    let file = |count| {
+        file_with_symbols(
+            (0..count).map(|number| format!("{}{number}", ENGINE_EXECUTE_PREFIX.as_text())),
+        )
+    };
+    let sites = find_within_limits(&file(MAX_MATCHES_PER_NAME), &[ENGINE_EXECUTE_PREFIX]).unwrap();
     assert_eq!(sites[0].iter().flatten().count(), MAX_MATCHES_PER_NAME);
-    let limit = limit_of(find(&file(MAX_MATCHES_PER_NAME + 1), &[PREFIX]));
+    let limit = exceeded_limit(find_within_limits(
+        &file(MAX_MATCHES_PER_NAME + 1),
+        &[ENGINE_EXECUTE_PREFIX],
+    ));
     assert_eq!(limit, LibraryLimit::MatchesPerName);
 }
 
@@ -77,9 +88,12 @@ fn matches_of_all_names_are_limited() {
             .map(move |number| format!("{prefix}{number}"))
             .collect()
     };
-    let file = with_symbols(prefixes.iter().flat_map::<Vec<String>, _>(overloads));
-    assert_eq!(limit_of(find(&file, &names)), LibraryLimit::Matches);
-    let some = find(&file, &names[..60]).unwrap();
+    let file = file_with_symbols(prefixes.iter().flat_map::<Vec<String>, _>(overloads));
+    assert_eq!(
+        exceeded_limit(find_within_limits(&file, &names)),
+        LibraryLimit::Matches
+    );
+    let some = find_within_limits(&file, &names[..60]).unwrap();
     assert_eq!(some.iter().flatten().flatten().count(), 60 * 16);
 }
 
@@ -87,37 +101,45 @@ fn matches_of_all_names_are_limited() {
 fn long_unique_names_are_read_once() {
     let long = "x".repeat(1000);
     let names = (0..50_000).map(|number| format!("{number}{long}"));
-    let file = with_symbols(names.chain([format!("{}i", PREFIX.text())]));
-    let sites = find(&file, &[PREFIX, FunctionName::Exact("cuInit")]).unwrap();
+    let file = file_with_symbols(names.chain([format!("{}i", ENGINE_EXECUTE_PREFIX.as_text())]));
+    let sites = find_within_limits(
+        &file,
+        &[ENGINE_EXECUTE_PREFIX, FunctionName::Exact("cuInit")],
+    )
+    .unwrap();
     assert!(sites[0][0].is_ok(), "{sites:?}");
     assert!(matches!(sites[1][0], Err(SiteError::NotExported { .. })));
 }
 
 /// Returns a file in which every symbol names another place within one string.
-fn with_overlapping_names() -> NamedTempFile {
-    let mut elf = ElfBuilder::new(&ENDBR_PUSH, vec![function("x".repeat(1 << 20), 7)]);
+fn file_with_overlapping_names() -> NamedTempFile {
+    let mut elf = ElfBuilder::new(&ENDBR_PUSH, vec![global_function("x".repeat(1 << 20), 7)]);
     elf.symbols
-        .extend((0..200_000).map(|_| function(String::new(), 7)));
-    let mut bytes = elf.bytes();
+        .extend((0..200_000).map(|_| global_function(String::new(), 7)));
+    let mut bytes = elf.build_file();
     let symbols = elf.symbols_offset();
     for number in 0..200_000_u32 {
         let at = symbols + 24 * (2 + number as usize);
         bytes[at..at + 4].copy_from_slice(&(1 + 5 * number).to_le_bytes());
     }
-    write(&bytes)
+    write_to_file(&bytes)
 }
 
 #[test]
 fn overlapping_names_are_read_once() {
-    let file = with_overlapping_names();
-    let sites = find(&file, &[PREFIX, FunctionName::Exact("cuInit")]).unwrap();
+    let file = file_with_overlapping_names();
+    let sites = find_within_limits(
+        &file,
+        &[ENGINE_EXECUTE_PREFIX, FunctionName::Exact("cuInit")],
+    )
+    .unwrap();
     assert!(matches!(sites[0][0], Err(SiteError::NotExported { .. })));
 }
 
 /// Every symbol is compared with the names that a loader must have.
 #[test]
 fn overlapping_names_of_a_loader_are_read_once() {
-    let file = with_overlapping_names();
+    let file = file_with_overlapping_names();
     let (symbols, read) = bytes_read_by(|| LoaderSymbols::read(file.path()));
     assert!(matches!(symbols, Err(LoaderError::NoHook)), "{symbols:?}");
     let length = file.as_file().metadata().unwrap().len();
@@ -129,9 +151,9 @@ fn overlapping_names_of_a_loader_are_read_once() {
 fn second_entries_of_many_functions_are_searched_for_once() {
     let wanted: Vec<String> = (0..500).map(|number| format!("wanted{number}")).collect();
     let others = (0..100_000).map(|number| format!("other{number}"));
-    let file = with_symbols(wanted.iter().cloned().chain(others));
+    let file = file_with_symbols(wanted.iter().cloned().chain(others));
     let names: Vec<_> = wanted.iter().map(|it| FunctionName::Exact(it)).collect();
-    let sites = find(&file, &names).unwrap();
+    let sites = find_within_limits(&file, &names).unwrap();
     let found = sites.iter().flatten().flatten();
     assert_eq!(found.filter(|site| site.displacement == 4).count(), 500);
 }
@@ -139,14 +161,17 @@ fn second_entries_of_many_functions_are_searched_for_once() {
 #[test]
 fn a_matching_name_that_is_too_long_is_refused() {
     let named = |length: usize| {
-        let rest = "v".repeat(length - PREFIX.text().len());
-        find(
-            &with_symbols([PREFIX.text().to_owned() + &rest].into_iter()),
-            &[PREFIX],
+        let rest = "v".repeat(length - ENGINE_EXECUTE_PREFIX.as_text().len());
+        find_within_limits(
+            &file_with_symbols([ENGINE_EXECUTE_PREFIX.as_text().to_owned() + &rest].into_iter()),
+            &[ENGINE_EXECUTE_PREFIX],
         )
     };
     assert!(named(MAX_NAME_BYTES).unwrap()[0][0].is_ok());
-    assert_eq!(limit_of(named(MAX_NAME_BYTES + 1)), LibraryLimit::NameBytes);
+    assert_eq!(
+        exceeded_limit(named(MAX_NAME_BYTES + 1)),
+        LibraryLimit::NameBytes
+    );
 }
 
 #[test]
@@ -156,22 +181,25 @@ fn too_much_code_is_refused() {
     let functions = |count: u64| {
         let names: Vec<String> = (0..count).map(|number| format!("f{number}")).collect();
         let symbols = names.iter();
-        let symbols = symbols.map(|name| function(name.clone(), MAX_FUNCTION_BYTES));
-        let file = write(&ElfBuilder::new(&code, symbols.collect()).bytes());
+        let symbols = symbols.map(|name| global_function(name.clone(), MAX_FUNCTION_BYTES));
+        let file = write_to_file(&ElfBuilder::new(&code, symbols.collect()).build_file());
         let names: Vec<_> = names.iter().map(|it| FunctionName::Exact(it)).collect();
-        Library::open(file.path()).unwrap().find(&names)
+        Library::open(file.path()).unwrap().find_functions(&names)
     };
     let count = MAX_CODE_BYTES / MAX_FUNCTION_BYTES;
     assert_eq!(functions(count).unwrap().len(), count as usize);
-    assert_eq!(limit_of(functions(count + 1)), LibraryLimit::CodeBytes);
+    assert_eq!(
+        exceeded_limit(functions(count + 1)),
+        LibraryLimit::CodeBytes
+    );
 }
 
 /// Returns a file whose section in header `header` is this long. Nothing is written there, so the
 /// file takes no room on a disk.
-fn with_section_length(header: usize, length: u64) -> NamedTempFile {
-    let bytes = ElfBuilder::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
+fn file_with_section_length(header: usize, length: u64) -> NamedTempFile {
+    let bytes = ElfBuilder::new(&ENDBR_PUSH, vec![global_function("f", 7)]).build_file();
     let headers = bytes.len() - 4 * 64;
-    let file = write(&bytes);
+    let file = write_to_file(&bytes);
     let writer = OpenOptions::new().write(true).open(file.path()).unwrap();
     let start = 1 << 20;
     let range = [start, length].map(u64::to_le_bytes).concat();
@@ -189,30 +217,38 @@ fn tables_that_are_too_large_are_refused() {
         (2, MAX_STRING_BYTES, None),
         (2, MAX_STRING_BYTES + 1, Some(LibraryLimit::StringBytes)),
     ] {
-        let file = with_section_length(header, length);
-        let sites = find(&file, &[PREFIX]);
+        let file = file_with_section_length(header, length);
+        let sites = find_within_limits(&file, &[ENGINE_EXECUTE_PREFIX]);
         match expected {
             None => assert!(sites.is_ok(), "{sites:?}"),
-            Some(limit) => assert_eq!(limit_of(sites), limit),
+            Some(limit) => assert_eq!(exceeded_limit(sites), limit),
         }
     }
 }
 
 #[test]
 fn the_largest_table_takes_bounded_memory() {
-    let mut elf = ElfBuilder::new(&ENDBR_PUSH, vec![function("f", 7)]);
+    let mut elf = ElfBuilder::new(&ENDBR_PUSH, vec![global_function("f", 7)]);
     elf.symbols
         .extend((1..MAX_SYMBOLS - 1).map(|number| ElfSymbol {
             address: CODE_ADDRESS + number,
-            ..function("", 1)
+            ..global_function("", 1)
         }));
-    let sites = find(&write(&elf.bytes()), &[FunctionName::Exact("f"), PREFIX]).unwrap();
+    let sites = find_within_limits(
+        &write_to_file(&elf.build_file()),
+        &[FunctionName::Exact("f"), ENGINE_EXECUTE_PREFIX],
+    )
+    .unwrap();
     assert_eq!(sites[0][0].as_ref().unwrap().displacement, 0);
 }
 
 #[test]
 fn a_refusal_names_the_limit() {
-    let error = find(&with_section_length(2, MAX_STRING_BYTES + 1), &[PREFIX]).unwrap_err();
+    let error = find_within_limits(
+        &file_with_section_length(2, MAX_STRING_BYTES + 1),
+        &[ENGINE_EXECUTE_PREFIX],
+    )
+    .unwrap_err();
     let text = error.to_string();
     assert!(
         text.ends_with("more than 268435456 bytes of names"),

@@ -8,39 +8,39 @@ use std::path::Path;
 use object::{Object, ObjectSection};
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::elf_builder::{
-    CODE_ADDRESS, CODE_OFFSET, ElfBuilder, ElfSymbol, FUNCTION, INDIRECT_FUNCTION, function,
-    segment,
+    CODE_ADDRESS, CODE_OFFSET, ElfBuilder, ElfSymbol, SYMBOL_TYPE_FUNCTION,
+    SYMBOL_TYPE_INDIRECT_FUNCTION, global_function, program_header,
 };
 
-use super::{cuda, open, softgpu};
+use super::{cuda_path, install_softgpu, open_content};
 use crate::*;
 
 /// `endbr64; push %rbp; pop %rbp; ret`
 const ENDBR_PUSH: [u8; 7] = [0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x5d, 0xc3];
 
-const AT_ENTRY: Site = Site {
+const SITE_AT_ENTRY: ProbeSite = ProbeSite {
     file_offset: CODE_OFFSET,
     displacement: 0,
     trap: TrapCost::SingleStepped,
 };
 
-fn library(code: &[u8], symbols: Vec<ElfSymbol>) -> Library {
-    open(&ElfBuilder::new(code, symbols).bytes()).unwrap()
+fn library_with(code: &[u8], symbols: Vec<ElfSymbol>) -> Library {
+    open_content(&ElfBuilder::new(code, symbols).build_file()).unwrap()
 }
 
 /// Returns the error for a library after `change` was applied to its bytes.
-fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
-    let mut bytes = ElfBuilder::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
+fn refusal_after_change(change: impl FnOnce(&mut Vec<u8>)) -> String {
+    let mut bytes = ElfBuilder::new(&ENDBR_PUSH, vec![global_function("f", 7)]).build_file();
     change(&mut bytes);
-    open(&bytes).unwrap_err().to_string()
+    open_content(&bytes).unwrap_err().to_string()
 }
 
 #[test]
 fn a_minimal_library_has_a_probe_site() {
-    let site = library(&ENDBR_PUSH, vec![function("f", 7)])
-        .site("f")
+    let site = library_with(&ENDBR_PUSH, vec![global_function("f", 7)])
+        .find_site("f")
         .unwrap();
-    let expected = Site {
+    let expected = ProbeSite {
         file_offset: CODE_OFFSET + 4,
         displacement: 4,
         trap: TrapCost::Emulated,
@@ -55,7 +55,7 @@ fn a_file_that_is_not_a_library_is_refused_with_a_reason() {
         (b"\x7fELF", "too short"),
         (&[b'#'; 100], "ELF magic number"),
     ] {
-        let error = open(content).unwrap_err().to_string();
+        let error = open_content(content).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }
     for (at, value, reason) in [
@@ -66,7 +66,7 @@ fn a_file_that_is_not_a_library_is_refused_with_a_reason() {
         (58, 1, "section headers"),
         (60, 0, "no symbol table"),
     ] {
-        let error = refusal(|bytes| bytes[at] = value);
+        let error = refusal_after_change(|bytes| bytes[at] = value);
         assert!(error.contains(reason), "{error}");
     }
 }
@@ -81,7 +81,9 @@ fn headers_that_point_outside_the_file_are_refused() {
         (40, u64::MAX - 63),
         (40, i64::MAX as u64),
     ] {
-        let error = refusal(|bytes| bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(value)));
+        let error = refusal_after_change(|bytes| {
+            bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(value));
+        });
         assert!(error.contains(ends), "{error}");
     }
     let symbols = |bytes: &[u8]| bytes.len() - 3 * 64;
@@ -94,7 +96,7 @@ fn headers_that_point_outside_the_file_are_refused() {
         (40, 0, "no names"),
         (40, u64::MAX, "no names"),
     ] {
-        let error = refusal(|bytes| {
+        let error = refusal_after_change(|bytes| {
             let at = symbols(bytes) + field;
             bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(value));
         });
@@ -104,18 +106,18 @@ fn headers_that_point_outside_the_file_are_refused() {
 
 #[test]
 fn every_truncated_copy_is_refused() {
-    let bytes = ElfBuilder::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
+    let bytes = ElfBuilder::new(&ENDBR_PUSH, vec![global_function("f", 7)]).build_file();
     for length in 0..bytes.len() {
-        assert!(open(&bytes[..length]).is_err(), "{length}");
+        assert!(open_content(&bytes[..length]).is_err(), "{length}");
     }
 }
 
 #[test]
 fn overlapping_and_overflowing_segments_are_refused() {
     let add = |offset, address, size| {
-        refusal(|bytes| {
+        refusal_after_change(|bytes| {
             bytes[56] = 2;
-            bytes[120..176].copy_from_slice(&segment(offset, address, size));
+            bytes[120..176].copy_from_slice(&program_header(offset, address, size));
         })
     };
     assert!(add(0, CODE_ADDRESS + 1, 8).contains("overlap"));
@@ -129,9 +131,9 @@ fn a_symbol_outside_the_code_has_no_probe_site() {
     let at = |address| {
         let symbol = ElfSymbol {
             address,
-            ..function("f", 7)
+            ..global_function("f", 7)
         };
-        library(&ENDBR_PUSH, vec![symbol]).site("f")
+        library_with(&ENDBR_PUSH, vec![symbol]).find_site("f")
     };
     let end = CODE_ADDRESS + ENDBR_PUSH.len() as u64;
     for address in [0, CODE_ADDRESS - 1, end, u64::MAX] {
@@ -142,18 +144,18 @@ fn a_symbol_outside_the_code_has_no_probe_site() {
 
 #[test]
 fn a_symbol_in_a_data_segment_has_no_probe_site() {
-    let mut bytes = ElfBuilder::new(&ENDBR_PUSH, vec![function("f", 7)]).bytes();
+    let mut bytes = ElfBuilder::new(&ENDBR_PUSH, vec![global_function("f", 7)]).build_file();
     bytes[68] = 6; // readable and writable
-    let site = open(&bytes).unwrap().site("f");
+    let site = open_content(&bytes).unwrap().find_site("f");
     assert!(matches!(site, Err(SiteError::OutsideCode { .. })));
 }
 
 #[test]
 fn a_symbol_past_the_end_of_the_file_has_no_probe_site() {
-    let mut bytes = ElfBuilder::new(&ENDBR_PUSH, vec![function("f", 0)]).bytes();
+    let mut bytes = ElfBuilder::new(&ENDBR_PUSH, vec![global_function("f", 0)]).build_file();
     for offset in [1 << 20, i64::MAX as u64 - 100] {
-        bytes[64..120].copy_from_slice(&segment(offset, CODE_ADDRESS, 64));
-        let site = open(&bytes).unwrap().site("f");
+        bytes[64..120].copy_from_slice(&program_header(offset, CODE_ADDRESS, 64));
+        let site = open_content(&bytes).unwrap().find_site("f");
         assert!(
             matches!(site, Err(SiteError::OutsideCode { .. })),
             "{site:?}"
@@ -164,27 +166,28 @@ fn a_symbol_past_the_end_of_the_file_has_no_probe_site() {
 #[test]
 fn a_truncated_function_is_probed_at_its_entry() {
     for length in 1..=4 {
-        let site = library(&ENDBR_PUSH[..length], vec![function("f", 100)]).site("f");
-        assert_eq!(site.unwrap(), AT_ENTRY, "{length}");
+        let site =
+            library_with(&ENDBR_PUSH[..length], vec![global_function("f", 100)]).find_site("f");
+        assert_eq!(site.unwrap(), SITE_AT_ENTRY, "{length}");
     }
-    let site = library(&ENDBR_PUSH[..5], vec![function("f", 100)]).site("f");
+    let site = library_with(&ENDBR_PUSH[..5], vec![global_function("f", 100)]).find_site("f");
     assert_eq!(site.unwrap().displacement, 4);
 }
 
 #[test]
 fn the_probe_site_is_within_the_function() {
-    let site = library(&ENDBR_PUSH, vec![function("f", 4)]).site("f");
-    assert_eq!(site.unwrap(), AT_ENTRY);
+    let site = library_with(&ENDBR_PUSH, vec![global_function("f", 4)]).find_site("f");
+    assert_eq!(site.unwrap(), SITE_AT_ENTRY);
 }
 
 #[test]
 fn a_function_of_unknown_or_excessive_size_is_probed_at_its_entry() {
-    let site = library(&ENDBR_PUSH, vec![function("f", 0)]).site("f");
-    assert_eq!(site.unwrap(), AT_ENTRY);
+    let site = library_with(&ENDBR_PUSH, vec![global_function("f", 0)]).find_site("f");
+    assert_eq!(site.unwrap(), SITE_AT_ENTRY);
     let mut code = ENDBR_PUSH.to_vec();
     code.resize(MAX_FUNCTION_BYTES as usize + 1, 0x90);
-    let site = library(&code, vec![function("f", u64::MAX)]).site("f");
-    assert_eq!(site.unwrap(), AT_ENTRY);
+    let site = library_with(&code, vec![global_function("f", u64::MAX)]).find_site("f");
+    assert_eq!(site.unwrap(), SITE_AT_ENTRY);
 }
 
 #[test]
@@ -192,69 +195,74 @@ fn a_function_with_a_second_entry_is_probed_at_its_entry() {
     for displacement in [1, 4] {
         let inner = ElfSymbol {
             address: CODE_ADDRESS + displacement,
-            ..function("inner", 3)
+            ..global_function("inner", 3)
         };
-        let library = library(&ENDBR_PUSH, vec![function("f", 7), inner]);
-        assert_eq!(library.site("f").unwrap(), AT_ENTRY);
+        let library = library_with(&ENDBR_PUSH, vec![global_function("f", 7), inner]);
+        assert_eq!(library.find_site("f").unwrap(), SITE_AT_ENTRY);
     }
     let mut loops = ENDBR_PUSH.to_vec();
     loops.extend([0xeb, 0xfb]); // jmp to the push
-    let site = library(&loops, vec![function("f", 9)]).site("f");
-    assert_eq!(site.unwrap(), AT_ENTRY);
+    let site = library_with(&loops, vec![global_function("f", 9)]).find_site("f");
+    assert_eq!(site.unwrap(), SITE_AT_ENTRY);
 }
 
 #[test]
 fn symbols_are_selected_by_binding_type_and_version() {
-    const WEAK: u8 = 2 << 4;
-    const LOCAL: u8 = 0;
-    const UNIQUE: u8 = 10 << 4;
-    const HIDDEN: u16 = 0x8000;
+    const WEAK_BINDING: u8 = 2 << 4;
+    const LOCAL_BINDING: u8 = 0;
+    const UNIQUE_BINDING: u8 = 10 << 4;
+    const HIDDEN_VERSION: u16 = 0x8000;
     let with = |name, info| ElfSymbol {
         info,
-        ..function(name, 7)
+        ..global_function(name, 7)
     };
     let old = ElfSymbol {
         address: CODE_ADDRESS + 5,
-        version: HIDDEN | 2,
-        ..function("versioned", 1)
+        version: HIDDEN_VERSION | 2,
+        ..global_function("versioned", 1)
     };
-    let library = library(
+    let library = library_with(
         &ENDBR_PUSH,
         vec![
-            with("weak", WEAK | FUNCTION),
-            with("unique", UNIQUE | FUNCTION),
-            with("local", LOCAL | FUNCTION),
-            with("data", WEAK | 1),
-            with("chosen", WEAK | INDIRECT_FUNCTION),
+            with("weak", WEAK_BINDING | SYMBOL_TYPE_FUNCTION),
+            with("unique", UNIQUE_BINDING | SYMBOL_TYPE_FUNCTION),
+            with("local", LOCAL_BINDING | SYMBOL_TYPE_FUNCTION),
+            with("data", WEAK_BINDING | 1),
+            with("chosen", WEAK_BINDING | SYMBOL_TYPE_INDIRECT_FUNCTION),
             old,
-            function("versioned", 7),
+            global_function("versioned", 7),
         ],
     );
-    assert!(library.site("weak").is_ok());
-    assert!(library.site("unique").is_ok());
+    assert!(library.find_site("weak").is_ok());
+    assert!(library.find_site("unique").is_ok());
     assert!(matches!(
-        library.site("local"),
+        library.find_site("local"),
         Err(SiteError::NotExported { .. })
     ));
     assert!(matches!(
-        library.site("data"),
+        library.find_site("data"),
         Err(SiteError::NotAFunction { .. })
     ));
     assert!(matches!(
-        library.site("chosen"),
+        library.find_site("chosen"),
         Err(SiteError::IndirectFunction { .. })
     ));
-    assert_eq!(library.site("versioned").unwrap().displacement, 4);
-    let versioned = library.find(&[FunctionName::Prefix("version")]).unwrap();
+    assert_eq!(library.find_site("versioned").unwrap().displacement, 4);
+    let versioned = library
+        .find_functions(&[FunctionName::Prefix("version")])
+        .unwrap();
     assert_eq!(versioned[0].len(), 1, "{versioned:?}");
     assert_eq!(versioned[0][0].as_ref().unwrap().displacement, 4);
 }
 
 #[test]
 fn other_architectures_are_probed_at_the_entry() {
-    let mut elf = ElfBuilder::new(&ENDBR_PUSH, vec![function("f", 7)]);
+    let mut elf = ElfBuilder::new(&ENDBR_PUSH, vec![global_function("f", 7)]);
     elf.machine = 183; // aarch64
-    let site = open(&elf.bytes()).unwrap().site("f").unwrap();
+    let site = open_content(&elf.build_file())
+        .unwrap()
+        .find_site("f")
+        .unwrap();
     assert_eq!((site.displacement, site.trap), (0, TrapCost::Unknown));
 }
 
@@ -268,14 +276,14 @@ fn open_and_find_sites(path: &Path) -> Option<usize> {
         FunctionName::Exact(""),
         FunctionName::Prefix("cuMemAlloc"),
     ];
-    let sites = Library::open(path).ok()?.find(&names).ok()?;
+    let sites = Library::open(path).ok()?.find_functions(&names).ok()?;
     Some(sites.iter().flatten().flatten().count())
 }
 
 #[test]
 fn random_damage_never_panics() {
-    let directory = softgpu(Prologue::Endbr64);
-    let path = cuda(&directory);
+    let directory = install_softgpu(Prologue::Endbr64);
+    let path = cuda_path(&directory);
     let content = fs::read(&path).unwrap();
     let intact = open_and_find_sites(&path);
     assert!(intact.is_some_and(|sites| sites > 2), "{intact:?}");
@@ -329,8 +337,8 @@ fn damage_targets(content: &[u8]) -> Vec<Range<u64>> {
 
 #[test]
 fn truncation_at_any_length_is_an_error() {
-    let directory = softgpu(Prologue::Push);
-    let path = cuda(&directory);
+    let directory = install_softgpu(Prologue::Push);
+    let path = cuda_path(&directory);
     let file = OpenOptions::new().write(true).open(&path).unwrap();
     let mut length = file.metadata().unwrap().len();
     let mut random = fastrand::Rng::with_seed(2);

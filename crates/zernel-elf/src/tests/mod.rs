@@ -8,14 +8,14 @@ use std::path::PathBuf;
 use tempfile::{NamedTempFile, TempDir};
 use zernel_softgpu::install::{Prologue, install_libraries};
 
-use crate::{FunctionName, Library, LibraryError, Site, SiteError};
+use crate::{FunctionName, Library, LibraryError, ProbeSite, SiteError};
 
 thread_local! {
     static BYTES_READ: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Counts bytes that this thread has read from a file.
-pub(crate) fn count_read(bytes: usize) {
+pub(crate) fn count_bytes_read(bytes: usize) {
     BYTES_READ.set(BYTES_READ.get() + bytes as u64);
 }
 
@@ -28,37 +28,37 @@ fn bytes_read_by<T>(work: impl FnOnce() -> T) -> (T, u64) {
 
 impl Library {
     /// Looks up one function.
-    fn site(&self, name: &str) -> Result<Site, SiteError> {
-        self.sites(&[name]).remove(0)
+    fn find_site(&self, name: &str) -> Result<ProbeSite, SiteError> {
+        self.find_exact_sites(&[name]).remove(0)
     }
 
     /// Looks up functions by their exact names.
-    fn sites(&self, names: &[&str]) -> Vec<Result<Site, SiteError>> {
+    fn find_exact_sites(&self, names: &[&str]) -> Vec<Result<ProbeSite, SiteError>> {
         let names: Vec<_> = names.iter().copied().map(FunctionName::Exact).collect();
-        let sites = self.find(&names).unwrap();
+        let sites = self.find_functions(&names).unwrap();
         sites.into_iter().flatten().collect()
     }
 }
 
 /// Installs the software GPU's libraries with this prologue.
-fn softgpu(prologue: Prologue) -> TempDir {
+fn install_softgpu(prologue: Prologue) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     install_libraries(directory.path(), prologue).unwrap();
     directory
 }
 
-fn cuda(directory: &TempDir) -> PathBuf {
+fn cuda_path(directory: &TempDir) -> PathBuf {
     directory.path().join("libcuda.so.1")
 }
 
 /// Writes `content` to a file.
-pub(crate) fn write(content: &[u8]) -> NamedTempFile {
+pub(crate) fn write_to_file(content: &[u8]) -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     std::fs::write(file.path(), content).unwrap();
     file
 }
 
 /// Writes `content` to a file and opens it as a library.
-fn open(content: &[u8]) -> Result<Library, LibraryError> {
-    Library::open(write(content).path())
+fn open_content(content: &[u8]) -> Result<Library, LibraryError> {
+    Library::open(write_to_file(content).path())
 }

@@ -11,7 +11,7 @@ use procfs::process::{MMPermissions, MMapPath, Process};
 use rustix::fs::Mode;
 use zernel_softgpu::install::Prologue;
 
-use super::{cuda, softgpu};
+use super::{cuda_path, install_softgpu};
 use crate::*;
 
 /// Returns the path of this process's C library, and its entry in `map_files`.
@@ -41,16 +41,16 @@ fn each_prologue_is_probed_at_its_cheapest_instruction() {
         (Prologue::Mov, 3, TrapCost::Emulated),
         (Prologue::Sub, 0, TrapCost::SingleStepped),
     ] {
-        let directory = softgpu(prologue);
-        let content = fs::read(cuda(&directory)).unwrap();
-        let library = Library::open(&cuda(&directory)).unwrap();
+        let directory = install_softgpu(prologue);
+        let content = fs::read(cuda_path(&directory)).unwrap();
+        let library = Library::open(&cuda_path(&directory)).unwrap();
         let file = object::File::parse(&*content).unwrap();
         let exports = file
             .dynamic_symbols()
             .filter(|it| it.is_definition() && it.kind() == SymbolKind::Text);
         let names: Vec<&str> = exports.map(|it| it.name().unwrap()).collect();
         assert!(names.contains(&"cuLaunchKernel") && names.len() > 50);
-        for (name, site) in names.iter().zip(library.sites(&names)) {
+        for (name, site) in names.iter().zip(library.find_exact_sites(&names)) {
             let site = site.unwrap();
             assert_eq!(site.displacement, displacement, "{prologue:?} {name}");
             assert_eq!(site.trap, trap, "{prologue:?} {name}");
@@ -76,7 +76,7 @@ fn libc_sites_match_the_addresses_of_the_loader() {
     ];
     let maps = Process::myself().unwrap().maps().unwrap();
     for (name, address) in addresses {
-        let site = library.site(name).unwrap();
+        let site = library.find_site(name).unwrap();
         let map = maps
             .iter()
             .find(|map| (map.address.0..map.address.1).contains(&address))
@@ -100,8 +100,8 @@ fn a_mapped_file_opens_through_map_files() {
     // `map_files` needs a privilege that tests may lack.
     match Library::open(&mapping) {
         Ok(library) => assert_eq!(
-            library.site("malloc").unwrap(),
-            Library::open(&path).unwrap().site("malloc").unwrap()
+            library.find_site("malloc").unwrap(),
+            Library::open(&path).unwrap().find_site("malloc").unwrap()
         ),
         Err(error) => assert!(error.to_string().contains("permitted"), "{error}"),
     }
@@ -112,7 +112,7 @@ fn symbols_without_a_probe_site_have_a_reason() {
     let (path, _) = own_libc();
     let library = Library::open(&path).unwrap();
     let names = ["no_such_function", "environ", "memcpy", "", "malloc"];
-    let sites = library.sites(&names);
+    let sites = library.find_exact_sites(&names);
     assert!(matches!(sites[0], Err(SiteError::NotExported { .. })));
     assert!(matches!(sites[1], Err(SiteError::NotAFunction { .. })));
     if cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
@@ -123,11 +123,11 @@ fn symbols_without_a_probe_site_have_a_reason() {
 }
 
 #[test]
-fn imports_are_not_exports() {
-    let directory = softgpu(Prologue::Push);
-    let library = Library::open(&cuda(&directory)).unwrap();
+fn imported_functions_are_not_found() {
+    let directory = install_softgpu(Prologue::Push);
+    let library = Library::open(&cuda_path(&directory)).unwrap();
     assert!(matches!(
-        library.site("malloc"),
+        library.find_site("malloc"),
         Err(SiteError::NotExported { .. })
     ));
 }
@@ -140,7 +140,7 @@ fn functions_linked_into_a_program_are_found() {
     }
     assert_eq!(zernel_library_test_function(), 7);
     let library = Library::open(Path::new("/proc/self/exe")).unwrap();
-    library.site("zernel_library_test_function").unwrap();
+    library.find_site("zernel_library_test_function").unwrap();
 }
 
 #[test]
@@ -197,14 +197,14 @@ fn an_identity_survives_a_rename_but_not_a_change() {
 
 #[test]
 fn a_change_after_opening_is_an_error() {
-    let directory = softgpu(Prologue::Push);
-    let path = cuda(&directory);
+    let directory = install_softgpu(Prologue::Push);
+    let path = cuda_path(&directory);
     let library = Library::open(&path).unwrap();
-    let before = library.site("cuInit").unwrap();
+    let before = library.find_site("cuInit").unwrap();
 
     fs::rename(&path, directory.path().join("aside")).unwrap();
     fs::write(&path, "another file").unwrap();
-    assert_eq!(library.site("cuInit").unwrap(), before, "replaced");
+    assert_eq!(library.find_site("cuInit").unwrap(), before, "replaced");
 
     let file = OpenOptions::new()
         .write(true)
@@ -212,9 +212,9 @@ fn a_change_after_opening_is_an_error() {
         .unwrap();
     file.set_modified(SystemTime::now() + Duration::from_secs(1))
         .unwrap();
-    let changed = library.find(&[FunctionName::Exact("cuInit")]);
+    let changed = library.find_functions(&[FunctionName::Exact("cuInit")]);
     assert!(matches!(changed, Err(LibraryError::Changed { .. })));
     file.set_len(100).unwrap();
-    let changed = library.find(&[FunctionName::Exact("cuInit")]);
+    let changed = library.find_functions(&[FunctionName::Exact("cuInit")]);
     assert!(matches!(changed, Err(LibraryError::Changed { .. })));
 }

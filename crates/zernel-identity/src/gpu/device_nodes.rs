@@ -22,19 +22,19 @@ pub(super) fn visible_minors(identity: &Identity) -> Option<Vec<u32>> {
         return None;
     }
     let folder = fs::read_dir(format!("/proc/{}/root/dev", identity.pid)).ok()?;
-    let minors = minors(folder.map(|entry| Some(entry.ok()?.file_name())))?;
+    let minors = gpu_minors(folder.map(|entry| Some(entry.ok()?.file_name())))?;
     // The path contains the pid, which may have been reused.
     (!minors.is_empty() && is_alive(identity)).then_some(minors)
 }
 
 /// Returns the minor numbers of GPUs among the entries of a folder. `None` if there are too many.
-fn minors(entries: impl Iterator<Item = Option<OsString>>) -> Option<Vec<u32>> {
+fn gpu_minors(entries: impl Iterator<Item = Option<OsString>>) -> Option<Vec<u32>> {
     let mut minors = Vec::new();
     for (count, entry) in entries.enumerate() {
         if count == MAX_DEVICE_NODES {
             return None;
         }
-        minors.extend(entry.and_then(|name| minor(name.to_str()?)));
+        minors.extend(entry.and_then(|name| gpu_minor(name.to_str()?)));
     }
     Some(minors)
 }
@@ -55,8 +55,8 @@ fn is_kernel_dev(mounts: impl Read) -> bool {
         // The last of several mounts at one path is visible.
         let text = String::from_utf8_lossy(&line);
         match text.split(' ').nth(4) {
-            Some("/") => root = kind(&text),
-            Some("/dev") => dev = kind(&text),
+            Some("/") => root = file_system_type(&text),
+            Some("/dev") => dev = file_system_type(&text),
             _ => {}
         }
     }
@@ -66,12 +66,12 @@ fn is_kernel_dev(mounts: impl Read) -> bool {
 }
 
 /// Returns the type of file system of a mount.
-fn kind(line: &str) -> Option<String> {
+fn file_system_type(line: &str) -> Option<String> {
     let mount = MountInfo::from_line(line.trim_end_matches('\n')).ok()?;
     Some(mount.fs_type)
 }
 
-fn minor(name: &str) -> Option<u32> {
+fn gpu_minor(name: &str) -> Option<u32> {
     let number = name.strip_prefix("nvidia")?;
     let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| number.parse().ok())?
@@ -96,7 +96,7 @@ mod tests {
             ("nvme0", None),
         ];
         for (name, expected) in cases {
-            assert_eq!(minor(name), expected, "{name}");
+            assert_eq!(gpu_minor(name), expected, "{name}");
         }
     }
 
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn a_folder_with_too_many_entries_is_refused() {
         let entries = |count| (0..count).map(|number| Some(format!("nvidia{number}").into()));
-        let minors_of = |count| minors(entries(count)).map(|minors| minors.len());
+        let minors_of = |count| gpu_minors(entries(count)).map(|minors| minors.len());
         assert_eq!(minors_of(MAX_DEVICE_NODES), Some(MAX_DEVICE_NODES));
         assert_eq!(minors_of(MAX_DEVICE_NODES + 1), None);
     }

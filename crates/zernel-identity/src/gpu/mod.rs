@@ -2,7 +2,7 @@
 //! CUDA device numbers to them.
 //!
 //! NVML comes with the driver and is loaded at run time. Without it there are no facts, and
-//! [`Gpus::unavailable`] returns the reason. GPUs are identified by their UUID and by their NVML
+//! [`Gpus::unavailable_reason`] returns the reason. GPUs are identified by their UUID and by their NVML
 //! index, which follows the order on the PCI bus. CUDA device numbers depend on the environment and
 //! the container of a process; [`VisibleDevices`] translates them.
 
@@ -11,7 +11,7 @@ mod sys;
 mod visible_devices;
 
 pub use visible_devices::{
-    Assumption, DeviceOrder, VisibleDevice, VisibleDevices, ordinal_to_index,
+    DeviceAssumption, DeviceOrder, VisibleDevice, VisibleDevices, ordinal_to_index,
 };
 pub use zernel_model::gpu::{GpuFacts, MigFacts, MigInstance, ProcessMemory};
 
@@ -26,10 +26,10 @@ use nvml_wrapper::struct_wrappers::device::{ProcessInfo, Sample};
 use nvml_wrapper::{Device, Nvml};
 
 /// Environment variable with the path of another NVML library.
-pub const LIBRARY_VARIABLE: &str = "ZERNEL_NVML_LIBRARY";
+pub const NVML_LIBRARY_VARIABLE: &str = "ZERNEL_NVML_LIBRARY";
 
 /// Name of the driver's NVML library.
-const LIBRARY: &str = "libnvidia-ml.so.1";
+const NVML_LIBRARY_NAME: &str = "libnvidia-ml.so.1";
 
 /// The GPUs of this machine, as NVML reports them.
 pub struct Gpus {
@@ -55,11 +55,11 @@ impl fmt::Display for NvmlUnavailable {
 }
 
 impl Gpus {
-    /// Loads the driver's NVML, or the library that [`LIBRARY_VARIABLE`] names.
+    /// Loads the driver's NVML, or the library that [`NVML_LIBRARY_VARIABLE`] names.
     #[must_use]
     pub fn open() -> Self {
-        let named = env::var_os(LIBRARY_VARIABLE).filter(|name| !name.is_empty());
-        Self::open_library(named.as_deref().unwrap_or(OsStr::new(LIBRARY)))
+        let named = env::var_os(NVML_LIBRARY_VARIABLE).filter(|name| !name.is_empty());
+        Self::open_library(named.as_deref().unwrap_or(OsStr::new(NVML_LIBRARY_NAME)))
     }
 
     /// Loads NVML from a library with this name or path.
@@ -80,7 +80,7 @@ impl Gpus {
 
     /// Returns the reason why NVML is unavailable, if it is.
     #[must_use]
-    pub fn unavailable(&self) -> Option<&NvmlUnavailable> {
+    pub fn unavailable_reason(&self) -> Option<&NvmlUnavailable> {
         self.nvml.as_ref().err()
     }
 
@@ -92,7 +92,7 @@ impl Gpus {
 
     /// Returns the number of GPUs, including GPUs that do not respond.
     #[must_use]
-    pub fn count(&self) -> u32 {
+    pub fn gpu_count(&self) -> u32 {
         let nvml = self.nvml.as_ref().ok();
         nvml.and_then(|nvml| nvml.device_count().ok()).unwrap_or(0)
     }
@@ -100,10 +100,10 @@ impl Gpus {
     /// Returns the facts of all GPUs that respond, ordered by index. A GPU that has fallen off the
     /// bus is missing.
     #[must_use]
-    pub fn facts(&self) -> Vec<GpuFacts> {
+    pub fn read_facts(&self) -> Vec<GpuFacts> {
         let devices = self.devices();
         devices
-            .filter_map(|(index, device)| facts(index, &device))
+            .filter_map(|(index, device)| facts_of_device(index, &device))
             .collect()
     }
 
@@ -118,18 +118,19 @@ impl Gpus {
                 processes
                     .into_iter()
                     .flatten()
-                    .map(move |process| process_memory(index, &process))
+                    .map(move |process| process_memory_on(index, &process))
             })
             .collect()
     }
 
     fn devices(&self) -> impl Iterator<Item = (u32, Device<'_>)> {
         let nvml = self.nvml.as_ref().ok();
-        (0..self.count()).filter_map(move |index| Some((index, nvml?.device_by_index(index).ok()?)))
+        (0..self.gpu_count())
+            .filter_map(move |index| Some((index, nvml?.device_by_index(index).ok()?)))
     }
 }
 
-fn facts(index: u32, device: &Device<'_>) -> Option<GpuFacts> {
+fn facts_of_device(index: u32, device: &Device<'_>) -> Option<GpuFacts> {
     let memory = device.memory_info().ok();
     let mig_enabled = device.mig_mode().is_ok_and(|mode| mode.current != 0);
     Some(GpuFacts {
@@ -139,10 +140,10 @@ fn facts(index: u32, device: &Device<'_>) -> Option<GpuFacts> {
         minor: device.minor_number().ok(),
         memory_total: memory.as_ref().map(|memory| memory.total),
         memory_used: memory.as_ref().map(|memory| memory.used),
-        utilization: utilization(device),
+        utilization: utilization_percent(device),
         mig_enabled,
         mig: match mig_enabled {
-            true => mig_facts(device),
+            true => mig_facts_of_device(device),
             false => Vec::new(),
         },
     })
@@ -150,7 +151,7 @@ fn facts(index: u32, device: &Device<'_>) -> Option<GpuFacts> {
 
 /// Utilization over the last second in percent: the mean of the samples that the driver keeps, or its latest rate if it
 /// keeps none. That rate may cover a fraction of a second only.
-fn utilization(device: &Device<'_>) -> Option<u32> {
+fn utilization_percent(device: &Device<'_>) -> Option<u32> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
     let since_us = u64::try_from(now.saturating_sub(Duration::from_secs(1)).as_micros()).ok()?;
     let samples = device.samples(Sampling::GpuUtilization, since_us);
@@ -170,7 +171,7 @@ fn mean_percent(samples: &[Sample], since_us: u64) -> Option<u32> {
     (!percents.is_empty()).then_some(mean.round() as u32)
 }
 
-fn mig_facts(device: &Device<'_>) -> Vec<MigFacts> {
+fn mig_facts_of_device(device: &Device<'_>) -> Vec<MigFacts> {
     let slots = device.mig_device_count().unwrap_or(0);
     // Slots between others may be empty.
     let devices = (0..slots).filter_map(|slot| device.mig_device_by_index(slot).ok());
@@ -179,7 +180,7 @@ fn mig_facts(device: &Device<'_>) -> Vec<MigFacts> {
             let memory = mig.memory_info().ok();
             Some(MigFacts {
                 uuid: mig.uuid().ok()?,
-                instance: sys::mig_instance(&mig),
+                instance: sys::read_mig_instance(&mig),
                 memory_total: memory.as_ref().map(|memory| memory.total),
                 memory_used: memory.as_ref().map(|memory| memory.used),
             })
@@ -187,7 +188,7 @@ fn mig_facts(device: &Device<'_>) -> Vec<MigFacts> {
         .collect()
 }
 
-fn process_memory(index: u32, process: &ProcessInfo) -> ProcessMemory {
+fn process_memory_on(index: u32, process: &ProcessInfo) -> ProcessMemory {
     let instances = process.gpu_instance_id.zip(process.compute_instance_id);
     ProcessMemory {
         pid: process.pid,
@@ -209,15 +210,15 @@ mod tests {
         let name = OsStr::new("/no/such/libnvidia-ml.so.1");
         let gpus = Gpus::open_library(name);
         assert_eq!(
-            gpus.unavailable(),
+            gpus.unavailable_reason(),
             Some(&NvmlUnavailable::NoLibrary(name.to_owned()))
         );
         assert_eq!(
-            gpus.unavailable().unwrap().to_string(),
+            gpus.unavailable_reason().unwrap().to_string(),
             "/no/such/libnvidia-ml.so.1 is not installed"
         );
         assert_eq!(gpus.driver_version(), None);
-        assert!(gpus.facts().is_empty());
+        assert!(gpus.read_facts().is_empty());
         assert!(gpus.process_memory().is_empty());
     }
 

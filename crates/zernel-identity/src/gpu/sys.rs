@@ -6,7 +6,7 @@ use nvml_wrapper::error::nvml_try;
 use super::MigInstance;
 
 /// Returns the instance ids of a MIG device.
-pub(super) fn mig_instance(device: &Device<'_>) -> Option<MigInstance> {
+pub(super) fn read_mig_instance(device: &Device<'_>) -> Option<MigInstance> {
     let library = device.nvml().lib();
     let gpu_instance = library.nvmlDeviceGetGpuInstanceId.as_ref().ok()?;
     let compute_instance = library.nvmlDeviceGetComputeInstanceId.as_ref().ok()?;

@@ -61,7 +61,7 @@ impl DeviceOrder {
 /// An assumption of the mapping that may be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Assumption {
+pub enum DeviceAssumption {
     /// The GPU models differ, and the mapping assumes that the driver numbers them in bus order.
     BusOrder,
     /// A GPU in MIG mode is named as a whole, and the mapping assumes its first MIG device.
@@ -80,7 +80,7 @@ pub struct VisibleDevices {
     /// Devices by CUDA ordinal.
     pub devices: Vec<VisibleDevice>,
     /// Assumptions of the mapping.
-    pub assumptions: Vec<Assumption>,
+    pub assumptions: Vec<DeviceAssumption>,
 }
 
 impl VisibleDevices {
@@ -95,7 +95,7 @@ impl VisibleDevices {
     pub fn parse_ordered(value: Option<&str>, order: DeviceOrder, gpus: &[GpuFacts]) -> Self {
         let mut gpus: Vec<_> = gpus.iter().collect();
         gpus.sort_by_key(|gpu| gpu.index);
-        let by_uuid = value.is_some_and(is_uuid);
+        let by_uuid = value.is_some_and(is_uuid_list);
         let devices = match value {
             None => gpus
                 .iter()
@@ -110,12 +110,12 @@ impl VisibleDevices {
         };
         let same_model = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
         visible.note_assumption(
-            Assumption::BusOrder,
+            DeviceAssumption::BusOrder,
             !by_uuid && order == DeviceOrder::FastestFirst && !same_model,
         );
         let names_mig_devices = value.is_some_and(|list| list.starts_with("MIG-"));
         visible.note_assumption(
-            Assumption::FirstPart,
+            DeviceAssumption::FirstPart,
             !names_mig_devices && gpus.iter().any(|gpu| gpu.mig_enabled),
         );
         visible
@@ -141,18 +141,21 @@ impl VisibleDevices {
         let mut visible = Self::parse_ordered(list, order, &reachable);
         visible.assumptions.extend(assumption);
         visible.assumptions.extend(slurm);
-        visible.note_assumption(Assumption::EmptyEnvironment, !identity.environment_read);
+        visible.note_assumption(
+            DeviceAssumption::EmptyEnvironment,
+            !identity.environment_read,
+        );
         visible
     }
 
     /// Returns the NVML index of the GPU behind CUDA device `ordinal`.
     #[must_use]
-    pub fn index(&self, ordinal: u32) -> Option<u32> {
+    pub fn index_of_ordinal(&self, ordinal: u32) -> Option<u32> {
         let device = self.devices.get(usize::try_from(ordinal).ok()?)?;
         Some(device.index)
     }
 
-    fn note_assumption(&mut self, assumption: Assumption, is_made: bool) {
+    fn note_assumption(&mut self, assumption: DeviceAssumption, is_made: bool) {
         if is_made {
             self.assumptions.push(assumption);
         }
@@ -163,7 +166,7 @@ impl VisibleDevices {
 /// also returns the assumptions.
 #[must_use]
 pub fn ordinal_to_index(identity: &Identity, ordinal: u32, gpus: &[GpuFacts]) -> Option<u32> {
-    VisibleDevices::for_process(identity, gpus).index(ordinal)
+    VisibleDevices::for_process(identity, gpus).index_of_ordinal(ordinal)
 }
 
 /// Returns the GPUs with a device node, or if the nodes are unknown, the GPUs that the container
@@ -172,7 +175,7 @@ fn reachable_gpus(
     identity: &Identity,
     gpus: &[GpuFacts],
     minors: Option<&[u32]>,
-) -> (Vec<GpuFacts>, Option<Assumption>) {
+) -> (Vec<GpuFacts>, Option<DeviceAssumption>) {
     if let Some(minors) = minors {
         let has_node = |gpu: &&GpuFacts| gpu.minor.is_none_or(|minor| minors.contains(&minor));
         return (gpus.iter().filter(has_node).cloned().collect(), None);
@@ -182,7 +185,7 @@ fn reachable_gpus(
     }
     match requested_gpus(identity.nvidia_visible_devices.as_deref(), gpus) {
         Some(requested) => (requested, None),
-        None => (gpus.to_vec(), Some(Assumption::WholeMachine)),
+        None => (gpus.to_vec(), Some(DeviceAssumption::WholeMachine)),
     }
 }
 
@@ -243,7 +246,7 @@ fn requested_device<'a>(
 fn restrict_to_slurm_gpus(
     identity: &Identity,
     gpus: Vec<GpuFacts>,
-) -> (Vec<GpuFacts>, Option<Assumption>) {
+) -> (Vec<GpuFacts>, Option<DeviceAssumption>) {
     let list = identity.cuda_visible_devices.as_deref();
     let Some(slurm_gpus) = identity.slurm_gpus.as_deref().filter(|_| list.is_some()) else {
         return (gpus, None);
@@ -255,11 +258,12 @@ fn restrict_to_slurm_gpus(
     match numbers {
         Some(numbers)
             if list != Some(slurm_gpus)
-                && list.is_some_and(|list| !is_uuid(list) && all_below(list, numbers.len())) =>
+                && list
+                    .is_some_and(|list| !is_uuid_list(list) && all_below(list, numbers.len())) =>
         {
             let is_given = |gpu: &GpuFacts| numbers.contains(&gpu.minor.unwrap_or(gpu.index));
             let left = gpus.into_iter().filter(is_given).collect();
-            (left, Some(Assumption::SlurmHides))
+            (left, Some(DeviceAssumption::SlurmHides))
         }
         _ => (gpus, None),
     }
@@ -305,7 +309,7 @@ fn leading_number(entry: &str) -> Option<i32> {
     Some(if is_negative { -number } else { number } as i32)
 }
 
-fn is_uuid(list: &str) -> bool {
+fn is_uuid_list(list: &str) -> bool {
     list.starts_with("GPU-") || list.starts_with("MIG-")
 }
 

@@ -4,7 +4,9 @@ use std::fs;
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use super::{CLASSES, KUBELETS, PODS, Tenant, is_slurm_root, is_slurm_scope};
+use super::{
+    KUBELET_CGROUP_NAMES, POD_QOS_CLASSES, PODS_CGROUP_NAMES, Tenant, is_slurm_root, is_slurm_scope,
+};
 
 /// A cgroup below which cgroups of tenants are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,10 +29,10 @@ pub fn tenant_parents(root: &Path) -> Vec<TenantParent> {
             parents.push(TenantParent { path, id, levels });
         }
     };
-    for above in [""].iter().chain(&KUBELETS) {
-        for pods in PODS {
+    for above in [""].iter().chain(&KUBELET_CGROUP_NAMES) {
+        for pods in PODS_CGROUP_NAMES {
             let pods_path = Path::new(above).join(pods);
-            for class in CLASSES {
+            for class in POD_QOS_CLASSES {
                 let slice = pods.strip_suffix(".slice");
                 let class = slice.map_or(class.to_owned(), |it| format!("{it}-{class}.slice"));
                 add(pods_path.join(class), 1);
@@ -76,10 +78,10 @@ fn names_in(folder: &Path) -> impl Iterator<Item = String> {
 mod tests {
     use super::*;
 
-    const UID: &str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
+    const POD_UID: &str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
 
     /// A folder with these folders below.
-    fn tree(paths: &[&str]) -> tempfile::TempDir {
+    fn create_folders(paths: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for path in paths {
             fs::create_dir_all(root.path().join(path)).unwrap();
@@ -89,25 +91,25 @@ mod tests {
 
     #[test]
     fn tenants_are_found_below_their_parents() {
-        let slice = UID.replace('-', "_");
+        let slice = POD_UID.replace('-', "_");
         let cases = [
             (
                 format!("kubepods.slice/kubepods-pod{slice}.slice"),
-                Tenant::Pod(UID.into()),
+                Tenant::Pod(POD_UID.into()),
             ),
             (
                 format!(
                     "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice"
                 ),
-                Tenant::Pod(UID.into()),
+                Tenant::Pod(POD_UID.into()),
             ),
             (
-                format!("kubepods/besteffort/pod{UID}"),
-                Tenant::Pod(UID.into()),
+                format!("kubepods/besteffort/pod{POD_UID}"),
+                Tenant::Pod(POD_UID.into()),
             ),
             (
                 format!("kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{slice}.slice"),
-                Tenant::Pod(UID.into()),
+                Tenant::Pod(POD_UID.into()),
             ),
             (
                 "system.slice/n1_slurmstepd.scope/job_7".into(),
@@ -119,7 +121,7 @@ mod tests {
             ),
         ];
         for (path, tenant) in cases {
-            let root = tree(&[&path, "user.slice/kubepods/podx"]);
+            let root = create_folders(&[&path, "user.slice/kubepods/podx"]);
             let id = fs::metadata(root.path().join(&path)).unwrap().ino();
             let parents = tenant_parents(root.path());
             let found = tenant_with_cgroup(root.path(), &parents, id);
@@ -131,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_pods_and_jobs_has_no_parents() {
-        let root = tree(&[
+        let root = create_folders(&[
             "user.slice/kubepods.slice",
             "system.slice/ssh.service",
             "kubepodsx",

@@ -10,13 +10,13 @@ const NS_GET_PARENT: Opcode = opcode::none(0xb7, 2);
 const NS_GET_OWNER_UID: Opcode = opcode::none(0xb7, 4);
 
 /// The parent of a user namespace. Fails if it is not visible from the namespace of this process.
-pub(super) fn parent_of(namespace: &File) -> Result<File> {
+pub(super) fn parent_of_namespace(namespace: &File) -> Result<File> {
     // SAFETY: the request takes no argument and returns a new descriptor.
     unsafe { ioctl(namespace, GetParent) }
 }
 
 /// The user who created a user namespace, by its uid in the namespace of this process.
-pub(super) fn owner_of(namespace: &File) -> Result<u32> {
+pub(super) fn owner_of_namespace(namespace: &File) -> Result<u32> {
     // SAFETY: the request writes one uid.
     unsafe { ioctl(namespace, Getter::<NS_GET_OWNER_UID, u32>::new()) }
 }

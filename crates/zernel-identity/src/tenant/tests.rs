@@ -4,27 +4,27 @@ use proptest::prelude::*;
 
 use super::*;
 
-const ID: &str = "3f1b7a90c2d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e";
-const UID: &str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
-const UNDERSCORED: &str = "0e4f3c5a_1b2c_4d3e_9f80_a1b2c3d4e5f6";
-const OTHER: &str = "11111111-2222-3333-4444-555555555555";
+const CONTAINER_ID: &str = "3f1b7a90c2d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e";
+const POD_UID: &str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
+const UNDERSCORED_POD_UID: &str = "0e4f3c5a_1b2c_4d3e_9f80_a1b2c3d4e5f6";
+const OTHER_POD_UID: &str = "11111111-2222-3333-4444-555555555555";
 
-fn pod() -> Option<Tenant> {
-    Some(Tenant::Pod(UID.to_owned()))
+fn pod_tenant() -> Option<Tenant> {
+    Some(Tenant::Pod(POD_UID.to_owned()))
 }
 
-fn job(id: &str) -> Option<Tenant> {
+fn job_tenant(id: &str) -> Option<Tenant> {
     Some(Tenant::SlurmJob(id.to_owned()))
 }
 
 /// The tenant of a path with the placeholders `{id}`, `{uid}`, `{uid_}` and `{other}`.
-fn tenant(pattern: &str) -> Option<Tenant> {
+fn tenant_of_pattern(pattern: &str) -> Option<Tenant> {
     let path = pattern
-        .replace("{id}", ID)
-        .replace("{uid}", UID)
-        .replace("{uid_}", UNDERSCORED)
-        .replace("{other}", OTHER)
-        .replace("{other_}", &OTHER.replace('-', "_"));
+        .replace("{id}", CONTAINER_ID)
+        .replace("{uid}", POD_UID)
+        .replace("{uid_}", UNDERSCORED_POD_UID)
+        .replace("{other}", OTHER_POD_UID)
+        .replace("{other_}", &OTHER_POD_UID.replace('-', "_"));
     Tenant::from_cgroups([path.as_str()])
 }
 
@@ -59,7 +59,7 @@ fn a_pod_is_found_where_the_kubelet_creates_it() {
         "/../../../../kubepods/burstable/pod{uid}/{id}",
         "/../../pod{uid}/{id}",
     ] {
-        assert_eq!(tenant(path), self::pod(), "{path}");
+        assert_eq!(tenant_of_pattern(path), self::pod_tenant(), "{path}");
     }
 }
 
@@ -78,7 +78,7 @@ fn a_slurm_job_is_found_where_slurmd_creates_it() {
         "/../../system.slice/slurmstepd.scope/job_42/step_0/user/task_1",
         "/../slurmstepd.scope/job_42/step_0/user/task_1",
     ] {
-        assert_eq!(tenant(path), self::job("42"), "{path}");
+        assert_eq!(tenant_of_pattern(path), self::job_tenant("42"), "{path}");
     }
 }
 
@@ -109,7 +109,7 @@ fn a_user_cannot_name_a_cgroup_to_be_another_tenant() {
         "",
         "/..",
     ] {
-        assert_eq!(tenant(path), None, "{path}");
+        assert_eq!(tenant_of_pattern(path), None, "{path}");
     }
 }
 
@@ -122,12 +122,15 @@ fn one_hierarchy_of_several_is_enough() {
         "/slurm/uid_1000/job_7/step_0",
         "/system.slice/slurmd.service",
     ];
-    assert_eq!(Tenant::from_cgroups(slurm), job("7"));
+    assert_eq!(Tenant::from_cgroups(slurm), job_tenant("7"));
     let both = [
         "/slurm/uid_0/job_7".to_owned(),
-        format!("/kubepods/pod{UID}/{ID}"),
+        format!("/kubepods/pod{POD_UID}/{CONTAINER_ID}"),
     ];
-    assert_eq!(Tenant::from_cgroups(both.iter().map(String::as_str)), pod());
+    assert_eq!(
+        Tenant::from_cgroups(both.iter().map(String::as_str)),
+        pod_tenant()
+    );
     assert_eq!(Tenant::from_cgroups([]), None);
 }
 
@@ -156,12 +159,12 @@ fn a_range_that_root_maps_is_one_user() {
 
 #[test]
 fn the_tenant_of_this_process_is_known() {
-    let tenant = Tenant::of(std::process::id()).unwrap();
+    let tenant = Tenant::of_pid(std::process::id()).unwrap();
     if let Tenant::User(user) = tenant {
         let uid = rustix::process::getuid().as_raw();
         assert_eq!(user, SubordinateUids::of_machine().user_of(uid));
     }
-    let error = Tenant::of(u32::MAX).unwrap_err();
+    let error = Tenant::of_pid(u32::MAX).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
 }
 

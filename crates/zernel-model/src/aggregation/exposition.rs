@@ -12,7 +12,7 @@ const BUCKET_EDGE_POWERS: [u32; 14] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 3
 /// The edges as `le` labels in seconds. Durations are whole nanoseconds, so "below the edge" is "at
 /// most the edge minus one".
 static EDGE_LABELS: LazyLock<[String; BUCKET_EDGE_POWERS.len()]> =
-    LazyLock::new(|| BUCKET_EDGE_POWERS.map(|power| seconds((1 << power) - 1).to_string()));
+    LazyLock::new(|| BUCKET_EDGE_POWERS.map(|power| ns_to_seconds((1 << power) - 1).to_string()));
 
 /// A text format of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,7 +27,7 @@ pub enum TextFormat {
 
 /// The type of a metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum FamilyKind {
     /// A value that never decreases.
     Counter,
     /// A value that may decrease.
@@ -38,7 +38,7 @@ pub enum Kind {
     Summary,
 }
 
-impl Kind {
+impl FamilyKind {
     /// Returns the name of the type in the text format.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -69,29 +69,29 @@ impl Exposition {
     }
 
     /// Writes the help and the type of a family. Its samples must follow.
-    pub fn family(&mut self, name: &str, kind: Kind, help: &str) {
+    pub fn write_family_head(&mut self, name: &str, kind: FamilyKind, help: &str) {
         let name = match kind {
-            Kind::Counter if self.open_metrics => name.trim_end_matches("_total"),
+            FamilyKind::Counter if self.open_metrics => name.trim_end_matches("_total"),
             _ => name,
         };
         let kind = kind.name();
-        self.line(format_args!("# HELP {name} {help}"));
-        self.line(format_args!("# TYPE {name} {kind}"));
+        self.write_line(format_args!("# HELP {name} {help}"));
+        self.write_line(format_args!("# TYPE {name} {kind}"));
     }
 
     /// Writes a sample: `name` and `suffix`, labels and value.
-    pub fn sample(
+    pub fn write_sample(
         &mut self,
         name: &str,
         suffix: &str,
         labels: &[(&str, &dyn Display)],
         value: impl Display,
     ) {
-        self.sample_with(name, suffix, "", labels, value);
+        self.write_sample_with_label_text(name, suffix, "", labels, value);
     }
 
     /// Writes a sample whose first labels are `formatted` by [`label_text`].
-    pub fn sample_with(
+    pub fn write_sample_with_label_text(
         &mut self,
         name: &str,
         suffix: &str,
@@ -111,7 +111,7 @@ impl Exposition {
     }
 
     /// Writes a histogram: buckets, sum and count.
-    pub fn histogram(
+    pub fn write_histogram(
         &mut self,
         name: &str,
         labels: &[(&str, &dyn Display)],
@@ -127,11 +127,11 @@ impl Exposition {
             }
             writeln!(self.text, " {count}").expect(STRING_WRITE_CANNOT_FAIL);
         }
-        self.sum_and_count(name, labels, histogram);
+        self.write_sum_and_count(name, labels, histogram);
     }
 
     /// Writes a histogram as a summary: quantiles, sum and count.
-    pub fn summary(
+    pub fn write_summary(
         &mut self,
         name: &str,
         labels: &[(&str, &dyn Display)],
@@ -139,24 +139,30 @@ impl Exposition {
     ) {
         let labels = &label_text(labels);
         for share in [0.5, 0.99] {
-            let value = seconds(histogram.quantile_ns(share));
-            self.sample_with(name, "", labels, &[("quantile", &share)], value);
+            let value = ns_to_seconds(histogram.quantile_ns(share));
+            self.write_sample_with_label_text(name, "", labels, &[("quantile", &share)], value);
         }
-        self.sum_and_count(name, labels, histogram);
+        self.write_sum_and_count(name, labels, histogram);
     }
 
-    fn sum_and_count(&mut self, name: &str, labels: &str, histogram: &LatencyHistogram) {
-        self.sample_with(name, "_sum", labels, &[], seconds(histogram.sum_ns));
-        self.sample_with(name, "_count", labels, &[], histogram.count);
+    fn write_sum_and_count(&mut self, name: &str, labels: &str, histogram: &LatencyHistogram) {
+        self.write_sample_with_label_text(
+            name,
+            "_sum",
+            labels,
+            &[],
+            ns_to_seconds(histogram.sum_ns),
+        );
+        self.write_sample_with_label_text(name, "_count", labels, &[], histogram.count);
     }
 
     /// Returns the text.
     #[must_use]
-    pub fn finish(self) -> String {
+    pub fn into_text(self) -> String {
         self.text
     }
 
-    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+    fn write_line(&mut self, line: std::fmt::Arguments<'_>) {
         writeln!(self.text, "{line}").expect(STRING_WRITE_CANNOT_FAIL);
     }
 }
@@ -182,7 +188,7 @@ fn write_labels(text: &mut String, mut has_previous: bool, labels: &[(&str, &dyn
     }
 }
 
-fn seconds(ns: u64) -> f64 {
+fn ns_to_seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
@@ -221,9 +227,9 @@ mod tests {
     #[test]
     fn label_values_are_escaped() {
         let mut exposition = Exposition::default();
-        exposition.sample("name", "_sum", &[("op", &"a\"b\\c\nd"), ("pid", &7)], 1.5);
+        exposition.write_sample("name", "_sum", &[("op", &"a\"b\\c\nd"), ("pid", &7)], 1.5);
         assert_eq!(
-            exposition.finish(),
+            exposition.into_text(),
             "name_sum{op=\"a\\\"b\\\\c\\nd\",pid=\"7\"} 1.5\n"
         );
     }

@@ -34,28 +34,31 @@ pub struct LatencyHistogram {
 
 impl LatencyHistogram {
     /// Largest relative error of a quantile: half a bucket.
-    pub const MAX_ERROR: f64 = 0.5 / h2::PER_POWER as f64;
+    pub const MAX_ERROR: f64 = 0.5 / h2::BUCKETS_PER_POWER_OF_TWO as f64;
 
     /// Records one duration.
     #[inline]
     pub fn record(&mut self, ns: u64) {
         // One comparison decides whether only the bucket, count and sum change.
         if ns.wrapping_sub(self.fast_path_from) >= self.fast_path_width {
-            return self.record_slow(ns);
+            return self.record_in_new_bucket(ns);
         }
-        let bucket = h2::shared_index(ns).wrapping_sub(self.first);
+        let bucket = h2::shared_bucket_index(ns).wrapping_sub(self.first);
         let Some(in_bucket) = self.buckets.get_mut(bucket) else {
-            return self.record_slow(ns);
+            return self.record_in_new_bucket(ns);
         };
         *in_bucket += 1;
         self.count += 1;
-        self.sum_ns = self.sum_ns.checked_add(ns).unwrap_or_else(saturated_sum);
+        self.sum_ns = self
+            .sum_ns
+            .checked_add(ns)
+            .unwrap_or_else(sum_of_saturated_histogram);
     }
 
     /// Records a duration that is a new minimum or maximum, or has a bucket of its own.
     #[cold]
-    fn record_slow(&mut self, ns: u64) {
-        *self.bucket_mut(h2::index(ns)) += 1;
+    fn record_in_new_bucket(&mut self, ns: u64) {
+        *self.bucket_mut(h2::bucket_index(ns)) += 1;
         self.account(ns, ns, ns);
         self.count += 1;
     }
@@ -78,12 +81,12 @@ impl LatencyHistogram {
 
     /// Adds `count` durations of about `ns` to a bucket. [`Self::account`] must add their sum,
     /// minimum and maximum.
-    pub fn record_about(&mut self, ns: u64, count: u64) {
+    pub fn record_bucket_counts(&mut self, ns: u64, count: u64) {
         self.count += count;
-        *self.bucket_mut(h2::index(ns)) += count;
+        *self.bucket_mut(h2::bucket_index(ns)) += count;
     }
 
-    /// Adds the sum, minimum and maximum of durations that [`Self::record_about`] counted.
+    /// Adds the sum, minimum and maximum of durations that [`Self::record_bucket_counts`] counted.
     pub fn account(&mut self, sum_ns: u64, min_ns: u64, max_ns: u64) {
         self.sum_ns = self.sum_ns.saturating_add(sum_ns);
         self.min_ns = match self.fast_path_from {
@@ -91,7 +94,7 @@ impl LatencyHistogram {
             _ => self.min_ns.min(min_ns),
         };
         self.max_ns = self.max_ns.max(max_ns);
-        self.fast_path_from = self.min_ns.max(h2::FIRST_SHARED);
+        self.fast_path_from = self.min_ns.max(h2::FIRST_VALUE_IN_SHARED_BUCKET);
         self.fast_path_width = match self.max_ns.checked_sub(self.fast_path_from) {
             Some(distance) => distance + 1,
             None => 0,
@@ -135,7 +138,7 @@ impl LatencyHistogram {
         for (offset, count) in self.buckets.iter().enumerate() {
             below += count;
             if below >= rank {
-                return BucketRange::of(self.first + offset)
+                return BucketRange::of_bucket(self.first + offset)
                     .middle()
                     .clamp(self.min_ns, self.max_ns);
             }
@@ -158,7 +161,7 @@ impl LatencyHistogram {
         let mut below = 0;
         let mut next = 0;
         powers.map(|power| {
-            let edge = h2::index(1 << power).saturating_sub(self.first);
+            let edge = h2::bucket_index(1 << power).saturating_sub(self.first);
             let edge = edge.min(self.buckets.len());
             below += self.buckets[next..edge].iter().sum::<u64>();
             next = edge;
@@ -169,7 +172,7 @@ impl LatencyHistogram {
 
 /// Returns the saturated sum. A separate cold function keeps it off the fast path.
 #[cold]
-fn saturated_sum() -> u64 {
+fn sum_of_saturated_histogram() -> u64 {
     u64::MAX
 }
 
@@ -193,7 +196,7 @@ mod tests {
 
     #[test]
     fn the_largest_histogram_takes_at_most_8_kib() {
-        let size = size_of::<LatencyHistogram>() + h2::BUCKETS * size_of::<u64>();
+        let size = size_of::<LatencyHistogram>() + h2::BUCKET_COUNT * size_of::<u64>();
         assert!(size <= 8 * 1024, "{size} bytes");
     }
 
@@ -235,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_saturate() {
+    fn a_sum_that_overflows_saturates() {
         let mut histogram = LatencyHistogram::default();
         histogram.record(u64::MAX);
         histogram.record(u64::MAX);
@@ -243,14 +246,14 @@ mod tests {
     }
 
     /// Durations of every magnitude.
-    fn durations() -> impl Strategy<Value = Vec<u64>> {
+    fn any_durations() -> impl Strategy<Value = Vec<u64>> {
         let duration = (0_u32..64, any::<u64>()).prop_map(|(bits, ns)| ns >> bits);
         prop::collection::vec(duration, 1..300)
     }
 
     proptest! {
         #[test]
-        fn quantiles_are_within_the_stated_error(mut durations in durations(), share in 0.0_f64..=1.0) {
+        fn quantiles_are_within_the_stated_error(mut durations in any_durations(), share in 0.0_f64..=1.0) {
             let mut histogram = LatencyHistogram::default();
             durations.iter().for_each(|ns| histogram.record(*ns));
             durations.sort_unstable();
@@ -263,7 +266,7 @@ mod tests {
         }
 
         #[test]
-        fn merging_equals_recording_both(left in durations(), right in durations()) {
+        fn merging_equals_recording_both(left in any_durations(), right in any_durations()) {
             let record_all = |durations: &[u64]| {
                 let mut histogram = LatencyHistogram::default();
                 durations.iter().for_each(|ns| histogram.record(*ns));
@@ -279,7 +282,7 @@ mod tests {
         }
 
         #[test]
-        fn counts_below_powers_of_two_are_exact(durations in durations()) {
+        fn counts_below_powers_of_two_are_exact(durations in any_durations()) {
             let mut histogram = LatencyHistogram::default();
             durations.iter().for_each(|ns| histogram.record(*ns));
             let powers = [5, 10, 31, 63];

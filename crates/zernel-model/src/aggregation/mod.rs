@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use exposition::{Exposition, Kind};
+use exposition::{Exposition, FamilyKind};
 pub use histogram::LatencyHistogram;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -110,7 +110,7 @@ impl AggregatedMetrics {
     pub fn to_prometheus(&self) -> String {
         let mut out = Exposition::default();
         self.expose(&mut out);
-        out.finish()
+        out.into_text()
     }
 
     /// Appends all metrics to an exposition.
@@ -126,7 +126,7 @@ impl AggregatedMetrics {
         let mut out = Exposition::default();
         self.expose_memory(&mut out);
         self.expose_durations(&mut out, expose_summaries);
-        out.finish()
+        out.into_text()
     }
 
     /// Returns the snapshot for WebSocket clients. Scalars merge all processes and are null without
@@ -165,12 +165,12 @@ impl AggregatedMetrics {
             "dataloader_wait_p50_ms": quantile(&waits, 0.5, MS),
             "last_update_ms": self.last_update_ms,
             "nccl": self.nccl_duration,
-            "processes": self.processes(),
+            "processes": self.histograms_by_pid(),
         })
     }
 
     /// Returns the histograms of each pid.
-    fn processes(&self) -> BTreeMap<u32, BTreeMap<&'static str, &LatencyHistogram>> {
+    fn histograms_by_pid(&self) -> BTreeMap<u32, BTreeMap<&'static str, &LatencyHistogram>> {
         let mut processes: BTreeMap<u32, BTreeMap<_, _>> = BTreeMap::new();
         for (name, histograms) in [
             ("cuda_latency", &self.cuda_latency),
@@ -206,42 +206,42 @@ impl AggregatedMetrics {
         help: &str,
         value: fn(&GpuMemMetrics) -> u64,
     ) {
-        out.family(name, Kind::Gauge, help);
+        out.write_family_head(name, FamilyKind::Gauge, help);
         for (key, memory) in &self.gpu_memory {
             let (pid, gpu_id) = key.split_once(':').unwrap_or((key, ""));
             let labels: [(_, &dyn Display); 2] = [("pid", &pid), ("gpu_id", &gpu_id)];
-            out.sample(name, "", &labels, value(memory));
+            out.write_sample(name, "", &labels, value(memory));
         }
     }
 
-    fn expose_durations(&self, out: &mut Exposition, expose: Expose) {
+    fn expose_durations(&self, out: &mut Exposition, expose: ExposeFamily) {
         expose(
             out,
             "zernel_cuda_launch_latency_seconds",
             "Time a CUDA launch call takes on the CPU.",
             "pid",
-            &with_labels(&self.cuda_latency),
+            &with_label_values(&self.cuda_latency),
         );
         expose(
             out,
             "zernel_nccl_collective_duration_seconds",
             "Time a NCCL collective takes.",
             "op",
-            &with_labels(&self.nccl_duration),
+            &with_label_values(&self.nccl_duration),
         );
         expose(
             out,
             "zernel_dataloader_wait_seconds",
             "Time a trainer waits for its next batch.",
             "pid",
-            &with_labels(&self.dataloader_wait),
+            &with_label_values(&self.dataloader_wait),
         );
         expose(
             out,
             "zernel_dist_sync_seconds",
             "Time a process waits for its peers.",
             "pid",
-            &with_labels(&self.dist_sync),
+            &with_label_values(&self.dist_sync),
         );
     }
 
@@ -253,9 +253,9 @@ impl AggregatedMetrics {
 
 /// A function that writes one family of durations: name, help, label name, and a histogram per
 /// label value.
-type Expose = fn(&mut Exposition, &str, &str, &str, &[(&dyn Display, &LatencyHistogram)]);
+type ExposeFamily = fn(&mut Exposition, &str, &str, &str, &[(&dyn Display, &LatencyHistogram)]);
 
-fn with_labels<K: Display>(
+fn with_label_values<K: Display>(
     histograms: &BTreeMap<K, LatencyHistogram>,
 ) -> Vec<(&dyn Display, &LatencyHistogram)> {
     let pairs = histograms.iter();
@@ -271,9 +271,9 @@ fn expose_histograms(
     label: &str,
     histograms: &[(&dyn Display, &LatencyHistogram)],
 ) {
-    out.family(name, Kind::Histogram, help);
+    out.write_family_head(name, FamilyKind::Histogram, help);
     for (key, histogram) in histograms {
-        out.histogram(name, &[(label, key)], histogram);
+        out.write_histogram(name, &[(label, key)], histogram);
     }
 }
 
@@ -284,9 +284,9 @@ fn expose_summaries(
     label: &str,
     histograms: &[(&dyn Display, &LatencyHistogram)],
 ) {
-    out.family(name, Kind::Summary, help);
+    out.write_family_head(name, FamilyKind::Summary, help);
     for (key, histogram) in histograms {
-        out.summary(name, &[(label, key)], histogram);
+        out.write_summary(name, &[(label, key)], histogram);
     }
 }
 

@@ -1,6 +1,6 @@
 use super::*;
 
-fn sample() -> AggregatedMetrics {
+fn example_metrics() -> AggregatedMetrics {
     let mut metrics = AggregatedMetrics::default();
     metrics.record_gpu_mem(1234, 0, 1 << 30, 2 << 30);
     for us in 1..=100 {
@@ -35,7 +35,7 @@ fn the_memory_peak_never_falls() {
 
 #[test]
 fn every_family_is_exposed_with_buckets_sum_and_count() {
-    let text = sample().to_prometheus();
+    let text = example_metrics().to_prometheus();
     for line in [
         r#"zernel_gpu_memory_used_bytes{pid="1234",gpu_id="0"} 1073741824"#,
         r#"zernel_gpu_memory_peak_bytes{pid="1234",gpu_id="0"} 2147483648"#,
@@ -58,7 +58,7 @@ fn every_family_is_exposed_with_buckets_sum_and_count() {
 
 #[test]
 fn the_quantile_format_has_quantiles_instead_of_buckets() {
-    let text = sample().to_prometheus_quantiles();
+    let text = example_metrics().to_prometheus_quantiles();
     for start in [
         r#"zernel_cuda_launch_latency_seconds{pid="99",quantile="0.5"} 0.00"#,
         r#"zernel_cuda_launch_latency_seconds{pid="1234",quantile="0.99"} 0.0001"#,
@@ -75,7 +75,7 @@ fn the_quantile_format_has_quantiles_instead_of_buckets() {
 
 #[test]
 fn a_snapshot_merges_pids_and_keeps_per_pid_details() {
-    let snapshot = sample().to_ws_snapshot();
+    let snapshot = example_metrics().to_ws_snapshot();
     assert_eq!(
         snapshot["gpu_utilization"],
         json!([{"key": "1234:0", "current_bytes": 1_u64 << 30, "peak_bytes": 2_u64 << 30}])
@@ -119,14 +119,14 @@ fn all_spellings_of_all_reduce_are_recognised() {
 
 #[test]
 fn metrics_serialise_with_their_histograms() {
-    let value = serde_json::to_value(sample()).unwrap();
+    let value = serde_json::to_value(example_metrics()).unwrap();
     assert_eq!(value["cuda_latency"]["1234"]["count"], 100);
     assert_eq!(value["gpu_memory"]["1234:0"]["alloc_count"], 1);
 }
 
 #[test]
 fn remove_process_removes_all_its_metrics() {
-    let mut metrics = sample();
+    let mut metrics = example_metrics();
     metrics.record_gpu_mem(123, 0, 1, 1);
     metrics.remove_process(1234);
     assert!(!metrics.to_prometheus().contains("\"1234\""));

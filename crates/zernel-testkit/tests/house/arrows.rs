@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// Each crate and the crates that it builds on. A crate may also name what these build on. Nothing builds
 /// on `zernel-testkit` and `zernel-testjob`: only tests use them.
-const ARROWS: &[(&str, &[&str])] = &[
+const ALLOWED_ARROWS: &[(&str, &[&str])] = &[
     (
         "zernel",
         &[
@@ -50,10 +50,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("zernel-testkit", &["zernel-softgpu", "zernel-lab"]),
 ];
 
-type Graph = BTreeMap<String, BTreeSet<String>>;
+type CrateGraph = BTreeMap<String, BTreeSet<String>>;
 
 /// The crates of the workspace and what each of them is built from.
-fn workspace() -> Graph {
+fn workspace_graph() -> CrateGraph {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let output = Command::new(cargo)
         .args([
@@ -69,11 +69,11 @@ fn workspace() -> Graph {
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{complaint}");
     let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    graph(&metadata)
+    graph_of_metadata(&metadata)
 }
 
 /// Dependencies on other crates of the workspace (those with a path), without dev-dependencies.
-fn graph(metadata: &Value) -> Graph {
+fn graph_of_metadata(metadata: &Value) -> CrateGraph {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let name = |value: &Value| value["name"].as_str().expect("a name").to_owned();
     let packages = list(&metadata["packages"]).into_iter();
@@ -90,7 +90,7 @@ fn graph(metadata: &Value) -> Graph {
         .collect()
 }
 
-fn graph_of(arrows: &[(&str, &[&str])]) -> Graph {
+fn graph_of(arrows: &[(&str, &[&str])]) -> CrateGraph {
     let arrows = arrows.iter().map(|(from, to)| {
         let to = to.iter().map(|name| (*name).to_owned());
         ((*from).to_owned(), to.collect())
@@ -99,7 +99,7 @@ fn graph_of(arrows: &[(&str, &[&str])]) -> Graph {
 }
 
 /// All crates that a crate depends on, directly or not. In a circle, a crate reaches itself.
-fn reached(graph: &Graph, from: &str) -> BTreeSet<String> {
+fn reachable_crates(graph: &CrateGraph, from: &str) -> BTreeSet<String> {
     let mut reached = BTreeSet::new();
     let mut open: Vec<&str> = vec![from];
     while let Some(name) = open.pop() {
@@ -113,46 +113,55 @@ fn reached(graph: &Graph, from: &str) -> BTreeSet<String> {
 }
 
 /// Crates that depend on themselves, directly or not.
-fn circles(graph: &Graph) -> Vec<&String> {
+fn crates_in_circles(graph: &CrateGraph) -> Vec<&String> {
     let names = graph.keys();
     names
-        .filter(|name| reached(graph, name).contains(*name))
+        .filter(|name| reachable_crates(graph, name).contains(*name))
         .collect()
 }
 
 /// Dependencies against the arrows.
-fn upward(graph: &Graph, allowed: &Graph) -> Vec<String> {
+fn forbidden_dependencies(graph: &CrateGraph, allowed: &CrateGraph) -> Vec<String> {
     let arrows = graph
         .iter()
         .flat_map(|(from, to)| to.iter().map(move |to| (from, to)));
-    let upward = arrows.filter(|(from, to)| !reached(allowed, from).contains(*to));
+    let upward = arrows.filter(|(from, to)| !reachable_crates(allowed, from).contains(*to));
     upward.map(|(from, to)| format!("{from} -> {to}")).collect()
 }
 
 #[test]
 fn no_dependency_is_circular_or_upward() {
-    let (graph, allowed) = (workspace(), graph_of(ARROWS));
+    let (graph, allowed) = (workspace_graph(), graph_of(ALLOWED_ARROWS));
     assert!(graph.len() > 10, "{graph:?}");
-    assert_eq!(circles(&allowed), Vec::<&String>::new());
-    assert_eq!(circles(&graph), Vec::<&String>::new());
-    assert_eq!(upward(&graph, &allowed), Vec::<String>::new());
+    assert_eq!(crates_in_circles(&allowed), Vec::<&String>::new());
+    assert_eq!(crates_in_circles(&graph), Vec::<&String>::new());
+    assert_eq!(
+        forbidden_dependencies(&graph, &allowed),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
 fn every_crate_and_every_arrow_exists() {
-    let (graph, allowed) = (workspace(), graph_of(ARROWS));
+    let (graph, allowed) = (workspace_graph(), graph_of(ALLOWED_ARROWS));
     assert!(graph.keys().eq(allowed.keys()), "{graph:#?}");
-    assert_eq!(upward(&allowed, &graph), Vec::<String>::new());
+    assert_eq!(
+        forbidden_dependencies(&allowed, &graph),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
 fn a_circle_and_an_upward_arrow_are_found() {
     let allowed = graph_of(&[("a", &["b"]), ("b", &["c"]), ("c", &[])]);
     let short_cut = graph_of(&[("a", &["b", "c"]), ("b", &["c"]), ("c", &[])]);
-    assert_eq!(upward(&short_cut, &allowed), Vec::<String>::new());
+    assert_eq!(
+        forbidden_dependencies(&short_cut, &allowed),
+        Vec::<String>::new()
+    );
     let circle = graph_of(&[("a", &["b"]), ("b", &["c"]), ("c", &["b"])]);
-    assert_eq!(upward(&circle, &allowed), ["c -> b"]);
-    assert_eq!(circles(&circle), ["b", "c"]);
+    assert_eq!(forbidden_dependencies(&circle, &allowed), ["c -> b"]);
+    assert_eq!(crates_in_circles(&circle), ["b", "c"]);
 }
 
 #[test]
@@ -163,5 +172,8 @@ fn dependencies_of_tests_are_free() {
         {"name": "d", "kind": null, "path": "/d"},
         {"name": "e", "kind": null},
     ]}]});
-    assert_eq!(graph(&metadata), graph_of(&[("a", &["c", "d"])]));
+    assert_eq!(
+        graph_of_metadata(&metadata),
+        graph_of(&[("a", &["c", "d"])])
+    );
 }

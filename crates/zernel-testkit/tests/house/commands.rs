@@ -10,9 +10,9 @@ use zernel_testkit::documented::{DocumentedCommand, commands_of_page, documented
 use crate::workspace;
 
 /// Subcommands of cargo that documents may show.
-const CARGO: [&str; 6] = ["bench", "build", "check", "fmt", "test", "tree"];
+const CARGO_SUBCOMMANDS: [&str; 6] = ["bench", "build", "check", "fmt", "test", "tree"];
 /// Folders of the repository whose files commands name.
-const FOLDERS: [&str; 6] = [
+const NAMED_FOLDERS: [&str; 6] = [
     "deploy/",
     "docs/",
     "examples/",
@@ -22,7 +22,7 @@ const FOLDERS: [&str; 6] = [
 ];
 
 /// What is wrong with a command.
-fn mistake(command: &DocumentedCommand) -> Option<String> {
+fn mistake_in_command(command: &DocumentedCommand) -> Option<String> {
     let arguments = &command.words[1..];
     let found = match &*command.words[0] {
         "make" => mistake_of_make(arguments),
@@ -37,7 +37,7 @@ fn mistake(command: &DocumentedCommand) -> Option<String> {
     found.or_else(|| missing_file(&command.words))
 }
 
-fn read(path: &str) -> String {
+fn read_repository_file(path: &str) -> String {
     fs::read_to_string(workspace().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
@@ -47,7 +47,7 @@ fn is_placeholder(word: &str) -> bool {
 }
 
 fn mistake_of_make(arguments: &[String]) -> Option<String> {
-    let makefile = read("Makefile");
+    let makefile = read_repository_file("Makefile");
     let begins = |start: &str| makefile.lines().any(|line| line.starts_with(start));
     arguments.iter().find_map(|argument| {
         let (is_known, kind) = match argument.split_once('=') {
@@ -60,7 +60,7 @@ fn mistake_of_make(arguments: &[String]) -> Option<String> {
 
 fn mistake_of_cargo(arguments: &[String]) -> Option<String> {
     let subcommand = arguments.first()?;
-    if !CARGO.contains(&&**subcommand) {
+    if !CARGO_SUBCOMMANDS.contains(&&**subcommand) {
         return Some(format!("cargo {subcommand} is not listed"));
     }
     let (options, filters) = match arguments.iter().position(|argument| argument == "--") {
@@ -91,12 +91,13 @@ fn mistake_of_cargo(arguments: &[String]) -> Option<String> {
         }
     }
     let mut filters = filters.iter().filter(|filter| !filter.starts_with('-'));
-    let missing = filters.find(|filter| !is_placeholder(filter) && !contains(&sources, filter))?;
+    let missing =
+        filters.find(|filter| !is_placeholder(filter) && !any_source_contains(&sources, filter))?;
     Some(format!("no test has {missing} in its name"))
 }
 
 /// Whether a test or one of the modules beside it contains a text.
-fn contains(sources: &[PathBuf], text: &str) -> bool {
+fn any_source_contains(sources: &[PathBuf], text: &str) -> bool {
     let files = sources.iter().flat_map(|source| {
         let is_main = source.file_name().is_some_and(|name| name == "main.rs");
         let modules = is_main.then(|| files_in(source.parent().expect("a folder")));
@@ -112,7 +113,7 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn mistake_of_curl(arguments: &[String]) -> Option<String> {
-    let routes = read("crates/zernel-serve/src/api.rs");
+    let routes = read_repository_file("crates/zernel-serve/src/api.rs");
     let mut urls = arguments
         .iter()
         .filter(|word| word.starts_with("localhost"));
@@ -135,7 +136,7 @@ fn mistake_of_script(script: &str, arguments: &[String]) -> Option<String> {
     if attributes.permissions().mode() & 0o111 == 0 {
         return Some(format!("{script} is not executable"));
     }
-    let text = read(script);
+    let text = read_repository_file(script);
     let own = arguments.iter().take_while(|argument| *argument != "--");
     let mut options = own.filter(|argument| argument.starts_with("--"));
     let unknown = options.find(|option| !text.contains(&**option))?;
@@ -144,7 +145,7 @@ fn mistake_of_script(script: &str, arguments: &[String]) -> Option<String> {
 
 /// A word that names files of this repository of which there are none.
 fn missing_file(words: &[String]) -> Option<String> {
-    let is_inside = |word: &&String| FOLDERS.iter().any(|folder| word.starts_with(folder));
+    let is_inside = |word: &&String| NAMED_FOLDERS.iter().any(|folder| word.starts_with(folder));
     let mut paths = words.iter().filter(is_inside);
     let missing = paths.find(|path| !names_a_file(path))?;
     Some(format!("there is no {missing}"))
@@ -167,7 +168,11 @@ fn every_documented_command_exists() {
     let commands = documented_commands();
     assert!(commands.len() > 100, "{} commands", commands.len());
     let describe = |command: &DocumentedCommand| {
-        Some(format!("{}: {}", command.describe(), mistake(command)?))
+        Some(format!(
+            "{}: {}",
+            command.describe(),
+            mistake_in_command(command)?
+        ))
     };
     let mistakes: Vec<String> = commands.iter().filter_map(describe).collect();
     assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
@@ -177,7 +182,7 @@ fn every_documented_command_exists() {
 fn mistakes_are_found() {
     let mistake_of = |line: &str| {
         let commands = commands_of_page("page", &format!("    {line}\n"));
-        mistake(&commands[0])
+        mistake_in_command(&commands[0])
     };
     for line in [
         "make chekc",

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::workspace;
 
-fn drills(workspace: &Path) -> Vec<PathBuf> {
+fn drill_files(workspace: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(workspace.join("docs/drills")).expect("a folder");
     entries
         .map(|entry| entry.expect("readable").path())
@@ -16,7 +16,7 @@ fn drills(workspace: &Path) -> Vec<PathBuf> {
 #[test]
 fn every_drill_applies() {
     let workspace = workspace();
-    let drills = drills(&workspace);
+    let drills = drill_files(&workspace);
     assert_eq!(drills.len(), 4, "{drills:?}");
     for drill in drills {
         let mut git = Command::new("git");
@@ -31,7 +31,7 @@ fn every_drill_applies() {
 fn every_drill_is_described() {
     let workspace = workspace();
     let page = fs::read_to_string(workspace.join("CONTRIBUTING.md")).expect("a page");
-    for drill in drills(&workspace) {
+    for drill in drill_files(&workspace) {
         let name = drill.strip_prefix(&workspace).expect("inside").display();
         assert!(page.contains(&format!("({name})")), "{name}");
     }

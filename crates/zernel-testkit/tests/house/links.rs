@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use crate::workspace;
 
-fn read(path: &Path) -> String {
+fn read_document(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// README.md, CONTRIBUTING.md and the pages in `docs`.
-fn documents() -> Vec<PathBuf> {
+fn document_paths() -> Vec<PathBuf> {
     let entries = fs::read_dir(workspace().join("docs")).expect("a folder of documents");
     let paths = entries.map(|entry| entry.expect("readable").path());
     let is_page = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md");
@@ -21,7 +21,7 @@ fn documents() -> Vec<PathBuf> {
 }
 
 /// The targets of the links to other files: `[text](target)`.
-fn links(text: &str) -> Vec<&str> {
+fn link_targets(text: &str) -> Vec<&str> {
     let rests = text.split("](").skip(1);
     let targets = rests.filter_map(|rest| rest.split_once(')'));
     let targets = targets.map(|(target, _)| target);
@@ -47,15 +47,15 @@ fn leads_somewhere(document: &Path, link: &str) -> bool {
         true => document.to_owned(),
         false => document.parent().expect("in a folder").join(file),
     };
-    target.exists() && (anchor.is_empty() || anchors(&read(&target)).contains(anchor))
+    target.exists() && (anchor.is_empty() || anchors(&read_document(&target)).contains(anchor))
 }
 
 #[test]
 fn every_link_leads_somewhere() {
     let mut checked = 0;
-    for document in documents() {
-        let text = read(&document);
-        for link in links(&text) {
+    for document in document_paths() {
+        let text = read_document(&document);
+        for link in link_targets(&text) {
             checked += 1;
             let place = document.display();
             assert!(leads_somewhere(&document, link), "{place}: {link}");
@@ -67,9 +67,9 @@ fn every_link_leads_somewhere() {
 #[test]
 fn every_page_has_its_place_in_the_reading_order() {
     let list = workspace().join("docs/README.md");
-    let text = read(&list);
-    let listed: BTreeSet<&str> = links(&text).into_iter().collect();
-    for page in documents() {
+    let text = read_document(&list);
+    let listed: BTreeSet<&str> = link_targets(&text).into_iter().collect();
+    for page in document_paths() {
         let name = page.file_name().expect("a file").to_string_lossy();
         let is_listed = listed.contains(&*name) || listed.contains(&*format!("../{name}"));
         assert!(is_listed || page == list, "{name}");
@@ -83,7 +83,7 @@ fn links_to_nowhere_are_found() {
     assert!(leads_somewhere(&document, "../README.md"));
     assert!(!leads_somewhere(&document, "lab-machine.md#kernel"));
     assert!(!leads_somewhere(&document, "nothing.md"));
-    assert_eq!(links("[a](b.md#c) and [d](https://e)."), ["b.md#c"]);
+    assert_eq!(link_targets("[a](b.md#c) and [d](https://e)."), ["b.md#c"]);
     let anchors = anchors("## Does it help here?\ntext\n### /api/v1\n");
     let expected = ["apiv1", "does-it-help-here"].map(str::to_owned);
     assert_eq!(anchors, BTreeSet::from(expected));

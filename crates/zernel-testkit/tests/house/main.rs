@@ -14,17 +14,17 @@ mod words;
 use std::collections::{BTreeMap, BTreeSet};
 
 use exceptions::{LONG_FILES, LONG_FUNCTIONS, SHARED_NAMES};
-use sources::sources;
+use sources::product_sources;
 use zernel_testkit::documented::workspace;
 
 /// The most lines of a file, without its tests.
-const FILE_LINES: usize = 600;
+const MAX_FILE_LINES: usize = 600;
 /// The most lines of a function.
-const FUNCTION_LINES: usize = 60;
+const MAX_FUNCTION_LINES: usize = 60;
 
 /// Compares offenders with the exceptions. An offender without an exception is an error, and so is an exception without
 /// an offender. `found` maps each offender to its description.
-fn compare(
+fn compare_with_exceptions(
     rule: &str,
     found: &BTreeMap<String, String>,
     exceptions: &[&str],
@@ -47,45 +47,45 @@ fn compare(
 }
 
 #[track_caller]
-fn check(rule: &str, found: &BTreeMap<String, String>, exceptions: &[&str]) {
-    if let Err(report) = compare(rule, found, exceptions) {
+fn check_rule(rule: &str, found: &BTreeMap<String, String>, exceptions: &[&str]) {
+    if let Err(report) = compare_with_exceptions(rule, found, exceptions) {
         panic!("{report}");
     }
 }
 
 #[test]
 fn no_file_is_long() {
-    let sources = sources(&workspace());
+    let sources = product_sources(&workspace());
     assert!(sources.len() > 100, "{} files", sources.len());
     let long = sources
         .into_iter()
-        .filter(|source| source.lines > FILE_LINES);
+        .filter(|source| source.lines > MAX_FILE_LINES);
     let found = long.map(|source| (source.path, format!("{} lines", source.lines)));
-    let rule = format!("a file has at most {FILE_LINES} lines");
-    check(&rule, &found.collect(), LONG_FILES);
+    let rule = format!("a file has at most {MAX_FILE_LINES} lines");
+    check_rule(&rule, &found.collect(), LONG_FILES);
 }
 
 #[test]
 fn no_function_is_long() {
     let (mut found, mut functions) = (BTreeMap::new(), 0);
-    for source in sources(&workspace()) {
+    for source in product_sources(&workspace()) {
         for function in source.functions() {
             functions += 1;
-            if function.lines > FUNCTION_LINES {
+            if function.lines > MAX_FUNCTION_LINES {
                 let name = format!("{} {}", source.path, function.name);
                 found.insert(name, format!("{} lines", function.lines));
             }
         }
     }
     assert!(functions > 1000, "{functions} functions");
-    let rule = format!("a function has at most {FUNCTION_LINES} lines");
-    check(&rule, &found, LONG_FUNCTIONS);
+    let rule = format!("a function has at most {MAX_FUNCTION_LINES} lines");
+    check_rule(&rule, &found, LONG_FUNCTIONS);
 }
 
 #[test]
 fn no_two_public_types_share_a_name() {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for source in sources(&workspace()) {
+    for source in product_sources(&workspace()) {
         for name in source.public_types() {
             places.entry(name).or_default().push(source.path.clone());
         }
@@ -93,7 +93,7 @@ fn no_two_public_types_share_a_name() {
     assert!(places.len() > 100, "{} types", places.len());
     let shared = places.into_iter().filter(|(_, paths)| paths.len() > 1);
     let found = shared.map(|(name, paths)| (name, paths.join(", ")));
-    check(
+    check_rule(
         "a public name means one type",
         &found.collect(),
         SHARED_NAMES,
@@ -103,11 +103,11 @@ fn no_two_public_types_share_a_name() {
 #[test]
 fn new_offenders_and_stale_exceptions_are_reported() {
     let found = BTreeMap::from([("a".to_owned(), "61 lines".to_owned())]);
-    assert_eq!(compare("rule", &found, &["a"]), Ok(()));
+    assert_eq!(compare_with_exceptions("rule", &found, &["a"]), Ok(()));
     assert_eq!(
-        compare("rule", &found, &[]),
+        compare_with_exceptions("rule", &found, &[]),
         Err("rule:\n  a: 61 lines\n".into())
     );
-    let stale = compare("rule", &found, &["a", "b"]).unwrap_err();
+    let stale = compare_with_exceptions("rule", &found, &["a", "b"]).unwrap_err();
     assert!(stale.ends_with("  b\n"), "{stale}");
 }

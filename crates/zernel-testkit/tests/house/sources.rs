@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::tokens::{Token, tokenize};
 
 /// A source file without its test modules.
-pub(crate) struct Source {
+pub(crate) struct SourceFile {
     /// Relative to the workspace.
     pub(crate) path: String,
     /// Lines outside of test modules.
@@ -17,26 +17,28 @@ pub(crate) struct Source {
 
 /// A function and the number of its lines, from its name to its closing brace.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Function {
+pub(crate) struct MeasuredFunction {
     pub(crate) name: String,
     pub(crate) lines: usize,
 }
 
 /// All sources of the product: Rust and BPF, without files of tests.
-pub(crate) fn sources(workspace: &Path) -> Vec<Source> {
-    let crates = children(&workspace.join("crates"));
+pub(crate) fn product_sources(workspace: &Path) -> Vec<SourceFile> {
+    let crates = children_of_folder(&workspace.join("crates"));
     let folders = crates.into_iter().map(|folder| folder.join("src"));
     let mut paths: Vec<PathBuf> = folders.flat_map(|folder| files_below(&folder)).collect();
     paths.extend(files_below(&workspace.join("bpf")));
     let tests: BTreeSet<PathBuf> = paths.iter().flat_map(|path| test_modules(path)).collect();
     let is_test = |path: &PathBuf| path.ancestors().any(|ancestor| tests.contains(ancestor));
     let paths = paths.into_iter().filter(|path| !is_test(path));
-    let mut sources: Vec<Source> = paths.map(|path| Source::read(workspace, &path)).collect();
+    let mut sources: Vec<SourceFile> = paths
+        .map(|path| SourceFile::read(workspace, &path))
+        .collect();
     sources.sort_by(|one, other| one.path.cmp(&other.path));
     sources
 }
 
-fn children(folder: &Path) -> Vec<PathBuf> {
+fn children_of_folder(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).collect()
 }
@@ -46,7 +48,7 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
         let extension = path.extension().and_then(|extension| extension.to_str());
         matches!(extension, Some("rs" | "c" | "h"))
     };
-    let children = children(folder).into_iter();
+    let children = children_of_folder(folder).into_iter();
     let (folders, files): (Vec<PathBuf>, Vec<PathBuf>) = children.partition(|path| path.is_dir());
     let below = folders.iter().flat_map(|folder| files_below(folder));
     files.into_iter().filter(is_source).chain(below).collect()
@@ -69,7 +71,7 @@ fn test_modules(path: &Path) -> Vec<PathBuf> {
 /// Where `#[cfg(test)] mod name` begins, and its `{` or `;`.
 fn test_module_starts(tokens: &[Token]) -> impl Iterator<Item = (usize, usize)> {
     const START: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
-    let starts = (0..tokens.len()).filter(|start| matches(tokens, *start, &START));
+    let starts = (0..tokens.len()).filter(|start| tokens_match(tokens, *start, &START));
     starts.filter_map(|start| {
         let visibility_and_module = start + START.len();
         let module = (visibility_and_module..tokens.len().min(visibility_and_module + 5))
@@ -78,7 +80,7 @@ fn test_module_starts(tokens: &[Token]) -> impl Iterator<Item = (usize, usize)> 
     })
 }
 
-fn matches(tokens: &[Token], start: usize, texts: &[&str]) -> bool {
+fn tokens_match(tokens: &[Token], start: usize, texts: &[&str]) -> bool {
     let following = tokens[start..].iter().map(|token| &*token.text);
     following.take(texts.len()).eq(texts.iter().copied())
 }
@@ -87,7 +89,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-impl Source {
+impl SourceFile {
     fn read(workspace: &Path, path: &Path) -> Self {
         let relative = path.strip_prefix(workspace).expect("below the workspace");
         Self::parse(&relative.to_string_lossy(), &read(path))
@@ -114,14 +116,14 @@ impl Source {
     }
 
     /// Functions with a body.
-    pub(crate) fn functions(&self) -> Vec<Function> {
+    pub(crate) fn functions(&self) -> Vec<MeasuredFunction> {
         match self.path.ends_with(".rs") {
             true => self.rust_functions(),
             false => self.c_functions(),
         }
     }
 
-    fn rust_functions(&self) -> Vec<Function> {
+    fn rust_functions(&self) -> Vec<MeasuredFunction> {
         let starts = (1..self.tokens.len()).filter(|name| {
             let is_name = self.tokens[*name]
                 .text
@@ -136,7 +138,7 @@ impl Source {
     }
 
     /// At the outermost level a brace that follows `)` begins the body of a function.
-    fn c_functions(&self) -> Vec<Function> {
+    fn c_functions(&self) -> Vec<MeasuredFunction> {
         let (mut place, mut functions) = (0, Vec::new());
         while place < self.tokens.len() {
             if self.tokens[place].text == "{" {
@@ -150,9 +152,9 @@ impl Source {
         functions
     }
 
-    fn function(&self, name: usize, body: usize) -> Function {
+    fn function(&self, name: usize, body: usize) -> MeasuredFunction {
         let end = closing_brace(&self.tokens, body);
-        Function {
+        MeasuredFunction {
             name: self.tokens[name].text.clone(),
             lines: self.tokens[end].line - self.tokens[name].line + 1,
         }
@@ -219,7 +221,7 @@ mod tests {
     use super::*;
 
     fn functions(path: &str, text: &str) -> Vec<(String, usize)> {
-        let functions = Source::parse(path, text).functions().into_iter();
+        let functions = SourceFile::parse(path, text).functions().into_iter();
         functions
             .map(|function| (function.name, function.lines))
             .collect()
@@ -245,7 +247,7 @@ mod tests {
     #[test]
     fn test_modules_do_not_count() {
         let text = "pub struct A;\n#[cfg(test)]\nmod tests {\n    pub struct B;\n    fn f() {}\n}\nfn g() {}\n";
-        let source = Source::parse("a.rs", text);
+        let source = SourceFile::parse("a.rs", text);
         assert_eq!(source.lines, 2);
         assert_eq!(source.public_types(), ["A"]);
         assert_eq!(source.functions().len(), 1);
@@ -254,6 +256,9 @@ mod tests {
     #[test]
     fn only_public_types_are_listed() {
         let text = "pub(crate) struct A; struct B; pub enum C {} pub trait D {} pub fn struct_e() {} pub union E {} pub struct $name;";
-        assert_eq!(Source::parse("a.rs", text).public_types(), ["C", "D", "E"]);
+        assert_eq!(
+            SourceFile::parse("a.rs", text).public_types(),
+            ["C", "D", "E"]
+        );
     }
 }

@@ -17,7 +17,7 @@ pub(crate) fn tokenize(source: &str) -> Vec<Token> {
         line: 1,
         tokens: Vec::new(),
     };
-    lexer.run();
+    lexer.read_tokens();
     lexer.tokens
 }
 
@@ -28,31 +28,31 @@ struct Lexer<'a> {
 }
 
 impl Lexer<'_> {
-    fn next(&mut self) -> Option<char> {
+    fn next_character(&mut self) -> Option<char> {
         let next = self.characters.next();
         self.line += usize::from(next == Some('\n'));
         next
     }
 
-    fn run(&mut self) {
-        while let Some(first) = self.next() {
+    fn read_tokens(&mut self) {
+        while let Some(first) = self.next_character() {
             match first {
                 '/' if self.characters.peek() == Some(&'/') => self.skip_line(),
                 '/' if self.characters.peek() == Some(&'*') => self.skip_block_comment(),
                 '"' => self.skip_until('"'),
                 '\'' => self.skip_character(),
                 _ if first.is_whitespace() => {}
-                _ if is_of_word(first) => self.word(first),
-                _ => self.push(first.into(), self.line),
+                _ if is_of_word(first) => self.read_word(first),
+                _ => self.push_token(first.into(), self.line),
             }
         }
     }
 
-    fn push(&mut self, text: String, line: usize) {
+    fn push_token(&mut self, text: String, line: usize) {
         self.tokens.push(Token { text, line });
     }
 
-    fn word(&mut self, first: char) {
+    fn read_word(&mut self, first: char) {
         let mut text = String::from(first);
         while let Some(next) = self.characters.next_if(|next| is_of_word(*next)) {
             text.push(next);
@@ -60,19 +60,21 @@ impl Lexer<'_> {
         let is_raw = ["r", "br", "cr"].contains(&&*text);
         match self.characters.peek() {
             Some('"' | '#') if is_raw => self.skip_raw_string(),
-            _ => self.push(text, self.line),
+            _ => self.push_token(text, self.line),
         }
     }
 
     fn skip_line(&mut self) {
-        while !matches!(self.next(), None | Some('\n')) {}
+        while !matches!(self.next_character(), None | Some('\n')) {}
     }
 
     /// Block comments nest in Rust. In C they do not, but no comment of ours opens another one.
     fn skip_block_comment(&mut self) {
-        let (mut depth, mut last) = (1, self.next());
+        let (mut depth, mut last) = (1, self.next_character());
         while depth > 0 {
-            let Some(next) = self.next() else { return };
+            let Some(next) = self.next_character() else {
+                return;
+            };
             match (last, next) {
                 (Some('*'), '/') => depth -= 1,
                 (Some('/'), '*') => depth += 1,
@@ -86,9 +88,9 @@ impl Lexer<'_> {
     }
 
     fn skip_until(&mut self, end: char) {
-        while let Some(next) = self.next() {
+        while let Some(next) = self.next_character() {
             match next {
-                '\\' => drop(self.next()),
+                '\\' => drop(self.next_character()),
                 _ if next == end => return,
                 _ => {}
             }
@@ -104,7 +106,7 @@ impl Lexer<'_> {
         if self.characters.next_if_eq(&'"').is_none() {
             return;
         }
-        while let Some(next) = self.next() {
+        while let Some(next) = self.next_character() {
             let mut following = 0;
             while next == '"' && following < hashes && self.characters.next_if_eq(&'#').is_some() {
                 following += 1;
@@ -121,8 +123,8 @@ impl Lexer<'_> {
         match (ahead.next(), ahead.next()) {
             (Some('\\'), _) => self.skip_until('\''),
             (Some(_), Some('\'')) => {
-                self.next();
-                self.next();
+                self.next_character();
+                self.next_character();
             }
             _ => {}
         }
@@ -137,24 +139,24 @@ fn is_of_word(character: char) -> bool {
 mod tests {
     use super::*;
 
-    fn texts(source: &str) -> String {
+    fn token_texts(source: &str) -> String {
         let tokens = tokenize(source).into_iter().map(|token| token.text);
         tokens.collect::<Vec<_>>().join(" ")
     }
 
     #[test]
     fn comments_strings_and_characters_are_left_out() {
-        assert_eq!(texts("a // { fn\nb /* { /* } */ fn */ c"), "a b c");
+        assert_eq!(token_texts("a // { fn\nb /* { /* } */ fn */ c"), "a b c");
         assert_eq!(
-            texts(r##"a "{ \" fn" b r#"{ " fn"# c b"{" d"##),
+            token_texts(r##"a "{ \" fn" b r#"{ " fn"# c b"{" d"##),
             "a b c b d"
         );
-        assert_eq!(texts(r"a '{' b '\'' c '\u{7b}' d"), "a b c d");
+        assert_eq!(token_texts(r"a '{' b '\'' c '\u{7b}' d"), "a b c d");
     }
 
     #[test]
     fn lifetimes_are_words() {
-        assert_eq!(texts("&'a str {"), "& a str {");
+        assert_eq!(token_texts("&'a str {"), "& a str {");
     }
 
     #[test]

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 
-use crate::{compare, workspace};
+use crate::{compare_with_exceptions, workspace};
 
 /// Phrases that no text may contain, each with what to write instead. Letter case matters only for a phrase with a
 /// capital.
-const DENIED: &[(&str, &str)] = &[
+const DENIED_PHRASES: &[(&str, &str)] = &[
     ("tell", "report, print, export, show, distinguish"),
     ("tells", "report, print, export, show, distinguish"),
     ("told", "report, print, export, show, distinguish"),
@@ -38,7 +38,7 @@ const DENIED: &[(&str, &str)] = &[
 ];
 
 /// Phrases in which a denied word is right.
-const ALLOWED: &[&str] = &[
+const ALLOWED_PHRASES: &[&str] = &[
     // A verdict and its name in JSON.
     "can't tell",
     "cannot tell",
@@ -53,7 +53,7 @@ const ALLOWED: &[&str] = &[
 ];
 
 /// Files where one phrase is right, with the reason.
-const EXCEPTIONS: &[(&str, &str)] = &[
+const FILE_EXCEPTIONS: &[(&str, &str)] = &[
     // The value `gone` in the JSON of `zernel hang`.
     ("crates/zernel/src/hang/analysis.rs", "gone"),
     ("crates/zernel/tests/hang/main.rs", "gone"),
@@ -62,7 +62,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
 ];
 
 /// Sealed or generated files, texts of others, and the lists above.
-const NOT_READ: &[&str] = &[
+const UNREAD_FILES: &[&str] = &[
     "Cargo.lock",
     "LICENSE",
     "crates/zernel-testkit/tests/house/words.rs",
@@ -72,7 +72,7 @@ const NOT_READ: &[&str] = &[
 ];
 
 /// A word of a text.
-struct Word<'a> {
+struct TextWord<'a> {
     text: &'a str,
     line: usize,
     /// Whether only blanks, joiners of a name or comment markers are between this word and the one before.
@@ -80,7 +80,7 @@ struct Word<'a> {
 }
 
 /// The words of a text. Parts of a name like `one_two` are words of their own. A comment continues on the next line.
-fn words(text: &str) -> Vec<Word<'_>> {
+fn words_of_text(text: &str) -> Vec<TextWord<'_>> {
     let mut words = Vec::new();
     let mut continues = true;
     for (index, line) in text.lines().enumerate() {
@@ -92,7 +92,7 @@ fn words(text: &str) -> Vec<Word<'_>> {
             continues &= between.chars().all(|c| matches!(c, ' ' | '_' | '-' | ','));
             let end = rest[start..].find(|c| !is_of_word(c));
             let end = end.map_or(rest.len(), |length| start + length);
-            words.push(Word {
+            words.push(TextWord {
                 text: without_genitive(&rest[start..end]),
                 line: index + 1,
                 continues,
@@ -114,11 +114,11 @@ fn without_genitive(word: &str) -> &str {
 }
 
 /// Whether the words from `start` are those of `phrase`.
-fn is_at(words: &[Word<'_>], start: usize, phrase: &[Word<'_>]) -> bool {
+fn is_phrase_at(words: &[TextWord<'_>], start: usize, phrase: &[TextWord<'_>]) -> bool {
     let Some(found) = words.get(start..start + phrase.len()) else {
         return false;
     };
-    let is_equal = |(found, expected): (&Word<'_>, &Word<'_>)| {
+    let is_equal = |(found, expected): (&TextWord<'_>, &TextWord<'_>)| {
         let has_capital = || expected.text.contains(char::is_uppercase);
         found.text.eq_ignore_ascii_case(expected.text)
             && (found.text == expected.text || !has_capital())
@@ -127,26 +127,27 @@ fn is_at(words: &[Word<'_>], start: usize, phrase: &[Word<'_>]) -> bool {
 }
 
 /// Whether an allowed phrase covers the words from `start` to `end`.
-fn is_allowed(words: &[Word<'_>], start: usize, end: usize) -> bool {
-    ALLOWED.iter().any(|allowed| {
-        let allowed = self::words(allowed);
+fn is_allowed(words: &[TextWord<'_>], start: usize, end: usize) -> bool {
+    ALLOWED_PHRASES.iter().any(|allowed| {
+        let allowed = self::words_of_text(allowed);
         let first = (start + 1).saturating_sub(allowed.len());
-        (first..=start).any(|place| is_at(words, place, &allowed) && place + allowed.len() >= end)
+        (first..=start)
+            .any(|place| is_phrase_at(words, place, &allowed) && place + allowed.len() >= end)
     })
 }
 
 /// The denied phrases of a text: the line, the phrase and what to write instead.
 fn denied(text: &str) -> Vec<(usize, &'static str, &'static str)> {
-    let words = words(text);
-    let rules: Vec<_> = DENIED
+    let words = words_of_text(text);
+    let rules: Vec<_> = DENIED_PHRASES
         .iter()
-        .map(|rule| (self::words(rule.0), rule))
+        .map(|rule| (self::words_of_text(rule.0), rule))
         .collect();
     let mut found = Vec::new();
     for start in 0..words.len() {
         for (phrase, (name, instead)) in &rules {
             let end = start + phrase.len();
-            if is_at(&words, start, phrase) && !is_allowed(&words, start, end) {
+            if is_phrase_at(&words, start, phrase) && !is_allowed(&words, start, end) {
                 found.push((words[start].line, *name, *instead));
             }
         }
@@ -163,7 +164,7 @@ fn paths() -> Vec<String> {
     let text = String::from_utf8(output.stdout).expect("paths in UTF-8");
     let is_read = |path: &&str| {
         let is_below = |prefix: &&str| path.starts_with(*prefix);
-        !path.is_empty() && !NOT_READ.iter().any(is_below)
+        !path.is_empty() && !UNREAD_FILES.iter().any(is_below)
     };
     let paths = text.split('\0').filter(is_read);
     paths.map(str::to_owned).collect()
@@ -184,13 +185,13 @@ fn no_text_contains_a_denied_word() {
             *places += &format!("\n    {path}:{line}: write {instead}");
         }
     }
-    let exceptions = EXCEPTIONS
+    let exceptions = FILE_EXCEPTIONS
         .iter()
         .map(|(path, phrase)| format!("{path} {phrase}"));
     let exceptions: Vec<String> = exceptions.collect();
     let exceptions: Vec<&str> = exceptions.iter().map(|exception| &**exception).collect();
     let rule = "words of the field, and a named subject";
-    if let Err(report) = compare(rule, &found, &exceptions) {
+    if let Err(report) = compare_with_exceptions(rule, &found, &exceptions) {
         panic!("{report}");
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn gpu_rows() -> Vec<CheckRow> {
 fn nvml_row() -> CheckRow {
     let name = "NVIDIA GPUs";
     let gpus = Gpus::open();
-    let Some(unavailable) = gpus.unavailable() else {
+    let Some(unavailable) = gpus.unavailable_reason() else {
         let (count, finding) = describe_gpus(&gpus);
         return match count {
             0 => CheckRow::missing(name, finding, "there is no GPU to observe"),
@@ -45,8 +45,8 @@ fn nvml_row() -> CheckRow {
 
 /// The number of GPUs, and their description.
 fn describe_gpus(gpus: &Gpus) -> (u32, String) {
-    let (count, driver) = (gpus.count(), gpus.driver_version());
-    let mut names: Vec<_> = gpus.facts().into_iter().map(|gpu| gpu.name).collect();
+    let (count, driver) = (gpus.gpu_count(), gpus.driver_version());
+    let mut names: Vec<_> = gpus.read_facts().into_iter().map(|gpu| gpu.name).collect();
     match (count as usize).saturating_sub(names.len()) {
         0 => {}
         silent => names.push(format!("{silent} not answering")),
@@ -59,7 +59,7 @@ fn describe_gpus(gpus: &Gpus) -> (u32, String) {
 }
 
 fn library_row(kind: LibraryKind, source: &str) -> CheckRow {
-    let name = kind.stem();
+    let name = kind.file_stem();
     let found = find_library(kind);
     match found.first() {
         Some(first) if found.len() == 1 => CheckRow::ok(name, first.display().to_string()),
@@ -79,7 +79,7 @@ fn library_row(kind: LibraryKind, source: &str) -> CheckRow {
 /// Paths of the library in mappings of running processes, in the linker's cache and in Python packages. A path from a
 /// process in a container is as that process sees it.
 fn find_library(kind: LibraryKind) -> BTreeSet<PathBuf> {
-    let mut found = kind.installed();
+    let mut found = kind.installed_paths();
     for process in all_processes().into_iter().flatten().flatten() {
         // A process that has exited maps nothing.
         let _ = visit_mapped_regions(&process, |region| {

@@ -136,7 +136,7 @@ mod tests {
         let publisher = StatisticsPublisher::new(folder.path());
         let taken_ns = monotonic_ns();
         let old = SchedulerStatistics {
-            taken_ns: taken_ns.saturating_sub(SchedulerStatistics::LARGEST_AGE_NS),
+            taken_ns: taken_ns.saturating_sub(SchedulerStatistics::MAX_CURRENT_AGE_NS),
             ..SchedulerStatistics::default()
         };
         publisher.write_statistics(&old).unwrap();

@@ -17,9 +17,11 @@ use rustix::process::{
 };
 use zernel_ebpf::probes::{ProbedFunction, SYMBOLS};
 use zernel_elf::LibraryKind;
-use zernel_testkit::elf_builder::{ElfBuilder, ElfSymbol, function};
+use zernel_testkit::elf_builder::{ElfBuilder, ElfSymbol, global_function};
 use zernel_testkit::libloading::Library;
-use zernel_testkit::target::{self, Driver, TargetRole, call, directory, out, pause};
+use zernel_testkit::target::{
+    self, Driver, TargetRole, call, end_part_and_wait, out_pointer, stage_directory,
+};
 
 pub(crate) const ATTACKER_ROLES: &[(&str, TargetRole)] = &[
     ("grows_loaders", grows_loaders),
@@ -45,7 +47,7 @@ pub(crate) fn attacker_directory(stage: &Path) -> PathBuf {
 }
 
 fn path_in_own_directory(name: &str) -> PathBuf {
-    let folder = attacker_directory(&directory()).join(process::id().to_string());
+    let folder = attacker_directory(&stage_directory()).join(process::id().to_string());
     fs::create_dir_all(&folder).expect("ours");
     folder.join(name)
 }
@@ -106,7 +108,7 @@ fn wait_for_daemon_to_look() {
 
 /// Maps loaders that show 31 MiB and grow to 40 GiB while they are read.
 fn grows_loaders(_driver: &Driver, _rounds: u64) {
-    pause();
+    end_part_and_wait();
     for number in 0_u64.. {
         let folder = path_in_own_directory(&format!("loaders-{number}"));
         fs::create_dir(&folder).expect("ours");
@@ -128,14 +130,14 @@ fn grows_loaders(_driver: &Driver, _rounds: u64) {
 /// Maps libraries with many symbols that match a probed function, and with many long names.
 fn maps_huge_libraries(_driver: &Driver, _rounds: u64) {
     let prefix = "_ZN5torch8autograd6Engine7executeE";
-    let matching = (0..100_000).map(|number| function(format!("{prefix}{number}"), 3));
+    let matching = (0..100_000).map(|number| global_function(format!("{prefix}{number}"), 3));
     let long = "x".repeat(1000);
-    let unique = (0..20_000).map(|number| function(format!("{number}{long}"), 3));
+    let unique = (0..20_000).map(|number| global_function(format!("{number}{long}"), 3));
     let contents = [
-        ElfBuilder::new(&PUSH_POP_RET, matching.collect()).bytes(),
-        ElfBuilder::new(&PUSH_POP_RET, unique.collect()).bytes(),
+        ElfBuilder::new(&PUSH_POP_RET, matching.collect()).build_file(),
+        ElfBuilder::new(&PUSH_POP_RET, unique.collect()).build_file(),
     ];
-    pause();
+    end_part_and_wait();
     for number in 0_usize.. {
         let path = path_in_own_directory("libtorch_cpu.so");
         // Another inode each time.
@@ -151,9 +153,9 @@ fn maps_huge_libraries(_driver: &Driver, _rounds: u64) {
 /// Maps a library and a loader. Then their file system stops answering.
 fn maps_dead_files(_driver: &Driver, _rounds: u64) {
     for name in STALLING_FILE_NAMES {
-        map_code(&directory().join("dead").join(name).join(name));
+        map_code(&stage_directory().join("dead").join(name).join(name));
     }
-    pause();
+    end_part_and_wait();
     load_and_unload_library();
     loop {
         thread::park();
@@ -175,16 +177,19 @@ fn maps_full_copies(_driver: &Driver, copies: u64) {
 }
 
 fn map_copies(functions: &[&'static str], copies: u64) {
-    let mut symbols: Vec<ElfSymbol> = functions.iter().map(|name| function(*name, 3)).collect();
+    let mut symbols: Vec<ElfSymbol> = functions
+        .iter()
+        .map(|name| global_function(*name, 3))
+        .collect();
     for (number, symbol) in symbols.iter_mut().enumerate() {
         symbol.address += (number * PUSH_POP_RET.len()) as u64;
     }
-    let library = ElfBuilder::new(&PUSH_POP_RET.repeat(symbols.len()), symbols).bytes();
+    let library = ElfBuilder::new(&PUSH_POP_RET.repeat(symbols.len()), symbols).build_file();
     for copy in 0..copies {
         let path = path_in_own_directory(&format!("libcuda.so.{copy}"));
         fs::write(&path, &library).expect("ours");
     }
-    pause();
+    end_part_and_wait();
     for copy in 0..copies {
         map_code(&path_in_own_directory(&format!("libcuda.so.{copy}")));
     }
@@ -197,10 +202,10 @@ fn map_copies(functions: &[&'static str], copies: u64) {
 /// Calls `cuInit` all the time, in a private copy and in the library that all users share.
 fn loops_cu_init(driver: &Driver, _rounds: u64) {
     let copy = path_in_own_directory("libcuda.so.1");
-    fs::copy(directory().join("lib/libcuda.so.1"), &copy).expect("ours");
+    fs::copy(stage_directory().join("lib/libcuda.so.1"), &copy).expect("ours");
     // SAFETY: loading the software GPU runs no code of its own.
     let private = unsafe { Library::new(&copy) }.expect("a library");
-    pause();
+    end_part_and_wait();
     thread::scope(|scope| {
         for library in [driver.cuda(), &private] {
             scope.spawn(move || {
@@ -214,11 +219,11 @@ fn loops_cu_init(driver: &Driver, _rounds: u64) {
 
 /// Forks short processes that use the GPU, while it holds this number of allocations.
 fn forks_and_exits(driver: &Driver, allocations: u64) {
-    driver.open();
+    driver.open_first_device();
     for _ in 0..allocations {
         driver.allocate(64);
     }
-    pause();
+    end_part_and_wait();
     loop {
         for number in 0..60 {
             // SAFETY: this process has one thread.
@@ -238,21 +243,27 @@ fn forks_and_exits(driver: &Driver, allocations: u64) {
 
 /// Destroys contexts while it holds this number of allocations.
 fn destroys_contexts(driver: &Driver, allocations: u64) {
-    driver.open();
+    driver.open_first_device();
     for _ in 0..allocations {
         driver.allocate(64);
     }
-    pause();
+    end_part_and_wait();
     loop {
         let mut context = 0_u64;
-        call!(driver.cuda(), "cuCtxCreate_v2", out(&mut context), 0, 0);
+        call!(
+            driver.cuda(),
+            "cuCtxCreate_v2",
+            out_pointer(&mut context),
+            0,
+            0
+        );
         call!(driver.cuda(), "cuCtxDestroy_v2", context);
     }
 }
 
 /// Maps files that are named like libraries and are none.
 fn maps_refused_files(_driver: &Driver, _rounds: u64) {
-    pause();
+    end_part_and_wait();
     for number in 0_u64.. {
         let path = path_in_own_directory(&format!("libcuda.so.refused{number}"));
         fs::write(&path, b"no library").expect("ours");
@@ -265,13 +276,13 @@ fn maps_refused_files(_driver: &Driver, _rounds: u64) {
 
 /// Replaces a library by another one as fast as it can, while the last of the deleted ones stay mapped.
 fn replaces_libraries(_driver: &Driver, mapped_at_once: u64) {
-    let library = ElfBuilder::new(&PUSH_POP_RET, vec![function("cuInit", 3)]).bytes();
+    let library = ElfBuilder::new(&PUSH_POP_RET, vec![global_function("cuInit", 3)]).build_file();
     let (path, new) = (
         path_in_own_directory("libcuda.so.1"),
         path_in_own_directory("new"),
     );
     let mut mapped = VecDeque::new();
-    pause();
+    end_part_and_wait();
     loop {
         fs::write(&new, &library).expect("ours");
         fs::rename(&new, &path).expect("ours");
@@ -286,7 +297,7 @@ fn replaces_libraries(_driver: &Driver, mapped_at_once: u64) {
 /// Opens 400 connections that send half a request, and 64 WebSockets that read nothing, and opens them again when the
 /// daemon ends them.
 fn holds_connections(_driver: &Driver, _rounds: u64) {
-    pause();
+    end_part_and_wait();
     let mut connections: Vec<UnixStream> = Vec::new();
     loop {
         connections.retain(is_connection_open);
@@ -299,7 +310,7 @@ fn holds_connections(_driver: &Driver, _rounds: u64) {
                 _ => b"GET /metrics HTTP/1.1\r\nHost: local",
             };
             // The daemon may have stopped.
-            let Ok(mut stream) = UnixStream::connect(directory().join("observe.sock")) else {
+            let Ok(mut stream) = UnixStream::connect(stage_directory().join("observe.sock")) else {
                 return;
             };
             // It may end the connection at once.
@@ -314,13 +325,13 @@ fn holds_connections(_driver: &Driver, _rounds: u64) {
 /// Asks for long answers over this number of connections and reads a little of each at a time. Every moment one more client asks, so
 /// that the answers are texts of different snapshots.
 fn reads_slowly(_driver: &Driver, connections: u64) {
-    pause();
+    end_part_and_wait();
     let mut readers: Vec<UnixStream> = Vec::new();
     for path in DAEMON_ENDPOINTS.iter().cycle() {
         readers.retain(is_connection_open);
         if readers.len() < connections as usize {
             // The daemon may have stopped.
-            let Ok(mut stream) = UnixStream::connect(directory().join("observe.sock")) else {
+            let Ok(mut stream) = UnixStream::connect(stage_directory().join("observe.sock")) else {
                 return;
             };
             let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
@@ -343,18 +354,18 @@ fn is_connection_open(mut stream: &UnixStream) -> bool {
 
 /// Starts programs one after the other. Each loads a copy of a library that nobody else has, and calls it.
 fn executes_programs(_driver: &Driver, _rounds: u64) {
-    pause();
-    let program = directory().join("program");
+    end_part_and_wait();
+    let program = stage_directory().join("program");
     for number in 0_u64.. {
         let folder = path_in_own_directory(&format!("libraries-{number}"));
         fs::create_dir(&folder).expect("ours");
         for name in ["libcuda.so.1", "libnccl.so.2"] {
-            fs::copy(directory().join("lib").join(name), folder.join(name)).expect("ours");
+            fs::copy(stage_directory().join("lib").join(name), folder.join(name)).expect("ours");
         }
         let mut command = Command::new(&program);
         command
-            .env(target::ROLE, "uses_a_library")
-            .env(target::LIBRARIES, &folder)
+            .env(target::ROLE_VARIABLE, "uses_a_library")
+            .env(target::LIBRARIES_VARIABLE, &folder)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         // Without its parent the program would look for libraries that the test removes.
@@ -382,14 +393,16 @@ fn uses_a_library(driver: &Driver, _rounds: u64) {
 /// Asks for every endpoint all the time, over this number of connections. Each request is complete before the answer is read,
 /// and a new connection is opened when the daemon ends one.
 fn floods_requests(_driver: &Driver, connections: u64) {
-    pause();
+    end_part_and_wait();
     thread::scope(|scope| {
         for number in 0..connections as usize {
             let path = DAEMON_ENDPOINTS[number % DAEMON_ENDPOINTS.len()];
             scope.spawn(move || {
                 let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
                 // The daemon may have stopped.
-                while let Ok(mut stream) = UnixStream::connect(directory().join("observe.sock")) {
+                while let Ok(mut stream) =
+                    UnixStream::connect(stage_directory().join("observe.sock"))
+                {
                     let mut answer = [0; 64 << 10];
                     while stream.write_all(request.as_bytes()).is_ok()
                         && stream.read(&mut answer).is_ok_and(|length| length > 0)

@@ -58,7 +58,7 @@ const FUSE_NEED: Need = Need {
 fn main() -> ExitCode {
     let roles: &[(&str, TargetRole)] = &[("trains", scene::train_when_asked)];
     let roles = [roles, attackers::ATTACKER_ROLES, restart::RESTART_ROLES].concat();
-    if let Some(code) = target::act(&roles) {
+    if let Some(code) = target::run_role(&roles) {
         return code;
     }
     cpu_weights::create_groups();

@@ -8,7 +8,7 @@ use std::time::Instant;
 use rustix::process::Signal;
 use serde_json::Value;
 use zernel_testkit::daemon::Daemon;
-use zernel_testkit::target::{Driver, Stage, Target, TargetRole, pause};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, end_part_and_wait};
 use zernel_testkit::{StallingFs, eventually, eventually_ok};
 
 use crate::attackers::STALLING_FILE_NAMES;
@@ -25,7 +25,7 @@ pub(crate) const RESTART_ROLES: &[(&str, TargetRole)] = &[
 
 /// Forks this number of children, which map the same libraries and do nothing.
 fn has_children(driver: &Driver, children: u64) {
-    driver.open();
+    driver.open_first_device();
     for _ in 0..children {
         // SAFETY: this process has one thread. The child does nothing, and dies with its parent.
         if unsafe { libc::fork() } == 0 {
@@ -36,7 +36,7 @@ fn has_children(driver: &Driver, children: u64) {
             }
         }
     }
-    pause();
+    end_part_and_wait();
 }
 
 /// The variable that sets the number of processes of a crowd.
@@ -44,11 +44,11 @@ const CROWD_SIZE_VARIABLE: &str = "ZERNEL_ATTACK_CROWD";
 
 /// Launches all the time, so that launches are sampled.
 fn launches_all_the_time(driver: &Driver, _rounds: u64) {
-    driver.open();
-    let function = driver.kernel();
-    pause();
+    driver.open_first_device();
+    let function = driver.load_empty_kernel();
+    end_part_and_wait();
     loop {
-        driver.launch(function);
+        driver.launch_kernel(function);
     }
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn a_file_in_hand_of_a_killed_daemon_is_refused() {
     eventually("a library and a loader are in hand", || {
         in_hand().lines().count() == STALLING_FILE_NAMES.len()
     });
-    first.end(Signal::KILL);
+    first.end_by_signal(Signal::KILL);
     files.iter().for_each(StallingFs::answer);
 
     let second = start_daemon(&stage);
@@ -111,7 +111,7 @@ pub(crate) fn a_file_in_hand_of_a_killed_daemon_is_refused() {
     let victim = start_victim(&stage, 1);
     scene::assert_calls_are_exact(&second, &stage, &victim);
     // A daemon that ends on SIGTERM adds no file to the list of files in hand.
-    let (status, said) = second.end(Signal::TERM);
+    let (status, said) = second.end_by_signal(Signal::TERM);
     assert!(status.success(), "{said}");
     assert_eq!(in_hand().lines().count(), STALLING_FILE_NAMES.len());
 }
@@ -138,14 +138,14 @@ pub(crate) fn a_job_beside_a_starting_daemon_has_its_rank() {
         Target::start(&mut command)
     };
     let mut crowd = with_rank(&stage, "has_children", 400, "1");
-    crowd.step();
+    crowd.run_part();
     let mut job = with_rank(&stage, "trains", u64::MAX, "5");
     let daemon = std::thread::scope(|scope| {
         let daemon = scope.spawn(|| start_daemon(&stage));
-        job.step();
+        job.run_part();
         daemon.join().expect("it starts")
     });
-    job.step();
+    job.run_part();
     eventually_ok("the job is known", || {
         let job = process_listed_by_ps(&daemon, job.pid()).ok_or("it is not listed")?;
         match job["rank"] == 5 && job["job"] == "77" {

@@ -20,8 +20,8 @@ use zernel_ebpf::probes::SYMBOLS;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 use zernel_softgpu::truth::TruthLog;
-use zernel_testkit::daemon::{Daemon, command};
-use zernel_testkit::target::{Driver, Stage, Target, pause};
+use zernel_testkit::daemon::{Daemon, zernel_command};
+use zernel_testkit::target::{Driver, Stage, Target, end_part_and_wait};
 use zernel_testkit::{StallingFs, eventually_ok};
 
 use crate::attackers::attacker_directory;
@@ -57,17 +57,17 @@ pub(crate) const MAX_RESIDENT_BYTES: u64 = 192 << 20;
 /// The role of the victim: a step each time that it is asked. A step has few enough calls that nothing is sampled, and leaves
 /// memory allocated.
 pub(crate) fn train_when_asked(driver: &Driver, steps: u64) {
-    driver.open();
-    let function = driver.kernel();
+    driver.open_first_device();
+    let function = driver.load_empty_kernel();
     let mut batch = driver.allocate(4096);
     for _ in 0..steps {
         for _ in 0..20 {
-            driver.launch(function);
+            driver.launch_kernel(function);
         }
         driver.synchronize();
         driver.free(batch);
         batch = driver.allocate(4096);
-        pause();
+        end_part_and_wait();
     }
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn command_for_role(
     role: &str,
     rounds: u64,
 ) -> Command {
-    let mut command = stage.command_of(&stage.path().join("program"), role, rounds);
+    let mut command = stage.target_command_of(&stage.path().join("program"), role, rounds);
     command
         .env(config::DIRECTORY_VARIABLE, own.join("node"))
         .env(config::LOG_VARIABLE, own.join("log"))
@@ -151,7 +151,7 @@ impl AttackScene {
         let clients = AskingClients::start(&self.daemon);
         let end = Instant::now() + time;
         while Instant::now() < end {
-            self.victim.step();
+            self.victim.run_part();
             thread::sleep(Duration::from_millis(50));
         }
         check(&self.daemon, &self.stage, &self.victim);
@@ -184,7 +184,7 @@ impl AttackScene {
     ) -> (Vec<StallingFs>, Stage) {
         let objects = self.daemon.kernel_objects();
         let begin = Instant::now();
-        let (status, said) = self.daemon.end(signal);
+        let (status, said) = self.daemon.end_by_signal(signal);
         let exit = begin.elapsed();
         assert!(signal == Signal::KILL || status.success(), "{said}");
         assert!(exit < MAX_EXIT_TIME, "{signal:?}: {exit:?}: {said}");
@@ -198,7 +198,7 @@ impl AttackScene {
         );
         crate::print_measurement(&format!(
             "{attack}: {signal:?}: exit after {exit:.2?}, {} links detached after {detached:.2?}",
-            objects.links()
+            objects.link_count()
         ));
         (self.files, self.stage)
     }
@@ -268,14 +268,14 @@ pub(crate) fn start_attack(stage: &Stage, role: &str, rounds: u64) -> Target {
     command.env_remove(config::LOG_VARIABLE);
     let mut attacker = Target::start(&mut command);
     cpu_weights::add_process(WeightGroup::Attacker, attacker.pid());
-    attacker.step();
-    attacker.go();
+    attacker.run_part();
+    attacker.start_part();
     attacker
 }
 
 /// Starts a daemon with the budget of the service.
 pub(crate) fn start_daemon(stage: &Stage) -> Daemon {
-    let mut command = command(&zernel_path());
+    let mut command = zernel_command(&zernel_path());
     command.args(["--budget", "0.5%", "--state-dir"]);
     command.arg(stage.path().join("state"));
     let daemon = Daemon::start_as(command, stage, &stage.path().join("observe.sock"));
@@ -290,7 +290,7 @@ pub(crate) fn start_victim(stage: &Stage, steps: u64) -> Target {
         stage, VICTIM_UID, &own, "trains", steps,
     ));
     cpu_weights::add_process(WeightGroup::Victim, victim.pid());
-    victim.step();
+    victim.run_part();
     victim
 }
 

@@ -100,12 +100,12 @@ impl ChangingAttackers {
         match number == ATTACKS.len() {
             true => {
                 self.files.iter().for_each(StallingFs::answer);
-                attacker.step();
+                attacker.run_part();
                 self.files.iter().for_each(StallingFs::stall);
             }
-            false => attacker.go(),
+            false => attacker.start_part(),
         }
-        attacker.go();
+        attacker.start_part();
         attacker
     }
 
@@ -162,7 +162,7 @@ pub(crate) fn endure_changing_attacks() {
     assert!(measured.attacks >= attackers.attacks, "each has its turn");
     drop(attackers);
     // It was not harmed: it ends at the first call that fails.
-    old.step();
+    old.run_part();
     old.kill();
     if minutes.is_some() {
         print_measurements(time, &measured);
@@ -187,7 +187,7 @@ fn live_until_signal(
     let end = Instant::now() + time;
     let clients = AskingClients::start(&daemon);
     // Found running: what it called before is unknown, and the daemon says so.
-    old.step();
+    old.run_part();
     let start = eventually_ok("it is found", || settled_calls(&daemon, stage, old.pid()));
     assert_eq!(is_observed_completely(&daemon, old.pid()), Some(false));
     let mut new = start_victim(stage, u64::MAX);
@@ -195,8 +195,8 @@ fn live_until_signal(
     // At least once: on a busy machine a short life may be over before the jobs are found.
     loop {
         attackers.replace_finished(stage);
-        old.step();
-        new.step();
+        old.run_part();
+        new.run_part();
         let left = end.saturating_duration_since(Instant::now());
         sizes.push((left, resident_bytes(daemon.pid())));
         thread::sleep(Duration::from_millis(50));
@@ -224,7 +224,7 @@ fn live_until_signal(
         .push(resident_growth_per_minute(&sizes, time / 2));
     let objects = daemon.kernel_objects();
     let begin = Instant::now();
-    let (status, said) = daemon.end(signal);
+    let (status, said) = daemon.end_by_signal(signal);
     let exit = begin.elapsed();
     measured.exits.push(exit);
     if exit > MAX_EXIT_TIME {

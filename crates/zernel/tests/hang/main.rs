@@ -23,7 +23,7 @@ use zernel_testkit::target::{self, Stage};
 use zernel_testkit::{communicator, eventually, root, trial};
 
 fn main() -> ExitCode {
-    if let Some(code) = target::act(RANK_ROLES) {
+    if let Some(code) = target::run_role(RANK_ROLES) {
         return code;
     }
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];

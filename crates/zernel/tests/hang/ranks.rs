@@ -14,7 +14,7 @@ use zernel_softgpu::install::Prologue;
 use zernel_testkit::communicator::{RANK, join, own_rank, stream};
 use zernel_testkit::daemon::Daemon;
 use zernel_testkit::eventually_ok;
-use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out};
+use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out_pointer};
 
 const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
 
@@ -39,7 +39,7 @@ fn run_rank(driver: &Driver, _rounds: u64) {
     // Ranks that wait for each other do not notice the end of the test.
     set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
     let rank = own_rank();
-    driver.open();
+    driver.open_first_device();
     let fate = env::var(FATE_VARIABLE)
         .ok()
         .filter(|_| rank == UNLUCKY_RANK);
@@ -59,7 +59,7 @@ fn run_rank(driver: &Driver, _rounds: u64) {
             communicator,
             color,
             0,
-            out(&mut part),
+            out_pointer(&mut part),
             0
         );
     }
@@ -154,7 +154,7 @@ impl ObservedJob {
     pub(crate) fn start_with(stage: Stage, fate: &str, change: impl Fn(&mut Command)) -> Self {
         let daemon = Daemon::start(ZERNEL_PATH, &stage);
         let targets = (0..RANK_COUNT).map(|rank| {
-            let mut command = stage.command("rank", 0);
+            let mut command = stage.target_command("rank", 0);
             command.env(RANK, rank.to_string()).env(FATE_VARIABLE, fate);
             command.env("TORCHELASTIC_RUN_ID", job_name_of_stage(&stage));
             command
@@ -162,7 +162,7 @@ impl ObservedJob {
                 .env("WORLD_SIZE", RANK_COUNT.to_string());
             change(&mut command);
             let mut target = Target::start(&mut command);
-            target.go();
+            target.start_part();
             target
         });
         Self {
@@ -178,7 +178,7 @@ impl ObservedJob {
         let stage = Stage::new(Prologue::Push);
         let daemon = Daemon::start(ZERNEL_PATH, &stage);
         let program = env::current_exe().expect("we run");
-        let mut command = stage.command_of("unshare".as_ref(), "rank", 0);
+        let mut command = stage.target_command_of("unshare".as_ref(), "rank", 0);
         let start_all =
             format!("for rank in 0 1 2 3; do {RANK}=$rank \"$0\" < /dev/null & done; wait");
         command

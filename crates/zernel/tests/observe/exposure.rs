@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::daemon::{Answer, Daemon, command};
+use zernel_testkit::daemon::{Daemon, HttpAnswer, zernel_command};
 use zernel_testkit::eventually;
 use zernel_testkit::target::Stage;
 
@@ -23,7 +23,7 @@ const PATHS_WITH_FIGURES: [&str; 4] = [
 /// Starts a daemon with a token file of its own, and with more options.
 fn start_with_token_file(stage: &Stage, options: &[&str]) -> (Daemon, PathBuf) {
     let file = stage.path().join("token");
-    let mut command = command(ZERNEL_PATH);
+    let mut command = zernel_command(ZERNEL_PATH);
     command.args(options).arg("--token-file").arg(&file);
     let socket = stage.path().join("observe.sock");
     (Daemon::start_as(command, stage, &socket), file)
@@ -34,7 +34,7 @@ fn read_token(file: &Path) -> String {
     text.trim().to_owned()
 }
 
-fn status_line(answer: &Answer) -> &str {
+fn status_line(answer: &HttpAnswer) -> &str {
     answer.head.split(' ').nth(1).expect("a status")
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn processes_need_the_token() {
     assert!(pids_in_list(&snapshot["observed"]).contains(&u64::from(target.pid())));
 
     // The next start reads the same token.
-    daemon.end(rustix::process::Signal::TERM);
+    daemon.end_by_signal(rustix::process::Signal::TERM);
     let (_daemon, file) = start_with_token_file(&stage, &["--expose", "token"]);
     assert_eq!(self::read_token(&file), token);
 }
@@ -119,7 +119,7 @@ pub(crate) fn a_token_that_others_can_read_is_refused() {
     let file = stage.path().join("token");
     fs::write(&file, "0123456789abcdef\n").expect("ours");
     fs::set_permissions(&file, Permissions::from_mode(0o644)).expect("ours");
-    let mut command = command(ZERNEL_PATH);
+    let mut command = zernel_command(ZERNEL_PATH);
     let socket = stage.path().join("observe.sock");
     command
         .arg("--token-file")
@@ -136,7 +136,7 @@ pub(crate) fn a_token_that_others_can_read_is_refused() {
 }
 
 pub(crate) fn a_token_for_nothing_is_wrong_usage() {
-    let mut command = command(ZERNEL_PATH);
+    let mut command = zernel_command(ZERNEL_PATH);
     let output = command
         .args(["--expose", "all", "--token-file", "x"])
         .output();

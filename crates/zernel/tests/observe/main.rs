@@ -15,16 +15,16 @@ use rustix::process::Signal;
 use serde_json::Value;
 use zernel_ebpf::capability::Capability;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::daemon::{Daemon, command};
+use zernel_testkit::daemon::{Daemon, zernel_command};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::target::{self, Driver, Stage, Target, TargetRole, call};
-use zernel_testkit::{NO_KUBELET, StoppedThread, root, trial};
+use zernel_testkit::{NO_KUBELET_NEED, StoppedThread, root, trial};
 
 const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
 
 fn main() -> ExitCode {
     let roles: &[(&str, TargetRole)] = &[("launches", launch_kernels)];
-    if let Some(code) = target::act(roles) {
+    if let Some(code) = target::run_role(roles) {
         return code;
     }
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
@@ -107,7 +107,7 @@ fn main() -> ExitCode {
         ),
         trial(
             "root_in_a_pod_sees_its_pod",
-            &[needs[0], needs[1], NO_KUBELET],
+            &[needs[0], needs[1], NO_KUBELET_NEED],
             pods::root_in_a_pod_sees_its_pod,
         ),
         trial(
@@ -144,11 +144,11 @@ fn main() -> ExitCode {
 }
 
 fn launch_kernels(driver: &Driver, rounds: u64) {
-    driver.open();
+    driver.open_first_device();
     driver.allocate(5000);
-    let function = driver.kernel();
+    let function = driver.load_empty_kernel();
     for _ in 0..rounds {
-        driver.launch(function);
+        driver.launch_kernel(function);
     }
     call!(driver.cuda(), "cuCtxSynchronize");
 }
@@ -156,7 +156,7 @@ fn launch_kernels(driver: &Driver, rounds: u64) {
 /// A stage, and a target that has launched on it.
 fn start_launching_target(stage: &Stage, rounds: u64) -> Target {
     let mut target = stage.target("launches", rounds);
-    target.step();
+    target.run_part();
     target
 }
 
@@ -169,8 +169,8 @@ fn metrics_of_a_program_are_served() {
     let daemon = Daemon::start(ZERNEL_PATH, &stage);
     let target = start_launching_target(&stage, 123);
     let pid = target.pid();
-    daemon.wait_for(&exported_launches(pid, 123));
-    daemon.wait_for(&format!(
+    daemon.wait_for_metrics_line(&exported_launches(pid, 123));
+    daemon.wait_for_metrics_line(&format!(
         "zernel_gpu_memory_used_bytes{{pid=\"{pid}\",gpu_id=\"0\"}} 5000"
     ));
     let snapshot = daemon.get("/api/v1/snapshot").json();
@@ -190,8 +190,8 @@ fn openmetrics_ends_with_eof() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(ZERNEL_PATH, &stage);
     let target = start_launching_target(&stage, 5);
-    daemon.wait_for(&exported_launches(target.pid(), 5));
-    let answer = daemon.get_as("/metrics", "application/openmetrics-text; version=1.0.0");
+    daemon.wait_for_metrics_line(&exported_launches(target.pid(), 5));
+    let answer = daemon.get_accepting("/metrics", "application/openmetrics-text; version=1.0.0");
     assert!(
         answer.head.contains("application/openmetrics-text"),
         "{}",
@@ -210,7 +210,7 @@ fn openmetrics_ends_with_eof() {
 
 /// Runs `zernel observe` until it exits by itself.
 fn output_of_observe(arguments: &[&dyn AsRef<OsStr>]) -> Output {
-    let mut command = command(ZERNEL_PATH);
+    let mut command = zernel_command(ZERNEL_PATH);
     command.args(["--expose", "all"]);
     for argument in arguments {
         command.arg(argument);
@@ -261,11 +261,16 @@ fn a_socket_in_use_is_named() {
 
 fn two_daemons_see_the_same() {
     let stage = Stage::new(Prologue::Push);
-    let daemons = ["one", "two"]
-        .map(|name| Daemon::start_as(command(ZERNEL_PATH), &stage, &stage.path().join(name)));
+    let daemons = ["one", "two"].map(|name| {
+        Daemon::start_as(
+            zernel_command(ZERNEL_PATH),
+            &stage,
+            &stage.path().join(name),
+        )
+    });
     let target = start_launching_target(&stage, 1000);
     for daemon in &daemons {
-        daemon.wait_for(&exported_launches(target.pid(), 1000));
+        daemon.wait_for_metrics_line(&exported_launches(target.pid(), 1000));
     }
 }
 
@@ -274,28 +279,28 @@ fn a_stopped_daemon_leaves_nothing() {
     let daemon = Daemon::start(ZERNEL_PATH, &stage);
     let socket = daemon.socket.clone();
     let target = start_launching_target(&stage, 5);
-    daemon.wait_for(&exported_launches(target.pid(), 5));
+    daemon.wait_for_metrics_line(&exported_launches(target.pid(), 5));
     let objects = daemon.kernel_objects();
     assert!(socket.exists());
-    let (status, printed) = daemon.end(Signal::TERM);
+    let (status, printed) = daemon.end_by_signal(Signal::TERM);
     assert_eq!(status.code(), Some(0), "{printed}");
     assert!(!socket.exists());
     objects.wait_until_freed();
-    target.end();
+    target.let_exit();
 }
 
 fn a_killed_daemon_leaves_nothing_attached() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(ZERNEL_PATH, &stage);
     let first = start_launching_target(&stage, 5);
-    daemon.wait_for(&exported_launches(first.pid(), 5));
+    daemon.wait_for_metrics_line(&exported_launches(first.pid(), 5));
     let objects = daemon.kernel_objects();
-    daemon.end(Signal::KILL);
+    daemon.end_by_signal(Signal::KILL);
     objects.wait_until_freed();
-    first.end();
+    first.let_exit();
     let daemon = Daemon::start(ZERNEL_PATH, &stage);
     let second = start_launching_target(&stage, 6);
-    daemon.wait_for(&exported_launches(second.pid(), 6));
+    daemon.wait_for_metrics_line(&exported_launches(second.pid(), 6));
 }
 
 /// While the observer's thread is stopped, every reader is answered from the last snapshot, and the health says that it
@@ -304,10 +309,10 @@ fn a_stalled_observer_delays_no_reader() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(ZERNEL_PATH, &stage);
     let mut target = stage.target("launches", 10);
-    target.step();
+    target.run_part();
     let launches = format!("zernel_cuda_launches_total{{pid=\"{}\"}} 10", target.pid());
-    daemon.wait_for(&launches);
-    let stopped = StoppedThread::named(daemon.pid(), "observer").expect("root may stop it");
+    daemon.wait_for_metrics_line(&launches);
+    let stopped = StoppedThread::stop_named(daemon.pid(), "observer").expect("root may stop it");
     let late = daemon.wait_for_health("HTTP/1.1 503");
     assert!(late.body.contains("late"), "{}", late.body);
     assert!(daemon.metrics().lines().any(|line| line == launches));
@@ -334,7 +339,7 @@ fn a_paused_daemon_reports_its_pause() {
         ),
         (Signal::USR2, "HTTP/1.1 200", &[]),
     ] {
-        daemon.signal(signal);
+        daemon.send_signal(signal);
         let health = daemon.wait_for_health(status).json();
         assert_eq!(health["ok"], problems.is_empty());
         assert_eq!(health["problems"], serde_json::json!(problems));

@@ -20,7 +20,7 @@ fn start_job(stage: &Stage, cgroup: Option<&Path>) -> Target {
         let members = cgroup.join("cgroup.procs");
         fs::write(members, job.pid().to_string()).expect("we are root");
     }
-    job.step();
+    job.run_part();
     job
 }
 
@@ -43,7 +43,7 @@ fn pids_listed_by_ps(daemon: &Daemon, cgroup: &Path, wrapper: &[&str]) -> BTreeS
 
 /// A cgroup that a user could create, with the name of the pod's.
 fn create_imitation_of_pod(pod: &PodCgroup) -> PathBuf {
-    let name = format!("zernel-test-imitation/kubepods/pod{}", PodCgroup::UID);
+    let name = format!("zernel-test-imitation/kubepods/pod{}", PodCgroup::POD_UID);
     let imitation = pod.hierarchy().join(name);
     fs::create_dir_all(&imitation).expect("we are root");
     imitation
@@ -55,22 +55,25 @@ pub(crate) fn root_in_a_pod_sees_its_pod() {
         let stage = Stage::new(Prologue::Push);
         let daemon = Daemon::start(ZERNEL_PATH, &stage);
         let imitation = create_imitation_of_pod(&pod);
-        let inside = start_job(&stage, Some(&pod.container()));
+        let inside = start_job(&stage, Some(&pod.container_folder()));
         let outside = start_job(&stage, None);
         let imitator = start_job(&stage, Some(&imitation));
         for job in [&inside, &outside, &imitator] {
-            daemon.wait_for(&exported_launches(job.pid(), 10));
+            daemon.wait_for_metrics_line(&exported_launches(job.pid(), 10));
         }
         let own = BTreeSet::from([u64::from(inside.pid())]);
         for wrapper in [&[][..], &namespaces] {
-            assert_eq!(pids_listed_by_ps(&daemon, &pod.container(), wrapper), own);
+            assert_eq!(
+                pids_listed_by_ps(&daemon, &pod.container_folder(), wrapper),
+                own
+            );
         }
         let all = pids_listed_by_ps(&daemon, pod.hierarchy(), &[]);
         for job in [&inside, &outside, &imitator] {
             assert!(all.contains(&u64::from(job.pid())), "{all:?}");
         }
         for job in [inside, outside, imitator] {
-            job.end();
+            job.let_exit();
         }
         for path in imitation.ancestors().take(3) {
             fs::remove_dir(path).expect("nobody is in it");

@@ -37,7 +37,7 @@ pub(crate) fn promtool_finds_nothing() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(crate::ZERNEL_PATH, &stage);
     let target = start_launching_target(&stage, 5);
-    daemon.wait_for(&exported_launches(target.pid(), 5));
+    daemon.wait_for_metrics_line(&exported_launches(target.pid(), 5));
     for path in ["/metrics", "/metrics/quantiles"] {
         let mut promtool = Command::new("promtool");
         promtool.args(["check", "metrics"]).stdin(Stdio::piped());
@@ -115,7 +115,7 @@ pub(crate) fn prometheus_misses_nothing() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(crate::ZERNEL_PATH, &stage);
     let target = start_launching_target(&stage, 5);
-    daemon.wait_for(&exported_launches(target.pid(), 5));
+    daemon.wait_for_metrics_line(&exported_launches(target.pid(), 5));
     let prometheus = RunningPrometheus::start(&stage, &daemon);
     let scrapes = || prometheus.query_value("count_over_time(up[1h])");
     let limit = Duration::from_secs(60 + 3 * seconds);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::daemon::{Daemon, command};
+use zernel_testkit::daemon::{Daemon, zernel_command};
 use zernel_testkit::target::Stage;
 use zernel_testkit::{Need, StoppedThread};
 
@@ -83,9 +83,9 @@ pub(crate) fn the_unit_grants_what_observing_takes() {
     let root = start_launching_target(&stage, 10);
     for (target, launches) in [(&other, 20), (&root, 10)] {
         let pid = target.pid();
-        daemon.wait_for(&exported_launches(pid, launches));
-        daemon.wait_for(&format!("zernel_process_complete{{pid=\"{pid}\"}} 1"));
-        daemon.wait_for(&format!(
+        daemon.wait_for_metrics_line(&exported_launches(pid, launches));
+        daemon.wait_for_metrics_line(&format!("zernel_process_complete{{pid=\"{pid}\"}} 1"));
+        daemon.wait_for_metrics_line(&format!(
             "zernel_gpu_memory_used_bytes{{pid=\"{pid}\",gpu_id=\"0\"}} 5000"
         ));
     }
@@ -123,11 +123,11 @@ pub(crate) fn the_unit_detaches_the_probes_of_a_killed_daemon() {
         .args(daemon.get_args());
     let daemon = Daemon::start_as(command, &stage, &runtime.join("observe.sock"));
     let target = start_launching_target(&stage, 5);
-    daemon.wait_for(&exported_launches(target.pid(), 5));
+    daemon.wait_for_metrics_line(&exported_launches(target.pid(), 5));
     // The mounts of the daemon stay as long as this is open.
     let mounts = File::open(format!("/proc/{}/ns/mnt", daemon.pid())).expect("it runs");
     let objects = daemon.kernel_objects();
-    daemon.end(Signal::KILL);
+    daemon.end_by_signal(Signal::KILL);
     assert!(objects.attached() > 0, "its pins keep the probes attached");
     let mounts = format!("/proc/{}/fd/{}", std::process::id(), mounts.as_raw_fd());
     let stop = script_of_unit("ExecStopPost", &runtime);
@@ -195,7 +195,7 @@ pub(crate) fn the_watchdog_is_fed_while_the_observer_publishes() {
     let stage = Stage::new(Prologue::Push);
     let socket = stage.path().join("notify");
     let manager = UnixDatagram::bind(&socket).expect("ours");
-    let mut command = command(crate::ZERNEL_PATH);
+    let mut command = zernel_command(crate::ZERNEL_PATH);
     command.env("NOTIFY_SOCKET", &socket);
     command.env("WATCHDOG_USEC", "200000");
     let daemon = Daemon::start_as(command, &stage, &stage.path().join("observe.sock"));
@@ -203,7 +203,7 @@ pub(crate) fn the_watchdog_is_fed_while_the_observer_publishes() {
     assert_eq!(first[0], "READY=1");
     assert!(first.len() > 5, "{first:?}");
     assert!(first[1..].iter().all(|it| it == "WATCHDOG=1"), "{first:?}");
-    let stopped = StoppedThread::named(daemon.pid(), "observer").expect("root may stop it");
+    let stopped = StoppedThread::stop_named(daemon.pid(), "observer").expect("root may stop it");
     daemon.wait_for_health("HTTP/1.1 503");
     receive_messages(&manager, Duration::from_millis(200));
     assert!(receive_messages(&manager, Duration::from_secs(2)).is_empty());

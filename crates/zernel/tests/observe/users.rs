@@ -13,7 +13,7 @@ use rustix::thread::set_thread_uid;
 use serde_json::Value;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::daemon::{Answer, Daemon, ask};
+use zernel_testkit::daemon::{Daemon, HttpAnswer, ask};
 use zernel_testkit::target::{Stage, Target};
 
 use crate::{exported_launches, start_launching_target};
@@ -37,17 +37,17 @@ pub(crate) fn start_launching_target_of(user: u32, stage: &Stage, rounds: u64) -
     fs::create_dir(&node).expect("ours");
     fs::set_permissions(&node, Permissions::from_mode(0o700)).expect("ours");
     chown(&node, Some(user), Some(user)).expect("we are root");
-    let mut command = stage.command_of(&program, "launches", rounds);
+    let mut command = stage.target_command_of(&program, "launches", rounds);
     command
         .env_remove(config::LOG_VARIABLE)
         .env(config::DIRECTORY_VARIABLE, node);
     let mut target = Target::start(command.uid(user).gid(user));
-    target.step();
+    target.run_part();
     target
 }
 
 /// Asks as another user. The kernel keeps users per thread, so this needs no other process.
-fn ask_as(user: u32, daemon: &Daemon, path: &str) -> Answer {
+fn ask_as(user: u32, daemon: &Daemon, path: &str) -> HttpAnswer {
     let socket = daemon.socket.clone();
     let connect = thread::spawn(move || {
         set_thread_uid(Uid::from_raw(user)).expect("we are root");
@@ -67,8 +67,8 @@ pub(crate) fn users_see_their_own_processes() {
     let daemon = Daemon::start(crate::ZERNEL_PATH, &stage);
     let root = start_launching_target(&stage, 10);
     let nobody = start_launching_target_of(NOBODY_UID, &stage, 20);
-    daemon.wait_for(&exported_launches(root.pid(), 10));
-    daemon.wait_for(&exported_launches(nobody.pid(), 20));
+    daemon.wait_for_metrics_line(&exported_launches(root.pid(), 10));
+    daemon.wait_for_metrics_line(&exported_launches(nobody.pid(), 20));
     let (of_root, of_nobody) = (u64::from(root.pid()), u64::from(nobody.pid()));
 
     let metrics = ask_as(NOBODY_UID, &daemon, "/metrics").body;

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::MemfdFlags;
 use zernel_elf::LibraryLimit;
 use zernel_testkit::allocation::CountingAllocator;
-use zernel_testkit::elf_builder::{CODE_ADDRESS, ElfBuilder, ElfSymbol, function};
+use zernel_testkit::elf_builder::{CODE_ADDRESS, ElfBuilder, ElfSymbol, global_function};
 use zernel_testkit::fuzz::FuzzTarget;
 
 use super::*;
@@ -34,9 +34,9 @@ fn library_exporting(names: impl Iterator<Item = String>) -> Vec<u8> {
     let symbols = names.into_iter().enumerate();
     let symbols = symbols.map(|(number, name)| ElfSymbol {
         address: CODE_ADDRESS + 4 * number as u64,
-        ..function(name, 4)
+        ..global_function(name, 4)
     });
-    ElfBuilder::new(&code, symbols.collect()).bytes()
+    ElfBuilder::new(&code, symbols.collect()).build_file()
 }
 
 /// The names of the probed functions of a library, each as a compiler would complete it.
@@ -68,8 +68,8 @@ fn a_library_with_a_million_matching_symbols_is_refused() {
         .next()
         .expect("it has rows");
     let matching = (0..1_000_000).map(|number| format!("{prefix}{number}"));
-    let symbols = matching.map(|name| function(name, 4)).collect();
-    let content = ElfBuilder::new(&PUSH_POP_RET, symbols).bytes();
+    let symbols = matching.map(|name| global_function(name, 4)).collect();
+    let content = ElfBuilder::new(&PUSH_POP_RET, symbols).build_file();
     let refused = functions_in(&content, LibraryKind::TorchCpu);
     let Err(LibraryError::OverLimit { limit, .. }) = refused else {
         panic!("{refused:?}");

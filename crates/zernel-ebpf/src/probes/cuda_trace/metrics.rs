@@ -37,7 +37,7 @@ pub(crate) fn expose(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
         for wait in &process.probes.cuda_trace.wait_times {
             let labels: [(_, &dyn std::fmt::Display); 2] =
                 [("pid", &process.pid), ("kind", &wait.kind)];
-            out.histogram(WAITS.name, &labels, &wait.times);
+            out.write_histogram(WAITS.name, &labels, &wait.times);
         }
     }
     write_family_of_processes(out, &FAILED, scoped, |process, add| {

@@ -55,7 +55,7 @@ fn expose_unexplained(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
         };
         let explained = known.map_or(0, |process| allocated_bytes(process, used));
         let labels: [(_, &dyn Display); 2] = [("pid", &used.pid), ("gpu_id", &used.index)];
-        out.sample(
+        out.write_sample(
             UNEXPLAINED.name,
             "",
             &labels,

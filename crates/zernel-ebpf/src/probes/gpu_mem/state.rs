@@ -251,7 +251,7 @@ impl<'a> ProcessGpus<'a> {
         let only = self.only_gpu.filter(|_| memory.by_device.len() == 1);
         let visible = match &self.devices.devices[..] {
             [device] if !is_known => Some(device.index),
-            _ => self.devices.index(ordinal),
+            _ => self.devices.index_of_ordinal(ordinal),
         };
         let fallback = is_known.then_some(ordinal);
         only.map(|gpu| gpu.index).or(visible).or(fallback)

@@ -62,6 +62,6 @@ fn expose_times(
 ) {
     write_family_head(out, family);
     for (op, times) in times {
-        out.histogram(family.name, &[("op", op)], times);
+        out.write_histogram(family.name, &[("op", op)], times);
     }
 }

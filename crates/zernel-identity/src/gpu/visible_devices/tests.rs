@@ -5,9 +5,9 @@ use proptest::prelude::*;
 use super::*;
 
 /// UUID of the GPU on which the driver was measured.
-const MEASURED_GPU: &str = "GPU-713a8001-4129-af46-2093-26173f053ec1";
+const MEASURED_GPU_UUID: &str = "GPU-713a8001-4129-af46-2093-26173f053ec1";
 
-fn gpu(index: u32, uuid: &str) -> GpuFacts {
+fn gpu_facts(index: u32, uuid: &str) -> GpuFacts {
     GpuFacts {
         index,
         uuid: uuid.to_owned(),
@@ -20,14 +20,14 @@ fn gpu(index: u32, uuid: &str) -> GpuFacts {
 /// Four equal GPUs, two of which have UUIDs with a common prefix.
 fn four_gpus() -> Vec<GpuFacts> {
     vec![
-        gpu(0, "GPU-aaaa0000-0000-0000-0000-000000000000"),
-        gpu(1, "GPU-bbbb1111-1111-1111-1111-111111111111"),
-        gpu(2, "GPU-cccc2222-2222-2222-2222-222222222222"),
-        gpu(3, "GPU-cccc3333-3333-3333-3333-333333333333"),
+        gpu_facts(0, "GPU-aaaa0000-0000-0000-0000-000000000000"),
+        gpu_facts(1, "GPU-bbbb1111-1111-1111-1111-111111111111"),
+        gpu_facts(2, "GPU-cccc2222-2222-2222-2222-222222222222"),
+        gpu_facts(3, "GPU-cccc3333-3333-3333-3333-333333333333"),
     ]
 }
 
-fn mig(uuid: &str, gpu: u32, compute: u32) -> MigFacts {
+fn mig_facts(uuid: &str, gpu: u32, compute: u32) -> MigFacts {
     MigFacts {
         uuid: uuid.to_owned(),
         instance: Some(MigInstance { gpu, compute }),
@@ -36,18 +36,18 @@ fn mig(uuid: &str, gpu: u32, compute: u32) -> MigFacts {
 }
 
 /// A GPU without MIG, and one with two MIG devices.
-fn with_mig() -> Vec<GpuFacts> {
+fn gpus_with_mig() -> Vec<GpuFacts> {
     let mut gpus = four_gpus();
     gpus.truncate(2);
     gpus[1].mig_enabled = true;
     gpus[1].mig = vec![
-        mig("MIG-d1d1d1d1-0000-5000-8000-000000000000", 1, 0),
-        mig("MIG-d2d2d2d2-0000-5000-8000-000000000000", 2, 0),
+        mig_facts("MIG-d1d1d1d1-0000-5000-8000-000000000000", 1, 0),
+        mig_facts("MIG-d2d2d2d2-0000-5000-8000-000000000000", 2, 0),
     ];
     gpus
 }
 
-fn indices(visible: &VisibleDevices) -> Vec<u32> {
+fn visible_indices(visible: &VisibleDevices) -> Vec<u32> {
     visible.devices.iter().map(|device| device.index).collect()
 }
 
@@ -76,8 +76,8 @@ const DRIVER_RESULTS: &[(&str, usize)] = &[
 
 #[test]
 fn device_lists_are_parsed_as_by_the_driver() {
-    let one = [gpu(0, MEASURED_GPU)];
-    let digits = &MEASURED_GPU[4..];
+    let one = [gpu_facts(0, MEASURED_GPU_UUID)];
+    let digits = &MEASURED_GPU_UUID[4..];
     assert_eq!(VisibleDevices::parse(None, &one).devices.len(), 1);
     for (pattern, count) in DRIVER_RESULTS {
         let value = pattern.replace("{}", digits);
@@ -89,7 +89,7 @@ fn device_lists_are_parsed_as_by_the_driver() {
 proptest! {
     #[test]
     fn no_device_is_listed_twice(list in "(GPU-|MIG-|MIG-GPU-|-|,|/| |\\+|[0-9]|[a-f]|aaaa|\\PC){0,30}") {
-        for gpus in [four_gpus(), with_mig()] {
+        for gpus in [four_gpus(), gpus_with_mig()] {
             let visible = VisibleDevices::parse(Some(&list), &gpus);
             let mut uuids: Vec<_> = visible.devices.iter().map(|device| &device.uuid).collect();
             uuids.sort();
@@ -118,12 +118,12 @@ fn ordinals_follow_the_order_of_the_list() {
     ];
     for (value, expected) in cases {
         let visible = VisibleDevices::parse(value, &four_gpus());
-        assert_eq!(indices(&visible), expected, "{value:?}");
+        assert_eq!(visible_indices(&visible), expected, "{value:?}");
         assert_eq!(visible.assumptions, [], "{value:?}");
     }
     let visible = VisibleDevices::parse(Some("2,0"), &four_gpus());
-    assert_eq!(visible.index(0), Some(2));
-    assert_eq!(visible.index(2), None);
+    assert_eq!(visible.index_of_ordinal(0), Some(2));
+    assert_eq!(visible.index_of_ordinal(2), None);
     assert_eq!(visible.devices[1].uuid, four_gpus()[0].uuid);
 }
 
@@ -131,15 +131,18 @@ fn ordinals_follow_the_order_of_the_list() {
 fn indexes_follow_the_pci_bus_not_the_order_of_the_facts() {
     let mut gpus = four_gpus();
     gpus.reverse();
-    assert_eq!(indices(&VisibleDevices::parse(Some("0,3"), &gpus)), [0, 3]);
+    assert_eq!(
+        visible_indices(&VisibleDevices::parse(Some("0,3"), &gpus)),
+        [0, 3]
+    );
 }
 
 #[test]
 fn an_unknown_device_order_is_reported_as_an_assumption() {
     let mut gpus = four_gpus();
     gpus[2].name = "NVIDIA L4".to_owned();
-    let unknown = [Assumption::BusOrder];
-    let cases: [(Option<&str>, Option<&str>, &[Assumption]); 6] = [
+    let unknown = [DeviceAssumption::BusOrder];
+    let cases: [(Option<&str>, Option<&str>, &[DeviceAssumption]); 6] = [
         (None, None, &unknown),
         (Some("1"), None, &unknown),
         (Some("1"), Some("FASTEST_FIRST"), &unknown),
@@ -158,11 +161,11 @@ fn an_unknown_device_order_is_reported_as_an_assumption() {
 fn a_process_has_one_mig_device_or_whole_gpus() {
     let first = Some(MigInstance { gpu: 1, compute: 0 });
     let second = Some(MigInstance { gpu: 2, compute: 0 });
-    let assumption: &[Assumption] = &[Assumption::FirstPart];
+    let assumption: &[DeviceAssumption] = &[DeviceAssumption::FirstPart];
     type Case<'a> = (
         Option<&'a str>,
         Option<(u32, Option<MigInstance>)>,
-        &'a [Assumption],
+        &'a [DeviceAssumption],
     );
     let cases: [Case<'_>; 8] = [
         (
@@ -187,7 +190,7 @@ fn a_process_has_one_mig_device_or_whole_gpus() {
         (Some("0"), Some((0, None)), assumption),
     ];
     for (value, expected, assumptions) in cases {
-        let visible = VisibleDevices::parse(value, &with_mig());
+        let visible = VisibleDevices::parse(value, &gpus_with_mig());
         let found: Vec<_> = visible
             .devices
             .iter()
@@ -200,16 +203,16 @@ fn a_process_has_one_mig_device_or_whole_gpus() {
 
 #[test]
 fn mig_devices_without_instance_ids_are_distinguished() {
-    let mut gpus = with_mig();
+    let mut gpus = gpus_with_mig();
     gpus[1].mig.iter_mut().for_each(|mig| mig.instance = None);
     let visible = VisibleDevices::parse(Some("MIG-d2,MIG-d1"), &gpus);
-    assert_eq!(indices(&visible), [1]);
+    assert_eq!(visible_indices(&visible), [1]);
     assert_eq!(visible.devices[0].uuid, gpus[1].mig[1].uuid);
     assert_eq!(visible.devices[0].instance, None);
 }
 
 /// The identity of this process with an empty environment.
-fn process() -> Identity {
+fn process_without_environment() -> Identity {
     Identity {
         cuda_visible_devices: None,
         cuda_device_order: None,
@@ -221,23 +224,23 @@ fn process() -> Identity {
     }
 }
 
-fn in_container(requested: Option<&str>, cuda: Option<&str>) -> Identity {
+fn process_in_container(requested: Option<&str>, cuda: Option<&str>) -> Identity {
     Identity {
         container: Some("c0ffee".to_owned()),
         nvidia_visible_devices: requested.map(str::to_owned),
         cuda_visible_devices: cuda.map(str::to_owned),
-        ..process()
+        ..process_without_environment()
     }
 }
 
 #[test]
 fn ordinals_in_a_container_count_its_requested_gpus() {
-    let assumption: &[Assumption] = &[Assumption::WholeMachine];
+    let assumption: &[DeviceAssumption] = &[DeviceAssumption::WholeMachine];
     type Case<'a> = (
         Option<&'a str>,
         Option<&'a str>,
         &'a [u32],
-        &'a [Assumption],
+        &'a [DeviceAssumption],
     );
     let cases: [Case<'_>; 11] = [
         (Some("all"), None, &[0, 1, 2, 3], &[]),
@@ -265,9 +268,16 @@ fn ordinals_in_a_container_count_its_requested_gpus() {
         (None, None, &[0, 1, 2, 3], assumption),
     ];
     for (requested, cuda, expected, assumptions) in cases {
-        let visible =
-            VisibleDevices::with_device_nodes(&in_container(requested, cuda), &four_gpus(), None);
-        assert_eq!(indices(&visible), expected, "{requested:?} {cuda:?}");
+        let visible = VisibleDevices::with_device_nodes(
+            &process_in_container(requested, cuda),
+            &four_gpus(),
+            None,
+        );
+        assert_eq!(
+            visible_indices(&visible),
+            expected,
+            "{requested:?} {cuda:?}"
+        );
         assert_eq!(visible.assumptions, assumptions, "{requested:?} {cuda:?}");
     }
 }
@@ -275,8 +285,8 @@ fn ordinals_in_a_container_count_its_requested_gpus() {
 #[test]
 fn a_container_may_request_a_mig_device() {
     for requested in ["MIG-d2d2d2d2-0000-5000-8000-000000000000", "1:1"] {
-        let identity = in_container(Some(requested), None);
-        let visible = VisibleDevices::with_device_nodes(&identity, &with_mig(), None);
+        let identity = process_in_container(Some(requested), None);
+        let visible = VisibleDevices::with_device_nodes(&identity, &gpus_with_mig(), None);
         let second = Some(MigInstance { gpu: 2, compute: 0 });
         assert_eq!(visible.devices.len(), 1, "{requested}");
         assert_eq!(visible.devices[0].instance, second, "{requested}");
@@ -294,9 +304,13 @@ fn device_nodes_override_the_requested_gpus() {
         (None, None, &[3, 0], &[0, 3]),
     ];
     for (requested, cuda, minors, expected) in cases {
-        let identity = in_container(requested, cuda);
+        let identity = process_in_container(requested, cuda);
         let visible = VisibleDevices::with_device_nodes(&identity, &four_gpus(), Some(minors));
-        assert_eq!(indices(&visible), expected, "{requested:?} {minors:?}");
+        assert_eq!(
+            visible_indices(&visible),
+            expected,
+            "{requested:?} {minors:?}"
+        );
         assert_eq!(visible.assumptions, [], "{requested:?} {minors:?}");
     }
 }
@@ -306,24 +320,25 @@ fn device_nodes_are_matched_by_minor_number() {
     let mut gpus = four_gpus();
     gpus[0].minor = Some(1);
     gpus[1].minor = Some(0);
-    let visible = VisibleDevices::with_device_nodes(&in_container(None, None), &gpus, Some(&[0]));
-    assert_eq!(indices(&visible), [1]);
+    let visible =
+        VisibleDevices::with_device_nodes(&process_in_container(None, None), &gpus, Some(&[0]));
+    assert_eq!(visible_indices(&visible), [1]);
 }
 
 #[test]
 fn nvidia_visible_devices_is_ignored_outside_containers() {
     let identity = Identity {
         nvidia_visible_devices: Some("2".to_owned()),
-        ..process()
+        ..process_without_environment()
     };
     let visible = VisibleDevices::with_device_nodes(&identity, &four_gpus(), None);
-    assert_eq!(indices(&visible), [0, 1, 2, 3]);
+    assert_eq!(visible_indices(&visible), [0, 1, 2, 3]);
 }
 
 #[test]
 fn ordinals_under_slurm_count_the_gpus_of_the_job() {
-    let assumption: &[Assumption] = &[Assumption::SlurmHides];
-    type Case<'a> = (&'a str, Option<&'a str>, &'a [u32], &'a [Assumption]);
+    let assumption: &[DeviceAssumption] = &[DeviceAssumption::SlurmHides];
+    type Case<'a> = (&'a str, Option<&'a str>, &'a [u32], &'a [DeviceAssumption]);
     let cases: [Case<'_>; 9] = [
         ("2,3", Some("0,1"), &[2, 3], assumption),
         // One GPU per rank, selected by Slurm or by the job.
@@ -340,10 +355,10 @@ fn ordinals_under_slurm_count_the_gpus_of_the_job() {
         let identity = Identity {
             slurm_gpus: Some(given.to_owned()),
             cuda_visible_devices: cuda.map(str::to_owned),
-            ..process()
+            ..process_without_environment()
         };
         let visible = VisibleDevices::with_device_nodes(&identity, &four_gpus(), None);
-        assert_eq!(indices(&visible), expected, "{given} {cuda:?}");
+        assert_eq!(visible_indices(&visible), expected, "{given} {cuda:?}");
         assert_eq!(visible.assumptions, assumptions, "{given} {cuda:?}");
     }
 }
@@ -352,10 +367,10 @@ fn ordinals_under_slurm_count_the_gpus_of_the_job() {
 fn an_unreadable_environment_is_reported_as_an_assumption() {
     let identity = Identity {
         environment_read: false,
-        ..process()
+        ..process_without_environment()
     };
     let visible = VisibleDevices::with_device_nodes(&identity, &four_gpus(), None);
-    assert_eq!(visible.assumptions, [Assumption::EmptyEnvironment]);
+    assert_eq!(visible.assumptions, [DeviceAssumption::EmptyEnvironment]);
 }
 
 #[test]
@@ -363,5 +378,8 @@ fn without_gpus_no_device_is_visible() {
     for value in [None, Some("0"), Some("GPU-aaaa"), Some("MIG-aaaa")] {
         assert_eq!(VisibleDevices::parse(value, &[]), VisibleDevices::default());
     }
-    assert_eq!(ordinal_to_index(&process(), 0, &[]), None);
+    assert_eq!(
+        ordinal_to_index(&process_without_environment(), 0, &[]),
+        None
+    );
 }
