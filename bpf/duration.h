@@ -71,7 +71,7 @@ __noinline int zernel_observe_duration(__u32 handle, __u32 family, __u64 ns)
 		return 0;
 	histogram = zernel_histogram(process, family);
 	if (histogram)
-		zernel_record(histogram, ns);
+		zernel_record_duration(histogram, ns);
 	return 0;
 }
 

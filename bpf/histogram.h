@@ -66,7 +66,7 @@ static inline void zernel_raise(__u64 *most, __u64 value)
 	}
 }
 
-static inline void zernel_record(struct zernel_histogram *histogram, __u64 ns)
+static inline void zernel_record_duration(struct zernel_histogram *histogram, __u64 ns)
 {
 	__u32 bucket = zernel_h2_bucket(ns);
 

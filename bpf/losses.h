@@ -28,7 +28,7 @@ struct {
 	__type(value, struct zernel_losses);
 } losses SEC(".maps");
 
-static __always_inline void zernel_lost(__u64 *cause)
+static __always_inline void zernel_count_loss(__u64 *cause)
 {
 	__sync_fetch_and_add(cause, 1);
 }
@@ -39,7 +39,7 @@ static __always_inline void zernel_lost(__u64 *cause)
 		__u32 zero = 0;                                                  \
 		struct zernel_losses *all = bpf_map_lookup_elem(&losses, &zero); \
 		if (all)                                                         \
-			zernel_lost(&all->cause);                                \
+			zernel_count_loss(&all->cause);                          \
 	})
 
 #endif

@@ -13,23 +13,23 @@
 #include "symbol.h"
 #include "tenants.h"
 
-#define MARKS_BYTES (512 * 1024)
+#define STEP_MARKS_BYTES (512 * 1024)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, MARKS_BYTES);
+	__uint(max_entries, STEP_MARKS_BYTES);
 } step_marks SEC(".maps");
 
 /* At most this many marks of a class per interval: no training loop makes more, and no process may
  * fill the ring buffer. */
-#define MARKS_MAX 1024
+#define MAX_MARKS_PER_WINDOW 1024
 #define MARKS_WINDOW_NS 250000000ULL
 /* While the ring buffer is more than half full, a tenant has at most this many marks in it: many
  * processes of one tenant must not fill the ring buffer for all. */
-#define TENANT_MARKS_MAX 2048
+#define MAX_MARKS_OF_TENANT 2048
 
 /* Classes have separate limits, so that copying a whole model to the host hides no optimizer step. */
-static __always_inline enum zernel_mark_class class_of(__u32 mark)
+static __always_inline enum zernel_mark_class class_of_mark(__u32 mark)
 {
 	return mark <= ZERNEL_MARK_REDUCE ? ZERNEL_MARKS_TRAINING : ZERNEL_MARKS_GPU_USE;
 }
@@ -41,7 +41,7 @@ static __always_inline bool has_marks_left(struct zernel_process *process, __u32
 		process->marks.count[ZERNEL_MARKS_TRAINING] = 0;
 		process->marks.count[ZERNEL_MARKS_GPU_USE] = 0;
 	}
-	return process->marks.count[class_of(mark)]++ < MARKS_MAX;
+	return process->marks.count[class_of_mark(mark)]++ < MAX_MARKS_PER_WINDOW;
 }
 
 /* Counts a mark of a tenant. Userspace sets the count to 0 when it has read the marks. */
@@ -51,13 +51,13 @@ static __always_inline bool tenant_has_marks_left(const struct zernel_process *p
 
 	if (!tenant)
 		return false;
-	if (__sync_fetch_and_add(&tenant->marks, 1) < TENANT_MARKS_MAX)
+	if (__sync_fetch_and_add(&tenant->marks, 1) < MAX_MARKS_OF_TENANT)
 		return true;
-	return bpf_ringbuf_query(&step_marks, BPF_RB_AVAIL_DATA) < MARKS_BYTES / 2;
+	return bpf_ringbuf_query(&step_marks, BPF_RB_AVAIL_DATA) < STEP_MARKS_BYTES / 2;
 }
 
 /* Whether this is another call of the same optimizer step: an optimizer makes many in a row. */
-static __always_inline bool is_repeated(const struct zernel_process *process, __u32 mark)
+static __always_inline bool is_repeated_mark(const struct zernel_process *process, __u32 mark)
 {
 	return mark == ZERNEL_MARK_OPTIMIZER && process->marks.last == mark;
 }
@@ -68,11 +68,11 @@ __noinline int zernel_report_mark(__u32 handle, __u32 mark, __u64 now_ns)
 	struct zernel_step_mark report = {};
 	__u32 launches;
 
-	if (!process || is_repeated(process, mark))
+	if (!process || is_repeated_mark(process, mark))
 		return 0;
 	process->marks.last = mark;
 	if (!has_marks_left(process, mark, now_ns) || !tenant_has_marks_left(process)) {
-		process->marks.missing |= 1 << class_of(mark);
+		process->marks.missing |= 1 << class_of_mark(mark);
 		return 0;
 	}
 	report.at_ns = now_ns;
@@ -84,7 +84,7 @@ __noinline int zernel_report_mark(__u32 handle, __u32 mark, __u64 now_ns)
 	process->marks.missing = 0;
 	/* If the buffer is full, the next mark reports this one as missing. */
 	if (bpf_ringbuf_output(&step_marks, &report, sizeof(report), BPF_RB_NO_WAKEUP))
-		process->marks.missing = report.missing | 1 << class_of(mark);
+		process->marks.missing = report.missing | 1 << class_of_mark(mark);
 	else
 		__sync_fetch_and_add(&process->marks.launches, -launches);
 	return 0;

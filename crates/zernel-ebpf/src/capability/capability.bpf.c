@@ -50,7 +50,7 @@ struct {
 	__type(value, __u64);
 } mmap_array_map SEC(".maps");
 
-static void hit(__u32 which)
+static void count_run(__u32 which)
 {
 	__sync_fetch_and_add(&hits[which], 1);
 }
@@ -58,42 +58,42 @@ static void hit(__u32 which)
 SEC("tp_btf/sched_switch")
 int tp_btf(void *ctx)
 {
-	hit(TP_BTF);
+	count_run(TP_BTF);
 	return 0;
 }
 
 SEC("raw_tp/sched_switch")
 int raw_tp(void *ctx)
 {
-	hit(RAW_TP);
+	count_run(RAW_TP);
 	return 0;
 }
 
 SEC("tp/sched/sched_switch")
 int tracepoint(void *ctx)
 {
-	hit(TRACEPOINT);
+	count_run(TRACEPOINT);
 	return 0;
 }
 
 SEC("uprobe.session")
 int uprobe_session(void *ctx)
 {
-	hit(UPROBE_SESSION);
+	count_run(UPROBE_SESSION);
 	return 0;
 }
 
 SEC("uprobe.multi")
 int uprobe_multi(void *ctx)
 {
-	hit(UPROBE_MULTI);
+	count_run(UPROBE_MULTI);
 	return 0;
 }
 
 SEC("uprobe")
 int uprobe_perf(void *ctx)
 {
-	hit(UPROBE_PERF);
+	count_run(UPROBE_PERF);
 	return 0;
 }
 
@@ -105,7 +105,7 @@ int task_storage(void *ctx)
 	state = bpf_task_storage_get(&task_storage_map, bpf_get_current_task_btf(), 0,
 				     BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (state)
-		hit(TASK_STORAGE);
+		count_run(TASK_STORAGE);
 	return 0;
 }
 
@@ -113,7 +113,7 @@ SEC("iter/task_vma")
 int task_vma(struct bpf_iter__task_vma *ctx)
 {
 	if (ctx->vma)
-		hit(TASK_VMA);
+		count_run(TASK_VMA);
 	return 0;
 }
 
@@ -123,7 +123,7 @@ int ringbuf(void *ctx)
 	__u64 value = 0;
 
 	if (!bpf_ringbuf_output(&ringbuf_map, &value, sizeof(value), 0))
-		hit(RINGBUF);
+		count_run(RINGBUF);
 	return 0;
 }
 
@@ -133,21 +133,21 @@ int mmap_array(void *ctx)
 	__u32 key = 0;
 
 	if (bpf_map_lookup_elem(&mmap_array_map, &key))
-		hit(MMAP_ARRAY);
+		count_run(MMAP_ARRAY);
 	return 0;
 }
 
 SEC("fentry/hrtimer_nanosleep")
 int fentry(void *ctx)
 {
-	hit(FENTRY);
+	count_run(FENTRY);
 	return 0;
 }
 
 SEC("kprobe/hrtimer_nanosleep")
 int kprobe(void *ctx)
 {
-	hit(KPROBE);
+	count_run(KPROBE);
 	return 0;
 }
 

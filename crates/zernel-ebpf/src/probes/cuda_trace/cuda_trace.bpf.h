@@ -70,7 +70,7 @@ static __always_inline void cuda_trace_enter(const struct zernel_symbol *symbol,
 
 /* A thread that waits this soon after its copy waits for that copy: PyTorch does so at once for
  * pageable memory. A loop of 20 launches takes longer. */
-#define COPY_WAIT_NS 30000ULL
+#define MAX_COPY_TO_WAIT_NS 30000ULL
 
 /*
  * While launches are sampled, a thread is presumed to launch from the end of the copy of its batch.
@@ -91,7 +91,7 @@ static __always_inline bool presumes_launches(const struct zernel_symbol *symbol
 	if (symbol->leave_event != ZERNEL_GPU_SYNC_LEAVE)
 		return false;
 	return trace->copies_nothing ||
-	       (trace->copied_ns && call->since_ns - trace->copied_ns < COPY_WAIT_NS);
+	       (trace->copied_ns && call->since_ns - trace->copied_ns < MAX_COPY_TO_WAIT_NS);
 }
 
 /* Notes that a backward pass begins. A thread without a copy since its last backward pass has its
@@ -122,18 +122,19 @@ static __always_inline void cuda_trace_leave(const struct zernel_symbol *symbol,
 	switch (symbol->role) {
 	case TRACE_STREAM_WAIT:
 	case TRACE_EVENT_WAIT:
-		collectives_done(process, covered_by(process, call->arguments[0]), now_ns);
+		collectives_done(process, covered_by_wait(process, call->arguments[0]), now_ns);
 		break;
 	case TRACE_CONTEXT_WAIT:
 		collectives_done(process, ~0ULL, now_ns);
 		break;
 	case TRACE_EVENT_RECORD:
-		cover(process, call->arguments[0], covered_by(process, call->arguments[1]));
+		set_covered_collectives(process, call->arguments[0],
+					covered_by_wait(process, call->arguments[1]));
 		break;
 	case TRACE_STREAM_WAITS_FOR_EVENT:
-		cover(process, call->arguments[0],
-		      covered_by(process, call->arguments[0]) |
-			      covered_by(process, call->arguments[1]));
+		set_covered_collectives(process, call->arguments[0],
+					covered_by_wait(process, call->arguments[0]) |
+						covered_by_wait(process, call->arguments[1]));
 		break;
 	}
 }

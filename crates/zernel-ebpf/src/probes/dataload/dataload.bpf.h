@@ -24,11 +24,12 @@
 #include "thread.h"
 #include "work.h"
 
-#define WAIT_MERGE_NS 1000000ULL
+#define WAIT_MERGE_GAP_NS 1000000ULL
 
 /* Stores the sums of the work that explains a wait. */
-static __always_inline void note_work(struct zernel_process *process, struct dataload_thread *wait,
-				      __u64 *sums, __u64 now_ns)
+static __always_inline void note_explaining_work(struct zernel_process *process,
+						 struct dataload_thread *wait, __u64 *sums,
+						 __u64 now_ns)
 {
 	__u64 *work = wait->is_by_loaders ? process->dataload.loader_work :
 					    process->dataload.own_work;
@@ -38,7 +39,7 @@ static __always_inline void note_work(struct zernel_process *process, struct dat
 }
 
 /* ns * part / whole, without overflow. */
-static __always_inline __u64 share_of(__u64 ns, __u64 part, __u64 whole)
+static __always_inline __u64 scaled_share(__u64 ns, __u64 part, __u64 whole)
 {
 	__u64 q16 = (part << 16) / whole;
 
@@ -58,7 +59,7 @@ static __noinline int explain_wait(struct zernel_process *process, struct datalo
 	explained_ns = worked_ns < waited_ns ? worked_ns : waited_ns;
 	for (int i = 0; i < ZERNEL_WORKS && worked_ns; i++)
 		__sync_fetch_and_add(&process->dataload.waited_ns[i],
-				     share_of(explained_ns, part[i], worked_ns));
+				     scaled_share(explained_ns, part[i], worked_ns));
 	__sync_fetch_and_add(&process->dataload.waited_ns[ZERNEL_WORKS], waited_ns - explained_ns);
 	return 0;
 }
@@ -83,7 +84,7 @@ static __always_inline void give_up_data_wait(struct zernel_thread *thread,
 {
 	struct dataload_thread *wait = &thread->dataload;
 
-	if (wait->is_tentative || wait->until_ns < wait->since_ns + WAIT_MERGE_NS)
+	if (wait->is_tentative || wait->until_ns < wait->since_ns + WAIT_MERGE_GAP_NS)
 		wait->since_ns = 0;
 	else
 		end_data_wait(thread, process);
@@ -101,8 +102,8 @@ static __always_inline void mark_training_loop(struct zernel_thread *thread,
 
 /* Whether the thread takes batches although its process has no GPU: it runs the training loop, or
  * it is the main thread of a process that has loaders. */
-static __always_inline bool steps_without_gpu(struct zernel_thread *thread,
-					      struct zernel_process *process, bool is_main)
+static __always_inline bool takes_batches_without_gpu(struct zernel_thread *thread,
+						      struct zernel_process *process, bool is_main)
 {
 	return !zernel_uses_gpu(process) &&
 	       (thread->dataload.runs_training_loop || (is_main && process->loaders));
@@ -121,8 +122,8 @@ static __noinline int begin_data_wait(struct zernel_thread *thread, struct zerne
 	wait->is_announced = true;
 	wait->is_tentative = false;
 	wait->is_by_loaders = process->loaders != 0;
-	note_work(process, wait, wait->work_before, now_ns);
-	note_work(process, wait, wait->work_after, now_ns);
+	note_explaining_work(process, wait, wait->work_before, now_ns);
+	note_explaining_work(process, wait, wait->work_after, now_ns);
 	return 0;
 }
 
@@ -146,7 +147,7 @@ static __always_inline enum data_wait classify_data_wait(struct zernel_thread *t
 	if (zernel_in_call(tracker) || tracker->flags & ZERNEL_ANNOUNCES_DATA ||
 	    (process->announcer && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES)))
 		return NO_DATA_WAIT;
-	if (steps_without_gpu(thread, process, state->pid == state->tgid))
+	if (takes_batches_without_gpu(thread, process, state->pid == state->tgid))
 		return reason == SCHED_BLOCKED_IO || (waits_for_ipc && process->loaders) ?
 			       SURE_DATA_WAIT :
 			       NO_DATA_WAIT;
@@ -160,7 +161,7 @@ static __always_inline enum data_wait classify_data_wait(struct zernel_thread *t
 }
 
 /* Whether a block is for loader processes: not for a disk, the network or a page. */
-static __always_inline bool is_for_loaders(const struct zernel_process *process, __u8 reason)
+static __always_inline bool is_block_for_loaders(const struct zernel_process *process, __u8 reason)
 {
 	return process->loaders && reason != SCHED_BLOCKED_IO && reason != SCHED_BLOCKED_NETWORK &&
 	       reason != SCHED_BLOCKED_FAULT;
@@ -172,15 +173,15 @@ static __noinline int data_block(struct zernel_thread *thread, struct zernel_pro
 {
 	struct dataload_thread *wait = &thread->dataload;
 	enum data_wait kind = classify_data_wait(thread, process, state, thread->sched.reason);
-	bool by_loaders = is_for_loaders(process, thread->sched.reason);
+	bool by_loaders = is_block_for_loaders(process, thread->sched.reason);
 	/* A thread without loaders prepares its batch itself, on the CPU, within the wait. */
-	bool goes_on = wait->cpu_ns <= WAIT_MERGE_NS ||
+	bool goes_on = wait->cpu_ns <= WAIT_MERGE_GAP_NS ||
 		       (!wait->is_by_loaders && kind == SURE_DATA_WAIT && zernel_uses_gpu(process));
 
 	if (wait->since_ns && wait->is_announced) {
 		/* Without a GPU, a thread that ran on has its batch. */
 		if (!zernel_uses_gpu(process) && wait->until_ns > wait->since_ns &&
-		    wait->cpu_ns > WAIT_MERGE_NS)
+		    wait->cpu_ns > WAIT_MERGE_GAP_NS)
 			return end_data_wait(thread, process);
 		thread->sched.awaits = SCHED_AWAITS_DATA;
 		return 0;
@@ -195,7 +196,7 @@ static __noinline int data_block(struct zernel_thread *thread, struct zernel_pro
 		wait->is_announced = false;
 		wait->is_tentative = kind == PERHAPS_DATA_WAIT;
 		wait->is_by_loaders = by_loaders;
-		note_work(process, wait, wait->work_before, now_ns);
+		note_explaining_work(process, wait, wait->work_before, now_ns);
 	} else if (kind == SURE_DATA_WAIT) {
 		wait->is_tentative = false;
 	}
@@ -218,7 +219,7 @@ static __always_inline void data_until(struct zernel_thread *thread, struct zern
 
 	wait->until_ns = now_ns;
 	wait->cpu_ns = 0;
-	note_work(process, wait, wait->work_after, now_ns);
+	note_explaining_work(process, wait, wait->work_after, now_ns);
 }
 
 /* Ends a wait that was announced. Without a GPU, nothing shows when a batch that loaders made was
@@ -229,7 +230,7 @@ static __noinline int end_announced_wait(struct zernel_thread *thread,
 	struct dataload_thread *wait = &thread->dataload;
 	__u64 stretch_ns = thread->sched.state == SCHED_ON_CPU ? now_ns - thread->sched.since_ns :
 								 0;
-	bool runs_on = wait->cpu_ns + stretch_ns > WAIT_MERGE_NS;
+	bool runs_on = wait->cpu_ns + stretch_ns > WAIT_MERGE_GAP_NS;
 
 	if (zernel_uses_gpu(process) || !wait->is_by_loaders || !runs_on)
 		data_until(thread, process, now_ns);
@@ -251,7 +252,7 @@ static __noinline int data_used(struct zernel_thread *thread, struct zernel_proc
 		wait->since_ns = 0; /* the end of its block was missed */
 		return 0;
 	}
-	if (wait->cpu_ns + stretch_ns <= WAIT_MERGE_NS || (copies && !wait->is_by_loaders))
+	if (wait->cpu_ns + stretch_ns <= WAIT_MERGE_GAP_NS || (copies && !wait->is_by_loaders))
 		data_until(thread, process, now_ns);
 	if (copies)
 		end_data_wait(thread, process);

@@ -30,7 +30,7 @@ enum dist_sync_role {
 ZERNEL_IN_BTF(enum, dist_sync_role);
 
 /* The thread begins to wait for a CPU collective. */
-static __always_inline void await_peers(struct zernel_thread *thread, __u64 now_ns)
+static __always_inline void begin_peer_wait(struct zernel_thread *thread, __u64 now_ns)
 {
 	thread->dist_sync.armed_ns = now_ns;
 	thread->dist_sync.cpu_ns = 0;
@@ -58,7 +58,7 @@ static __always_inline bool peer_block(struct zernel_thread *thread)
 
 	if (!wait->armed_ns)
 		return false;
-	if ((__s64)wait->cpu_ns > (__s64)WAIT_MERGE_NS ||
+	if ((__s64)wait->cpu_ns > (__s64)WAIT_MERGE_GAP_NS ||
 	    thread->sched.reason != SCHED_BLOCKED_FUTEX) {
 		end_peer_wait(thread);
 		return false;
@@ -142,12 +142,12 @@ static __always_inline void dist_sync_mark(const struct zernel_symbol *symbol,
 	if (symbol->role == SYNC_AWAIT_GRADIENTS && zernel_uses_gpu(process)) {
 		if (process->dist_sync.cpu_reductions) {
 			process->dist_sync.cpu_reductions = 0;
-			await_peers(thread, now_ns);
+			begin_peer_wait(thread, now_ns);
 		}
 		return;
 	}
 	mark_training_loop(thread, process);
-	await_peers(thread, now_ns);
+	begin_peer_wait(thread, now_ns);
 }
 
 #endif

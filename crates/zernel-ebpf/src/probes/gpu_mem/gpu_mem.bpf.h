@@ -45,7 +45,7 @@ enum gpu_mem_role {
 ZERNEL_IN_BTF(enum, gpu_mem_role);
 
 /* Mappings that one call may remove. */
-#define MAPPINGS_AT_ONCE (1 << 16)
+#define MAX_MAPPINGS_PER_CALL (1 << 16)
 
 /* Adds memory to its device and its context. Returns its home, or MEMORY_LOST. */
 __noinline __u64 book_allocation(__u32 process, __u32 device, __u64 context, __u64 bytes)
@@ -121,8 +121,9 @@ __noinline int take_from_caller(__u64 caller, __u64 home, __u32 process, __u32 d
 }
 
 /* Changes the accounts of an allocation's caller with a function. */
-static __always_inline void change_callers(__u32 process, const struct allocation *allocation,
-					   int (*change)(__u64, __u64, __u32, __u32, __u64))
+static __always_inline void change_caller_accounts(__u32 process,
+						   const struct allocation *allocation,
+						   int (*change)(__u64, __u64, __u32, __u32, __u64))
 {
 	__u64 caller = allocation->caller & ~MEMORY_POOLED, home = allocation->home;
 	__u64 bytes = allocation->bytes;
@@ -141,7 +142,7 @@ static __always_inline void change_callers(__u32 process, const struct allocatio
 static __always_inline void record_free(__u32 process, const struct allocation *allocation)
 {
 	if (book_free(process, allocation->device, allocation->home, allocation->bytes))
-		change_callers(process, allocation, take_from_caller);
+		change_caller_accounts(process, allocation, take_from_caller);
 }
 
 static __always_inline void record_allocation(struct zernel_thread *thread,
@@ -166,7 +167,7 @@ static __always_inline void record_allocation(struct zernel_thread *thread,
 		book_free(thread->process, device, allocation.home, bytes);
 		return;
 	}
-	change_callers(thread->process, &allocation, add_to_caller);
+	change_caller_accounts(thread->process, &allocation, add_to_caller);
 }
 
 /* The device of a context that was opened before its process was observed: that of its first
@@ -208,7 +209,7 @@ static __always_inline void record_in_context(struct zernel_thread *thread,
 }
 
 /* Begins the next epoch of a context: its memory is freed. */
-static __always_inline void empty_context(struct account *total, struct account *owner)
+static __always_inline void free_memory_of_context(struct account *total, struct account *owner)
 {
 	for (int tries = 0; tries < 16; tries++) {
 		__u64 seen = *(volatile __u64 *)&owner->held;
@@ -225,7 +226,7 @@ static __always_inline void empty_context(struct account *total, struct account 
 }
 
 /* Frees the memory of a context that is not a device's primary one. */
-static __always_inline void empty_other_context(__u32 process, __u64 context)
+static __always_inline void free_memory_of_other_context(__u32 process, __u64 context)
 {
 	struct account_key key = { .home = context & MEMORY_BELOW_EPOCH,
 				   .process = process,
@@ -234,7 +235,7 @@ static __always_inline void empty_other_context(__u32 process, __u64 context)
 	struct account *total = owner ? device_account(process, owner->device) : NULL;
 
 	if (total)
-		empty_context(total, owner);
+		free_memory_of_context(total, owner);
 }
 
 __noinline int free_context(__u32 process, __u64 context, __u32 device)
@@ -245,7 +246,7 @@ __noinline int free_context(__u32 process, __u64 context, __u32 device)
 	struct account *total;
 
 	if (!is_primary) {
-		empty_other_context(process, context);
+		free_memory_of_other_context(process, context);
 		return 0;
 	}
 	if (known)
@@ -254,14 +255,14 @@ __noinline int free_context(__u32 process, __u64 context, __u32 device)
 				    &(struct account_key){ .process = process, .device = device });
 	if (!total)
 		return 0;
-	empty_context(total, total);
+	free_memory_of_context(total, total);
 	if (!context && total->unknown_context)
-		empty_other_context(process, total->unknown_context);
+		free_memory_of_other_context(process, total->unknown_context);
 	return 0;
 }
 
 /* The device on which memory is created; false if it is host memory. */
-static __always_inline bool created_on(__u64 properties, __u32 *device)
+static __always_inline bool device_of_created_memory(__u64 properties, __u32 *device)
 {
 	struct {
 		__u32 type, handle_types, location_type, location;
@@ -273,7 +274,7 @@ static __always_inline bool created_on(__u64 properties, __u32 *device)
 }
 
 /* Adds or drops a reference to a handle; the last one frees the memory. */
-static __always_inline void change_references(__u32 process, __u64 handle, __s32 change)
+static __always_inline void change_handle_references(__u32 process, __u64 handle, __s32 change)
 {
 	struct allocation_key key = { .object = handle, .process = process, .kind = MEMORY_HANDLE };
 	struct allocation *found = bpf_map_lookup_elem(&allocations, &key);
@@ -293,7 +294,7 @@ struct unmapping {
 	__u32 reserved;
 };
 
-static long unmap_next(__u64 index, void *context)
+static long unmap_next_mapping(__u64 index, void *context)
 {
 	struct unmapping *rest = context;
 	struct allocation_key key = {
@@ -309,7 +310,7 @@ static long unmap_next(__u64 index, void *context)
 	handle = found->caller;
 	rest->address += found->bytes;
 	if (delete_allocation(&key))
-		change_references(rest->process, handle, -1);
+		change_handle_references(rest->process, handle, -1);
 	return 0;
 }
 
@@ -318,7 +319,7 @@ __noinline int unmap_memory(__u32 process, __u64 address, __u64 bytes)
 {
 	struct unmapping rest = { .address = address, .end = address + bytes, .process = process };
 
-	bpf_loop(MAPPINGS_AT_ONCE, unmap_next, &rest, 0);
+	bpf_loop(MAX_MAPPINGS_PER_CALL, unmap_next_mapping, &rest, 0);
 	return 0;
 }
 
@@ -335,7 +336,7 @@ __noinline int map_memory(__u32 process, __u64 address, __u64 bytes, __u64 handl
 	key.object = address;
 	key.kind = MEMORY_MAPPING;
 	if (set_allocation(&key, &mapping))
-		change_references(process, handle, 1);
+		change_handle_references(process, handle, 1);
 	return 0;
 }
 
@@ -362,8 +363,8 @@ static __always_inline void gpu_mem_enter(const struct zernel_symbol *symbol,
 		call->scratch[0] = 0;
 }
 
-static __always_inline void free_leave(struct zernel_thread *thread, struct zernel_open_call *call,
-				       bool failed)
+static __always_inline void finish_free(struct zernel_thread *thread, struct zernel_open_call *call,
+					bool failed)
 {
 	struct allocation_key key = {
 		.object = call->arguments[0],
@@ -397,7 +398,7 @@ static __always_inline void gpu_mem_leave(const struct zernel_symbol *symbol,
 	__u32 device;
 
 	if (symbol->role == MEMORY_FREE) {
-		free_leave(thread, call, failed);
+		finish_free(thread, call, failed);
 		return;
 	}
 	if (failed)
@@ -417,16 +418,16 @@ static __always_inline void gpu_mem_leave(const struct zernel_symbol *symbol,
 		record_in_context(thread, call, call->arguments[3]);
 		break;
 	case MEMORY_CREATE:
-		if (created_on(call->arguments[2], &device))
+		if (device_of_created_memory(call->arguments[2], &device))
 			record_allocation(thread, call, MEMORY_HANDLE, device, MEMORY_OF_NO_CONTEXT,
 					  call->arguments[1]);
 		break;
 	case MEMORY_RETAIN:
 		bpf_probe_read_user(&handle, sizeof(handle), (void *)call->arguments[0]);
-		change_references(thread->process, handle, 1);
+		change_handle_references(thread->process, handle, 1);
 		break;
 	case MEMORY_RELEASE:
-		change_references(thread->process, call->arguments[0], -1);
+		change_handle_references(thread->process, call->arguments[0], -1);
 		break;
 	case MEMORY_MAP:
 		map_memory(thread->process, call->arguments[0], call->arguments[1],

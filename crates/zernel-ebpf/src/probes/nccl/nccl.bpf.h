@@ -42,12 +42,12 @@ enum nccl_no_rank {
 ZERNEL_IN_BTF(enum, nccl_no_rank);
 
 #define NCCL_UNIQUE_ID_WORDS 16
-#define NCCL_PENDING 64
-#define NCCL_EXPECTED 16
+#define NCCL_MAX_PENDING 64
+#define NCCL_MAX_EXPECTED 16
 #define NCCL_NO_COLOR 0xffffffffU
 /* ncclInProgress: a communicator that does not block has begun the operation. */
 #define NCCL_IN_PROGRESS 7
-#define NCCL_INIT_ALL_RANKS 16 /* ncclCommInitAll makes one rank per device of the process */
+#define NCCL_MAX_INIT_ALL_RANKS 16 /* ncclCommInitAll makes one rank per device of the process */
 
 struct communicator_key {
 	__u64 communicator; /* its handle; while it is being created, the address of the handle */
@@ -78,7 +78,7 @@ struct {
 } communicators SEC(".maps");
 
 /* Communicators whose handle was not stored yet when the call that creates them returned. */
-struct expected {
+struct expected_list {
 	__u64 count; /* all so far */
 	struct expected_communicator {
 		__u64 stored_at; /* 0: unused */
@@ -87,7 +87,7 @@ struct expected {
 		__u32 ranks;
 		__u32 is_grouped; /* it is stored when the group ends */
 		__u32 reserved;
-	} last[NCCL_EXPECTED];
+	} last[NCCL_MAX_EXPECTED];
 };
 
 struct {
@@ -95,17 +95,17 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, ZERNEL_PROCESSES);
 	__type(key, __u32);
-	__type(value, struct expected);
+	__type(value, struct expected_list);
 } expected_communicators SEC(".maps");
 
 /* The last collectives of a process, until a wait shows that they are done. */
-struct pending {
+struct process_collectives {
 	__u64 entered; /* all so far */
 	__u64 open; /* bits of the places in `last` whose end was not seen */
 	struct {
 		__u64 since_ns;
 		__u64 operation;
-	} last[NCCL_PENDING];
+	} last[NCCL_MAX_PENDING];
 };
 
 struct {
@@ -113,20 +113,20 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, ZERNEL_PROCESSES);
 	__type(key, __u32);
-	__type(value, struct pending);
+	__type(value, struct process_collectives);
 } pending_collectives SEC(".maps");
 
 /* The pending collectives that a wait for a stream or an event covers. */
-struct covered {
-	__u64 entered; /* `entered` of struct pending when this was stored */
-	__u64 which; /* bits of their places in struct pending */
+struct covered_collectives {
+	__u64 entered; /* `entered` of struct process_collectives when this was stored */
+	__u64 which; /* bits of their places in struct process_collectives */
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1 << 14);
 	__type(key, struct communicator_key);
-	__type(value, struct covered);
+	__type(value, struct covered_collectives);
 } covers SEC(".maps");
 
 /* The size of an element of an ncclDataType_t: int8, uint8, int32, uint32, int64, uint64, half,
@@ -150,7 +150,7 @@ static __always_inline __u64 element_bytes(__u32 type)
 	}
 }
 
-static __always_inline __u64 hash_word(__u64 hash, __u64 word)
+static __always_inline __u64 mix_into_hash(__u64 hash, __u64 word)
 {
 	hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
 	return hash ^ hash >> 32;
@@ -163,7 +163,7 @@ static __always_inline __u64 hash_unique_id(__u64 address)
 
 	bpf_probe_read_user(words, sizeof(words), (void *)address);
 	for (int i = 0; i < NCCL_UNIQUE_ID_WORDS; i++)
-		hash = hash_word(hash, words[i]);
+		hash = mix_into_hash(hash, words[i]);
 	return hash;
 }
 
@@ -216,17 +216,17 @@ __noinline int add_communicator(__u32 process, __u64 communicator, __u64 hash, _
 static __always_inline void expect_communicator(__u32 process,
 						const struct expected_communicator *one)
 {
-	struct expected *expected = bpf_map_lookup_elem(&expected_communicators, &process);
+	struct expected_list *expected = bpf_map_lookup_elem(&expected_communicators, &process);
 
 	if (!expected) {
-		static const struct expected none;
+		static const struct expected_list none;
 
 		bpf_map_update_elem(&expected_communicators, &process, &none, BPF_NOEXIST);
 		expected = bpf_map_lookup_elem(&expected_communicators, &process);
 		if (!expected)
 			return;
 	}
-	expected->last[__sync_fetch_and_add(&expected->count, 1) % NCCL_EXPECTED] = *one;
+	expected->last[__sync_fetch_and_add(&expected->count, 1) % NCCL_MAX_EXPECTED] = *one;
 }
 
 /*
@@ -236,11 +236,11 @@ static __always_inline void expect_communicator(__u32 process,
  */
 __noinline int add_expected(__u32 process, __u64 used)
 {
-	struct expected *expected = bpf_map_lookup_elem(&expected_communicators, &process);
+	struct expected_list *expected = bpf_map_lookup_elem(&expected_communicators, &process);
 
 	if (!expected)
 		return 0;
-	for (int i = 0; i < NCCL_EXPECTED; i++) {
+	for (int i = 0; i < NCCL_MAX_EXPECTED; i++) {
 		struct expected_communicator *one = &expected->last[i];
 		__u64 handle = one->stored_at ? read_handle(one->stored_at) : 0;
 
@@ -311,35 +311,36 @@ static __always_inline void end_join(const struct zernel_symbol *symbol, __u32 p
 }
 
 /* The covered collectives whose places have not been reused. */
-static __always_inline __u64 still_covered(const struct covered *covered, __u64 entered)
+static __always_inline __u64 collectives_still_covered(const struct covered_collectives *covered,
+							       __u64 entered)
 {
-	__u64 newer = entered - covered->entered, from = covered->entered % NCCL_PENDING;
+	__u64 newer = entered - covered->entered, from = covered->entered % NCCL_MAX_PENDING;
 	__u64 taken;
 
-	if (newer >= NCCL_PENDING)
+	if (newer >= NCCL_MAX_PENDING)
 		return 0;
 	taken = (1ULL << newer) - 1;
 	if (from)
-		taken = taken << from | taken >> (NCCL_PENDING - from);
+		taken = taken << from | taken >> (NCCL_MAX_PENDING - from);
 	return covered->which & ~taken;
 }
 
 /* The pending collectives that a wait for the object covers. */
-__noinline __u64 covered_by(__u32 process, __u64 object)
+__noinline __u64 covered_by_wait(__u32 process, __u64 object)
 {
-	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
+	struct process_collectives *pending = bpf_map_lookup_elem(&pending_collectives, &process);
 	struct communicator_key key = { .communicator = object, .process = process };
-	struct covered *covered = pending ? bpf_map_lookup_elem(&covers, &key) : NULL;
+	struct covered_collectives *covered = pending ? bpf_map_lookup_elem(&covers, &key) : NULL;
 
-	return covered ? still_covered(covered, pending->entered) : 0;
+	return covered ? collectives_still_covered(covered, pending->entered) : 0;
 }
 
 /* Sets the collectives that a wait for the object covers. */
-__noinline int cover(__u32 process, __u64 object, __u64 which)
+__noinline int set_covered_collectives(__u32 process, __u64 object, __u64 which)
 {
-	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
+	struct process_collectives *pending = bpf_map_lookup_elem(&pending_collectives, &process);
 	struct communicator_key key = { .communicator = object, .process = process };
-	struct covered covered = { .which = which };
+	struct covered_collectives covered = { .which = which };
 
 	if (!pending)
 		return 0;
@@ -351,25 +352,25 @@ __noinline int cover(__u32 process, __u64 object, __u64 which)
 /* Adds a pending collective on a stream. */
 __noinline int await_collective(__u32 process, __u64 stream, __u32 operation, __u64 since_ns)
 {
-	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
+	struct process_collectives *pending = bpf_map_lookup_elem(&pending_collectives, &process);
 	struct zernel_settings *set = zernel_settings();
 	__u64 place, bit;
 
 	if (!pending) {
-		static const struct pending none;
+		static const struct process_collectives none;
 
 		bpf_map_update_elem(&pending_collectives, &process, &none, BPF_NOEXIST);
 		pending = bpf_map_lookup_elem(&pending_collectives, &process);
 		if (!pending)
 			return 0;
 	}
-	place = __sync_fetch_and_add(&pending->entered, 1) % NCCL_PENDING;
+	place = __sync_fetch_and_add(&pending->entered, 1) % NCCL_MAX_PENDING;
 	pending->last[place].since_ns = since_ns;
 	pending->last[place].operation = operation;
 	bit = 1ULL << place;
 	if (__sync_fetch_and_or(&pending->open, bit) & bit && set && !set->events_sampled)
 		ZERNEL_LOST(collectives);
-	cover(process, stream, covered_by(process, stream) | bit);
+	set_covered_collectives(process, stream, covered_by_wait(process, stream) | bit);
 	return 0;
 }
 
@@ -377,13 +378,13 @@ __noinline int await_collective(__u32 process, __u64 stream, __u32 operation, __
  * timed: an earlier wait, not seen, may have covered them. */
 __noinline int collectives_done(__u32 process, __u64 which, __u64 now_ns)
 {
-	struct pending *pending = bpf_map_lookup_elem(&pending_collectives, &process);
+	struct process_collectives *pending = bpf_map_lookup_elem(&pending_collectives, &process);
 	struct zernel_settings *set = zernel_settings();
 
 	if (!pending || !set)
 		return 0;
 	which &= __sync_fetch_and_and(&pending->open, ~which);
-	for (int i = 0; i < NCCL_PENDING && which; i++, which >>= 1) {
+	for (int i = 0; i < NCCL_MAX_PENDING && which; i++, which >>= 1) {
 		if (which & 1 && pending->last[i].since_ns >= set->events_from_ns)
 			zernel_observe_duration(process,
 						ZERNEL_COLLECTIVE_UNTIL_SYNC +
@@ -400,8 +401,8 @@ static __always_inline __u32 operation_of(const struct zernel_symbol *symbol)
 	return operation < NCCL_OPS ? operation : NCCL_OP_OTHER;
 }
 
-static __always_inline void collective_entered(struct communicator *communicator, __u32 operation,
-					       __u64 bytes)
+static __always_inline void note_entered_collective(struct communicator *communicator,
+						    __u32 operation, __u64 bytes)
 {
 	__u64 now_ns = bpf_ktime_get_ns();
 	__u64 gap_ns = communicator->entered_ns ? now_ns - communicator->entered_ns : 0;
@@ -435,7 +436,7 @@ static __always_inline void nccl_enter(const struct zernel_symbol *symbol,
 		}
 		if (!communicator)
 			break;
-		collective_entered(communicator, operation_of(symbol), call->arguments[0]);
+		note_entered_collective(communicator, operation_of(symbol), call->arguments[0]);
 		break;
 	case NCCL_INIT_RANK:
 		/* The unique id, 128 bytes passed by value, lies above the return address. */
@@ -454,7 +455,7 @@ static __always_inline void nccl_enter(const struct zernel_symbol *symbol,
 			break;
 		/* All ranks split in the same order, and all wait, whatever their color. */
 		communicator->splits++;
-		call->scratch[0] = hash_word(communicator->hash, communicator->splits);
+		call->scratch[0] = mix_into_hash(communicator->hash, communicator->splits);
 		begin_join(thread->process, call->arguments[3], call->scratch[0],
 			   communicator->rank, communicator->ranks);
 		break;
@@ -472,7 +473,7 @@ static __always_inline void add_all_communicators(struct zernel_thread *thread,
 {
 	__u32 ranks = call->arguments[1];
 
-	for (__u32 rank = 0; rank < NCCL_INIT_ALL_RANKS && rank < ranks; rank++)
+	for (__u32 rank = 0; rank < NCCL_MAX_INIT_ALL_RANKS && rank < ranks; rank++)
 		add_communicator(thread->process, read_handle(call->arguments[0] + 8 * rank),
 				 now_ns, rank, ranks);
 }
@@ -516,8 +517,8 @@ static __always_inline void nccl_leave(const struct zernel_symbol *symbol,
 		color = call->arguments[1];
 		if (call->scratch[0] && color != NCCL_NO_COLOR)
 			add_or_expect_communicator(thread->process, call->arguments[3],
-						   hash_word(call->scratch[0], color), NCCL_NO_RANK,
-						   0, result);
+						   mix_into_hash(call->scratch[0], color),
+						   NCCL_NO_RANK, 0, result);
 		break;
 	case NCCL_GROUP:
 		add_expected(thread->process, 0);
