@@ -52,13 +52,13 @@ const RESERVED_CHILDREN: usize = 16;
 const MIN_CHILDREN_OF_TENANT: usize = 2;
 
 /// All children that have not ended.
-static LIVING_CHILDREN: Mutex<Children> = Mutex::new(Children {
+static LIVING_CHILDREN: Mutex<LivingChildren> = Mutex::new(LivingChildren {
     tenants: BTreeMap::new(),
     ending: Vec::new(),
 });
 
 #[derive(Debug)]
-struct Children {
+struct LivingChildren {
     /// Number of children by tenant.
     tenants: BTreeMap<Tenant, usize>,
     /// Those that were killed, or have sent their results.
@@ -168,7 +168,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
             pid => Pid::from_raw(pid).ok_or(io::ErrorKind::Other)?,
         };
         drop(remote);
-        let child = adopt(pid, tenant, &socket).inspect_err(|_| {
+        let child = adopt_child(pid, tenant, &socket).inspect_err(|_| {
             // It waits for its first byte, so it dies at once.
             let _ = rustix::process::kill_process(pid, Signal::KILL);
             let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
@@ -275,7 +275,7 @@ pub(crate) fn wait_until_readable(descriptor: BorrowedFd<'_>, time: Duration) {
 }
 
 /// Opens a handle of a new child, counts it, and lets it begin.
-fn adopt(pid: Pid, tenant: &Tenant, socket: &OwnedFd) -> io::Result<Child> {
+fn adopt_child(pid: Pid, tenant: &Tenant, socket: &OwnedFd) -> io::Result<Child> {
     let handle = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
     rustix::io::write(socket, &[BEGIN_BYTE])?;
     rustix::io::ioctl_fionbio(socket, true)?;
@@ -291,11 +291,11 @@ fn adopt(pid: Pid, tenant: &Tenant, socket: &OwnedFd) -> io::Result<Child> {
 }
 
 /// The children, without those that have ended by now.
-fn lock_living_children() -> MutexGuard<'static, Children> {
+fn lock_living_children() -> MutexGuard<'static, LivingChildren> {
     let mut children = LIVING_CHILDREN
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
-    let Children { tenants, ending } = &mut *children;
+    let LivingChildren { tenants, ending } = &mut *children;
     ending.retain(|child| {
         let has_ended = child.has_ended();
         if has_ended && let Some(count) = tenants.get_mut(&child.tenant) {

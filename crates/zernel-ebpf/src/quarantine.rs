@@ -28,7 +28,7 @@ const MAX_STATE_FILE_BYTES: u64 = 64 << 10;
 /// The name of the state file.
 const STATE_FILE_NAME: &str = "files-in-hand";
 
-static QUARANTINE: Mutex<Quarantine> = Mutex::new(Quarantine {
+static PROCESS_QUARANTINE: Mutex<Quarantine> = Mutex::new(Quarantine {
     state: None,
     in_hand: Vec::new(),
     refused: Vec::new(),
@@ -43,7 +43,9 @@ struct Quarantine {
 }
 
 fn lock_quarantine() -> MutexGuard<'static, Quarantine> {
-    QUARANTINE.lock().unwrap_or_else(PoisonError::into_inner)
+    PROCESS_QUARANTINE
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads the state file in a directory, which is created if it is missing, and writes it from now on. The directory must belong
@@ -72,7 +74,7 @@ pub fn keep_state_in(directory: &Path) -> io::Result<()> {
         .take(MAX_STATE_FILE_BYTES)
         .read_to_string(&mut text)?;
     let mut quarantine = lock_quarantine();
-    quarantine.refused = parse_state_file(&text, now());
+    quarantine.refused = parse_state_file(&text, unix_seconds_now());
     quarantine.state = Some(state);
     quarantine.write_state_file();
     Ok(())
@@ -81,7 +83,7 @@ pub fn keep_state_in(directory: &Path) -> io::Result<()> {
 /// Whether a file was in hand when a daemon died.
 pub(crate) fn is_quarantined(file: &FileIdentity) -> bool {
     let mut quarantine = lock_quarantine();
-    let now = now();
+    let now = unix_seconds_now();
     quarantine.refused.retain(|(_, until)| *until > now);
     quarantine
         .refused
@@ -158,7 +160,7 @@ fn parse_state_file(text: &str, now: u64) -> Vec<(FileIdentity, u64)> {
 }
 
 /// Seconds since 1970.
-fn now() -> u64 {
+fn unix_seconds_now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }

@@ -44,7 +44,7 @@ struct FamilyRow {
 }
 
 /// The families of the aggregation, parsed from its output.
-fn aggregated() -> Vec<FamilyRow> {
+fn aggregation_family_rows() -> Vec<FamilyRow> {
     let mut metrics = AggregatedMetrics::default();
     metrics.record_gpu_mem(1, 0, 1, 1);
     metrics.record_cuda_latency(1, 1);
@@ -122,7 +122,7 @@ fn family_table(title: &str, rows: &[FamilyRow]) -> String {
 #[test]
 fn every_metric_is_documented() {
     let tables = [
-        family_table("Metrics of every source", &aggregated()),
+        family_table("Metrics of every source", &aggregation_family_rows()),
         family_table("Metrics of the observer", &observer_family_rows()),
     ];
     let wanted = DOCUMENT_INTRODUCTION.to_owned() + &tables.join("\n");
@@ -139,7 +139,10 @@ fn every_metric_is_documented() {
 #[test]
 fn no_family_is_there_twice() {
     let mut names = BTreeSet::new();
-    for row in aggregated().iter().chain(&observer_family_rows()) {
+    for row in aggregation_family_rows()
+        .iter()
+        .chain(&observer_family_rows())
+    {
         assert!(names.insert(row.name.clone()), "{} twice", row.name);
     }
 }

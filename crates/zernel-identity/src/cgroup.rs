@@ -133,10 +133,11 @@ mod tests {
 
     use super::*;
 
-    const ID: &str = "3f1b7a90c2d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e";
-    const INNER: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
-    const UID: &str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
-    const UNDERSCORED: &str = "0e4f3c5a_1b2c_4d3e_9f80_a1b2c3d4e5f6";
+    const CONTAINER_ID: &str = "3f1b7a90c2d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e";
+    const INNER_CONTAINER_ID: &str =
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+    const POD_UID: &str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
+    const UNDERSCORED_POD_UID: &str = "0e4f3c5a_1b2c_4d3e_9f80_a1b2c3d4e5f6";
 
     /// A path with placeholders `{id}`, `{inner}`, `{uid}` and `{uid_}` for the constants above;
     /// then pod, container, Slurm job and unit.
@@ -152,41 +153,41 @@ mod tests {
     const CGROUP_CASES: &[CgroupCase] = &[
         // containerd
         ("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid_}.slice/cri-containerd-{id}.scope",
-            Some(UID), Some(ID), None, None),
-        ("/kubepods.slice/kubepods-pod{uid_}.slice/cri-containerd-{id}.scope", Some(UID), Some(ID), None, None),
-        ("/kubepods/burstable/pod{uid}/{id}", Some(UID), Some(ID), None, None),
-        ("/kubepods/pod{uid}/{id}", Some(UID), Some(ID), None, None),
+            Some(POD_UID), Some(CONTAINER_ID), None, None),
+        ("/kubepods.slice/kubepods-pod{uid_}.slice/cri-containerd-{id}.scope", Some(POD_UID), Some(CONTAINER_ID), None, None),
+        ("/kubepods/burstable/pod{uid}/{id}", Some(POD_UID), Some(CONTAINER_ID), None, None),
+        ("/kubepods/pod{uid}/{id}", Some(POD_UID), Some(CONTAINER_ID), None, None),
         ("/system.slice/containerd.service/kubepods-besteffort-pod{uid_}.slice:cri-containerd:{id}",
-            Some(UID), Some(ID), None, Some("containerd.service")),
-        ("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid_}.slice", Some(UID), None, None, None),
+            Some(POD_UID), Some(CONTAINER_ID), None, Some("containerd.service")),
+        ("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid_}.slice", Some(POD_UID), None, None, None),
         // A static pod
         ("/kubepods/burstable/podd4e5f60718293a4b5c6d7e8f90a1b2c3/{id}",
-            Some("d4e5f60718293a4b5c6d7e8f90a1b2c3"), Some(ID), None, None),
+            Some("d4e5f60718293a4b5c6d7e8f90a1b2c3"), Some(CONTAINER_ID), None, None),
         // CRI-O, and its monitor
-        ("/kubepods.slice/kubepods-pod{uid_}.slice/crio-{id}.scope", Some(UID), Some(ID), None, None),
-        ("/kubepods.slice/kubepods-pod{uid_}.slice/crio-{id}.scope/container", Some(UID), Some(ID), None, None),
-        ("/kubepods.slice/kubepods-pod{uid_}.slice/crio-conmon-{id}.scope", Some(UID), None, None, None),
+        ("/kubepods.slice/kubepods-pod{uid_}.slice/crio-{id}.scope", Some(POD_UID), Some(CONTAINER_ID), None, None),
+        ("/kubepods.slice/kubepods-pod{uid_}.slice/crio-{id}.scope/container", Some(POD_UID), Some(CONTAINER_ID), None, None),
+        ("/kubepods.slice/kubepods-pod{uid_}.slice/crio-conmon-{id}.scope", Some(POD_UID), None, None, None),
         // Docker, under Kubernetes and alone
         ("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid_}.slice/docker-{id}.scope",
-            Some(UID), Some(ID), None, None),
-        ("/system.slice/docker-{id}.scope", None, Some(ID), None, None),
-        ("/system.slice/docker-{id}.scope/init", None, Some(ID), None, None),
-        ("/docker/{id}", None, Some(ID), None, None),
-        ("/system.slice:docker:{id}", None, Some(ID), None, None),
+            Some(POD_UID), Some(CONTAINER_ID), None, None),
+        ("/system.slice/docker-{id}.scope", None, Some(CONTAINER_ID), None, None),
+        ("/system.slice/docker-{id}.scope/init", None, Some(CONTAINER_ID), None, None),
+        ("/docker/{id}", None, Some(CONTAINER_ID), None, None),
+        ("/system.slice:docker:{id}", None, Some(CONTAINER_ID), None, None),
         // Docker in Docker; Kubernetes in Docker; Docker in a pod
-        ("/docker/{inner}/docker/{id}", None, Some(ID), None, None),
-        ("/docker/{inner}/kubelet/kubepods/besteffort/pod{uid}/{id}", Some(UID), Some(ID), None, None),
+        ("/docker/{inner}/docker/{id}", None, Some(CONTAINER_ID), None, None),
+        ("/docker/{inner}/kubelet/kubepods/besteffort/pod{uid}/{id}", Some(POD_UID), Some(CONTAINER_ID), None, None),
         ("/system.slice/docker-{inner}.scope/kubelet.slice/kubelet-kubepods.slice/\
-          kubelet-kubepods-pod{uid_}.slice/cri-containerd-{id}.scope", Some(UID), Some(ID), None, None),
-        ("/kubepods/burstable/pod{uid}/{id}/docker/{inner}", Some(UID), Some(ID), None, None),
+          kubelet-kubepods-pod{uid_}.slice/cri-containerd-{id}.scope", Some(POD_UID), Some(CONTAINER_ID), None, None),
+        ("/kubepods/burstable/pod{uid}/{id}/docker/{inner}", Some(POD_UID), Some(CONTAINER_ID), None, None),
         // Podman, as root and as a user, and its monitor
-        ("/machine.slice/libpod-{id}.scope/container", None, Some(ID), None, None),
+        ("/machine.slice/libpod-{id}.scope/container", None, Some(CONTAINER_ID), None, None),
         ("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{id}.scope/container",
-            None, Some(ID), None, Some("user@1000.service")),
+            None, Some(CONTAINER_ID), None, Some("user@1000.service")),
         ("/machine.slice/libpod-conmon-{id}.scope", None, None, None, None),
         // nerdctl, ECS, LXC
-        ("/system.slice/nerdctl-{id}.scope", None, Some(ID), None, None),
-        ("/ecs/cluster/0123456789abcdef0123456789abcdef/{id}", None, Some(ID), None, None),
+        ("/system.slice/nerdctl-{id}.scope", None, Some(CONTAINER_ID), None, None),
+        ("/ecs/cluster/0123456789abcdef0123456789abcdef/{id}", None, Some(CONTAINER_ID), None, None),
         ("/lxc.payload.trainer/system.slice/ssh.service", None, Some("trainer"), None, Some("ssh.service")),
         ("/lxc.monitor.trainer", None, None, None, None),
         // Slurm, with cgroup v1 and v2, and with several daemons on a node
@@ -197,15 +198,15 @@ mod tests {
             None, None, Some("42"), Some("node7_slurmstepd.scope")),
         ("/system.slice/slurmd.service", None, None, None, Some("slurmd.service")),
         ("/system.slice/slurmstepd.scope/job_42/step_0/user/task_0/docker/{id}",
-            None, Some(ID), Some("42"), Some("slurmstepd.scope")),
+            None, Some(CONTAINER_ID), Some("42"), Some("slurmstepd.scope")),
         // systemd
         ("/user.slice/user-1000.slice/session-3.scope", None, None, None, Some("session-3.scope")),
         ("/user.slice/user-1000.slice/user@1000.service/app.slice/jupyter.service", None, None, None, Some("jupyter.service")),
         ("/init.scope", None, None, None, Some("init.scope")),
         // Inside a cgroup namespace, and after removal of the cgroup
-        ("/../../kubepods-pod{uid_}.slice/cri-containerd-{id}.scope", Some(UID), Some(ID), None, None),
-        ("/../{id}", None, Some(ID), None, None),
-        ("/system.slice/docker-{id}.scope (deleted)", None, Some(ID), None, None),
+        ("/../../kubepods-pod{uid_}.slice/cri-containerd-{id}.scope", Some(POD_UID), Some(CONTAINER_ID), None, None),
+        ("/../{id}", None, Some(CONTAINER_ID), None, None),
+        ("/system.slice/docker-{id}.scope (deleted)", None, Some(CONTAINER_ID), None, None),
         // Paths without any known part
         ("/", None, None, None, None),
         ("", None, None, None, None),
@@ -218,10 +219,10 @@ mod tests {
 
     fn expand_placeholders(pattern: &str) -> String {
         pattern
-            .replace("{id}", ID)
-            .replace("{inner}", INNER)
-            .replace("{uid}", UID)
-            .replace("{uid_}", UNDERSCORED)
+            .replace("{id}", CONTAINER_ID)
+            .replace("{inner}", INNER_CONTAINER_ID)
+            .replace("{uid}", POD_UID)
+            .replace("{uid_}", UNDERSCORED_POD_UID)
     }
 
     #[test]
@@ -255,17 +256,17 @@ mod tests {
     /// Users create cgroups with names of their choice in subtrees that belong to them.
     #[test]
     fn the_name_of_a_pod_counts_only_where_the_kubelet_creates_it() {
-        const OTHER: &str = "11111111-1111-1111-1111-111111111111";
+        const OTHER_POD_UID: &str = "11111111-1111-1111-1111-111111111111";
         for (path, pod, is_certain) in [
-            ("/kubepods/burstable/pod{uid}/{id}", UID, true),
+            ("/kubepods/burstable/pod{uid}/{id}", POD_UID, true),
             (
-                &format!("/kubepods/pod{{uid}}/{{id}}/kubepods/pod{OTHER}"),
-                UID,
+                &format!("/kubepods/pod{{uid}}/{{id}}/kubepods/pod{OTHER_POD_UID}"),
+                POD_UID,
                 true,
             ),
             (
                 "/user.slice/user-1000.slice/user@1000.service/kubepods/pod{uid}",
-                UID,
+                POD_UID,
                 false,
             ),
         ] {

@@ -382,12 +382,12 @@ mod tests {
     #[test]
     fn the_job_name_comes_from_slurm_torchrun_or_rendezvous() {
         use JobSource::{Rendezvous, Slurm, Torchrun};
-        type Case = (
+        type JobCase = (
             &'static str,
             Option<&'static str>,
             Option<(&'static str, JobSource)>,
         );
-        let cases: [Case; 8] = [
+        let cases: [JobCase; 8] = [
             (
                 "SLURM_JOB_ID=7 TORCHELASTIC_RUN_ID=llama",
                 Some("42"),

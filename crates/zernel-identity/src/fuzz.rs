@@ -9,7 +9,7 @@ use zernel_testkit::fuzz::FuzzTarget;
 use crate::cgroup::Cgroup;
 use crate::environment::Environment;
 use crate::gpu::VisibleDevices;
-use crate::{Identity, assemble, gpu};
+use crate::{Identity, gpu, identity_from_proc};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -58,7 +58,7 @@ fn fuzz_environment() {
         .fold(FuzzTarget::new("environment", 50_000), FuzzTarget::input);
     let outcome = target.words(words).run(|bytes| {
         let environment = Environment::parse(bytes);
-        let identity = assemble(&stat, 0, Cgroup::default(), Some(&environment), "host");
+        let identity = identity_from_proc(&stat, 0, Cgroup::default(), Some(&environment), "host");
         check_identity_is_bounded(&identity);
         ranks += u64::from(identity.rank.is_some());
         let devices = VisibleDevices::for_process(&identity, &gpus);
@@ -70,14 +70,16 @@ fn fuzz_environment() {
 
 #[test]
 fn fuzz_cgroup() {
-    const ID: &str = "3f1b7a90c2d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e";
-    const UID: &str = "0e4f3c5a_1b2c_4d3e_9f80_a1b2c3d4e5f6";
+    const CONTAINER_ID: &str = "3f1b7a90c2d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e";
+    const POD_UID: &str = "0e4f3c5a_1b2c_4d3e_9f80_a1b2c3d4e5f6";
     let corpus = [
-        format!("/kubepods.slice/kubepods-burstable-pod{UID}.slice/cri-containerd-{ID}.scope"),
-        format!("/system.slice/docker-{ID}.scope/init"),
+        format!(
+            "/kubepods.slice/kubepods-burstable-pod{POD_UID}.slice/cri-containerd-{CONTAINER_ID}.scope"
+        ),
+        format!("/system.slice/docker-{CONTAINER_ID}.scope/init"),
         "/slurm/uid_1000/job_42/step_0/task_0".to_owned(),
         "/user.slice/user-1000.slice/session-4.scope (deleted)".to_owned(),
-        format!("/lxc.payload.build/kubepods-besteffort-pod{UID}.slice:crio:{ID}"),
+        format!("/lxc.payload.build/kubepods-besteffort-pod{POD_UID}.slice:crio:{CONTAINER_ID}"),
     ];
     let words = [
         "/",
@@ -90,7 +92,7 @@ fn fuzz_cgroup() {
         "job_",
         "slurm",
         "lxc.payload.",
-        ID,
+        CONTAINER_ID,
     ];
     let stat = stat_with_name(b"python3");
     let mut containers = 0_u64;
@@ -101,7 +103,7 @@ fn fuzz_cgroup() {
         let text = String::from_utf8_lossy(bytes);
         let cgroup = Cgroup::most_specific(text.lines()).unwrap_or_default();
         containers += u64::from(cgroup.container.is_some());
-        check_identity_is_bounded(&assemble(&stat, 0, cgroup, None, "host"));
+        check_identity_is_bounded(&identity_from_proc(&stat, 0, cgroup, None, "host"));
     });
     assert!(
         containers > outcome.inputs / 20,
@@ -131,6 +133,12 @@ fn fuzz_process_name() {
             name.retain(|byte| *byte != 0);
             let stat = stat_with_name(&name);
             assert_eq!(stat.starttime, 4242);
-            check_identity_is_bounded(&assemble(&stat, 0, Cgroup::default(), None, "host"));
+            check_identity_is_bounded(&identity_from_proc(
+                &stat,
+                0,
+                Cgroup::default(),
+                None,
+                "host",
+            ));
         });
 }

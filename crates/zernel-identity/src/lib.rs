@@ -104,7 +104,7 @@ fn try_identify(pid: u32) -> ProcResult<Identity> {
     let (process, stat) = open_process(pid)?;
     let cgroup = read_cgroup(&process)?;
     let environment = read_environment(&process);
-    let mut identity = assemble(
+    let mut identity = identity_from_proc(
         &stat,
         process.uid()?,
         cgroup,
@@ -128,7 +128,7 @@ pub fn uid_of(pid: u32) -> Result<u32, IdentityError> {
 }
 
 /// Builds an identity from the process's own entries in `/proc`.
-fn assemble(
+fn identity_from_proc(
     stat: &Stat,
     uid: u32,
     cgroup: Cgroup,

@@ -38,7 +38,7 @@ fn main() -> ExitCode {
                 .expect("cargo has built the software GPU");
             return zernel_testkit::main([
                 trial("gpu_facts_match_the_driver", &[], || {
-                    run_to_success(role_command("describe", &node()));
+                    run_to_success(role_command("describe", &create_node_folder()));
                 }),
                 trial(
                     "a_process_is_found_on_its_gpu",
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
 }
 
 /// Creates the state folder of a simulated machine.
-fn node() -> tempfile::TempDir {
+fn create_node_folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
 
@@ -107,7 +107,7 @@ fn check_described_gpus() {
 
 /// CUDA devices 0 and 1 of the trainer are the machine's GPUs 2 and 0.
 fn a_process_is_found_on_its_gpu() {
-    let node = node();
+    let node = create_node_folder();
     let mut command = role_command("train", &node);
     let mut trainer = WaitingProcess::start(command.env("CUDA_VISIBLE_DEVICES", "2,0"));
     let uuids = trainer.read_line();

@@ -13,12 +13,12 @@ use std::time::Duration;
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, OpenObject};
 use thiserror::Error;
 
-static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fair.bpf.o"));
+static FAIR_SCHEDULER_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fair.bpf.o"));
 
 /// Time between two looks at whether the scheduler still runs.
-const POLL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// `SCX_EXIT_UNREG`: the loader unloaded the scheduler. The kernel's reasons have larger numbers.
-const UNLOADED_BY_USER: u32 = 64;
+const EXIT_KIND_UNLOADED_BY_USER: u32 = 64;
 
 /// What is wrong with the fair queue. The numbers are those of `enum fault` in C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,12 +86,15 @@ impl FromStr for Fault {
 
 /// There is no scheduler of this name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("there is no scheduler `{name}` in the lab; use one of {}", names())]
+#[error(
+    "there is no scheduler `{name}` in the lab; use one of {}",
+    scheduler_names()
+)]
 pub struct UnknownScheduler {
     name: String,
 }
 
-fn names() -> String {
+fn scheduler_names() -> String {
     Fault::ALL.map(Fault::name).join(", ")
 }
 
@@ -117,8 +120,8 @@ pub enum SchedulerError {
 ///
 /// # Errors
 /// The kernel refuses or ejects it.
-pub fn run(fault: Fault, stop: &AtomicBool) -> Result<(), SchedulerError> {
-    let mut open = ObjectBuilder::default().open_memory(OBJECT)?;
+pub fn run_scheduler(fault: Fault, stop: &AtomicBool) -> Result<(), SchedulerError> {
+    let mut open = ObjectBuilder::default().open_memory(FAIR_SCHEDULER_OBJECT)?;
     set_fault(&mut open, fault);
     let mut object = open.load()?;
     let mut maps = object.maps_mut();
@@ -127,13 +130,13 @@ pub fn run(fault: Fault, stop: &AtomicBool) -> Result<(), SchedulerError> {
         .expect("the object has the scheduler");
     let link = ops.attach_struct_ops()?;
     drop(maps);
-    while !stop.load(Ordering::Relaxed) && ending(&object)?.kind == 0 {
-        thread::sleep(POLL);
+    while !stop.load(Ordering::Relaxed) && read_ending(&object)?.kind == 0 {
+        thread::sleep(POLL_INTERVAL);
     }
     drop(link);
-    let ending = ending(&object)?;
+    let ending = read_ending(&object)?;
     match ending.kind {
-        0 | UNLOADED_BY_USER => Ok(()),
+        0 | EXIT_KIND_UNLOADED_BY_USER => Ok(()),
         kind => Err(SchedulerError::Ejected {
             kind,
             message: ending.message,
@@ -153,13 +156,13 @@ fn set_fault(open: &mut OpenObject, fault: Fault) {
 }
 
 /// Why the scheduler ended, as its last callback noted it.
-struct Ending {
+struct SchedulerEnding {
     /// 0 while the scheduler runs.
     kind: u32,
     message: String,
 }
 
-fn ending(object: &Object) -> Result<Ending, SchedulerError> {
+fn read_ending(object: &Object) -> Result<SchedulerEnding, SchedulerError> {
     let section = object.maps().find(|map| map.name() == ".data.ending");
     let section = section.expect("the object has the section");
     let value = section.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY)?;
@@ -168,7 +171,7 @@ fn ending(object: &Object) -> Result<Ending, SchedulerError> {
         |(kind, message): (&[u8; 4], &[u8])| (u32::from_ne_bytes(*kind), message.to_vec()),
     );
     let message = message.split(|byte| *byte == 0).next().unwrap_or_default();
-    Ok(Ending {
+    Ok(SchedulerEnding {
         kind,
         message: String::from_utf8_lossy(message).into_owned(),
     })

@@ -10,7 +10,7 @@ use zernel_testkit::fuzz::FuzzTarget;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-fn process(pid: u32) -> ProcessSnapshot {
+fn example_process(pid: u32) -> ProcessSnapshot {
     ProcessSnapshot {
         pid,
         identity: Some(Identity {
@@ -26,8 +26,8 @@ fn process(pid: u32) -> ProcessSnapshot {
 #[test]
 fn fuzz_snapshot() {
     let snapshot = Snapshot {
-        observed: vec![process(1), process(2)],
-        gone_ranks: vec![process(3)],
+        observed: vec![example_process(1), example_process(2)],
+        gone_ranks: vec![example_process(3)],
         problems: vec!["a problem".to_owned()],
         ..Snapshot::default()
     };

@@ -14,9 +14,9 @@ use zernel_testkit::allocation::{CountingAllocator, peak_bytes};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Files that one user can have probed.
-const FILES: u64 = 384;
+const FILE_COUNT: u64 = 384;
 /// Functions that are looked for in a CUDA driver, about.
-const FUNCTIONS: usize = 90;
+const FUNCTIONS_PER_FILE: usize = 90;
 
 /// A snapshot with a process that maps all files. They export none of the functions.
 fn full_snapshot() -> Snapshot {
@@ -26,17 +26,17 @@ fn full_snapshot() -> Snapshot {
         state: AttachState::NotAttached("cuLaunchCooperativeKernel is not exported".into()),
         displacement: 0,
     };
-    let files = (0..FILES).map(|number| LibraryFile {
+    let files = (0..FILE_COUNT).map(|number| LibraryFile {
         number,
         path: format!("/home/mallory/{number}/libcuda.so.1").into(),
         kind: "libcuda",
-        functions: vec![function.clone(); FUNCTIONS],
+        functions: vec![function.clone(); FUNCTIONS_PER_FILE],
     });
     let process = MappedBy {
         pid: 7,
         start_ns: 0,
         uid: Some(1000),
-        files: (0..FILES).collect(),
+        files: (0..FILE_COUNT).collect(),
     };
     Snapshot {
         ledger: Ledger {

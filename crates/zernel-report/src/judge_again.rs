@@ -22,7 +22,7 @@ pub fn judge_again(report: &Value) -> Result<Value, serde_json::Error> {
         .iter()
         .map(|rank| RankTimes::new(rank, ranks, ranks))
         .collect();
-    serde_json::to_value(verdict::judge(&times))
+    serde_json::to_value(verdict::judge_ranks(&times))
 }
 
 /// A report has the launches of the whole process, and those of its training per step.

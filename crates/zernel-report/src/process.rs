@@ -35,7 +35,7 @@ pub struct ProcessReport {
     #[serde(flatten)]
     pub(crate) times: ProcessTimes,
     /// From its first step after the warm-up to its last step.
-    pub(crate) training: Option<Training>,
+    pub(crate) training: Option<TrainingTime>,
     pub(crate) steps: Option<StepReport>,
     pub(crate) collectives: Vec<CollectiveTotals>,
     pub(crate) launches: u64,
@@ -65,7 +65,7 @@ pub struct ProcessReport {
 /// The time from a process's first step after the warm-up to its last step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
 #[serde(default)]
-pub(crate) struct Training {
+pub(crate) struct TrainingTime {
     /// When training begins, after the first probed call.
     pub(crate) begin_seconds: f64,
     #[serde(flatten)]

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use rustix::thread::CpuSet;
 use zernel_model::snapshot;
 
-use super::process::{ProcessReport, Training};
+use super::process::{ProcessReport, TrainingTime};
 use super::steps::StepLog;
 use super::times::ProcessTimes;
 
@@ -145,7 +145,7 @@ impl ProcessRecord {
         if let Some((report, begin_ns, end_ns)) = steps.into_report() {
             let begin = times_at(&samples, begin_ns);
             let end = times_at(&samples, end_ns);
-            latest.training = begin.zip(end).map(|(begin, end)| Training {
+            latest.training = begin.zip(end).map(|(begin, end)| TrainingTime {
                 begin_seconds: begin.wall_seconds,
                 times: ProcessTimes {
                     gpu_busy_seconds: gpu_busy_between(&samples, begin_ns, end_ns),

@@ -123,7 +123,7 @@ impl Report {
             .collect();
         let verdict = match not_observed {
             Some(_) => Verdict::CannotTell(Inconclusive::NotObserved),
-            None => verdict::judge(&times),
+            None => verdict::judge_ranks(&times),
         };
         let longest = ranks.iter().map(|rank| rank.times.wall_seconds);
         let longest = longest.reduce(f64::max).filter(|_| ended.is_none());

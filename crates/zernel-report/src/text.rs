@@ -24,7 +24,7 @@ pub fn format_time(seconds: f64) -> String {
 }
 
 /// The text, cut to `width` characters. Control characters become `?`.
-pub fn shorten(text: &str, width: usize) -> String {
+pub fn shorten_text(text: &str, width: usize) -> String {
     let text: String = text
         .trim_end()
         .chars()
@@ -120,9 +120,9 @@ mod tests {
 
     #[test]
     fn a_long_text_is_cut_and_control_characters_are_replaced() {
-        assert_eq!(shorten("python", 6), "python");
-        assert_eq!(shorten("python3", 6), "pytho…");
-        assert_eq!(shorten("\x1b[31m", 9), "?[31m");
+        assert_eq!(shorten_text("python", 6), "python");
+        assert_eq!(shorten_text("python3", 6), "pytho…");
+        assert_eq!(shorten_text("\x1b[31m", 9), "?[31m");
     }
 
     #[test]

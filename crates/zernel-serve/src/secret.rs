@@ -158,12 +158,12 @@ impl fmt::Debug for Secret {
 mod tests {
     use super::*;
 
-    const TOKEN: &str = "0123456789abcdef";
+    const TEST_TOKEN: &str = "0123456789abcdef";
 
     #[test]
     fn only_the_token_matches() {
-        let secret = Secret::new(TOKEN).unwrap();
-        assert!(secret.is_token(TOKEN.as_bytes()));
+        let secret = Secret::new(TEST_TOKEN).unwrap();
+        assert!(secret.is_token(TEST_TOKEN.as_bytes()));
         for other in [
             "",
             "0123456789abcde",
@@ -193,6 +193,6 @@ mod tests {
 
     #[test]
     fn debug_output_hides_the_token() {
-        assert_eq!(format!("{:?}", Secret::new(TOKEN).unwrap()), "Secret");
+        assert_eq!(format!("{:?}", Secret::new(TEST_TOKEN).unwrap()), "Secret");
     }
 }

@@ -55,7 +55,7 @@ where
         key: K,
         work: impl FnOnce() -> V + Send + 'static,
     ) -> watch::Receiver<Option<V>> {
-        let mut in_flight = lock(&self.in_flight);
+        let mut in_flight = lock_in_flight(&self.in_flight);
         if let Some(pending) = in_flight.get(&key) {
             return pending.clone();
         }
@@ -84,13 +84,13 @@ struct RemoveOnDrop<K: Eq + Hash, V>(Arc<Mutex<InFlight<K, V>>>, K);
 
 impl<K: Eq + Hash, V> Drop for RemoveOnDrop<K, V> {
     fn drop(&mut self) {
-        lock(&self.0).remove(&self.1);
+        lock_in_flight(&self.0).remove(&self.1);
     }
 }
 
 /// Locks the mutex even if it is poisoned: the map operations under it cannot leave it half
 /// changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_in_flight<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -204,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: SlotLimits = SlotLimits {
+    const TEST_LIMITS: SlotLimits = SlotLimits {
         trusted: 2,
         others: 6,
         per_tenant: 3,
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_user_with_too_many_connections_ends_only_its_own() {
-        let slots = Slots::new(LIMITS, WhenFull::EndOldest);
+        let slots = Slots::new(TEST_LIMITS, WhenFull::EndOldest);
         let other = take_slots(&slots, &owner_for_uid(1), 2);
         let many = take_slots(&slots, &owner_for_uid(2), 9);
         assert!(!other.iter().any(is_ended));
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn the_largest_user_makes_room_when_all_slots_are_taken() {
-        let slots = Slots::new(LIMITS, WhenFull::EndOldest);
+        let slots = Slots::new(TEST_LIMITS, WhenFull::EndOldest);
         let small = take_slots(&slots, &owner_for_uid(1), 2);
         let large = take_slots(&slots, &owner_for_uid(2), 3);
         let _last = take_slots(&slots, &owner_for_uid(3), 1);
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn many_users_with_one_connection_do_not_shut_out_another() {
-        let slots = Slots::new(LIMITS, WhenFull::EndOldest);
+        let slots = Slots::new(TEST_LIMITS, WhenFull::EndOldest);
         let crowd: Vec<_> = (0..6)
             .flat_map(|uid| take_slots(&slots, &owner_for_uid(uid), 1))
             .collect();
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn nobody_takes_the_slots_of_trusted_owners() {
         for when_full in [WhenFull::EndOldest, WhenFull::Refuse] {
-            let slots = Slots::new(LIMITS, when_full);
+            let slots = Slots::new(TEST_LIMITS, when_full);
             let root = slots.take_slot(ConnectionOwner::Trusted).unwrap();
             let _crowd: Vec<_> = (0..50)
                 .map(|uid| slots.take_slot(owner_for_uid(uid)))
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_client_that_becomes_trusted_leaves_its_slot_to_others() {
-        let slots = Slots::new(LIMITS, WhenFull::EndOldest);
+        let slots = Slots::new(TEST_LIMITS, WhenFull::EndOldest);
         let first = slots.take_slot(ConnectionOwner::Anonymous).unwrap();
         first.assign_to_owner(&ConnectionOwner::Trusted);
         let _many = take_slots(&slots, &ConnectionOwner::Anonymous, 50);
@@ -283,7 +283,7 @@ mod tests {
     /// A user of a pod has the uid of a user of the machine. Once the pod is known, neither ends connections of the other.
     #[test]
     fn a_client_whose_tenant_is_known_is_ended_by_its_tenant_only() {
-        let slots = Slots::new(LIMITS, WhenFull::EndOldest);
+        let slots = Slots::new(TEST_LIMITS, WhenFull::EndOldest);
         let local = slots.take_slot(owner_for_uid(1)).unwrap();
         let in_pod = slots.take_slot(owner_for_uid(1)).unwrap();
         in_pod.assign_to_owner(&ConnectionOwner::Tenant(Tenant::Pod("pod".to_owned())));
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn slots_that_refuse_end_nobody_of_the_same_owner() {
-        let slots = Slots::new(LIMITS, WhenFull::Refuse);
+        let slots = Slots::new(TEST_LIMITS, WhenFull::Refuse);
         let mut own = take_slots(&slots, &owner_for_uid(1), 9);
         assert_eq!(own.len(), 3);
         assert!(!own.iter().any(is_ended));
@@ -303,7 +303,7 @@ mod tests {
 
     #[tokio::test]
     async fn all_slots_are_free_when_the_last_one_is_dropped() {
-        let slots = Slots::new(LIMITS, WhenFull::EndOldest);
+        let slots = Slots::new(TEST_LIMITS, WhenFull::EndOldest);
         let taken = take_slots(&slots, &ConnectionOwner::Anonymous, 50);
         drop(taken);
         slots.wait_until_all_free().await;

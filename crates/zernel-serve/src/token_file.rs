@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use crate::Secret;
 
-    const TOKEN: &str = "0123456789abcdef";
+    const TEST_TOKEN: &str = "0123456789abcdef";
     const NOBODY_UID: u32 = 65534;
 
     fn create_test_folder() -> (tempfile::TempDir, PathBuf) {
@@ -191,7 +191,7 @@ mod tests {
         (folder, path)
     }
 
-    fn chmod(path: &Path, mode: u32) {
+    fn set_permissions(path: &Path, mode: u32) {
         fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     }
 
@@ -253,18 +253,18 @@ mod tests {
     #[test]
     fn a_token_file_open_to_others_is_refused() {
         let (_folder, path) = create_test_folder();
-        fs::write(&path, format!("  {TOKEN}\n")).unwrap();
+        fs::write(&path, format!("  {TEST_TOKEN}\n")).unwrap();
         for mode in [0o644, 0o602, 0o660] {
-            chmod(&path, mode);
+            set_permissions(&path, mode);
             assert!(
                 read_error_text(&path).contains("chmod"),
                 "{mode:o}: {}",
                 read_error_text(&path)
             );
         }
-        chmod(&path, 0o640);
+        set_permissions(&path, 0o640);
         let secret = Secret::from_file(&path).unwrap();
-        assert!(secret.is_token(TOKEN.as_bytes()));
+        assert!(secret.is_token(TEST_TOKEN.as_bytes()));
         assert_eq!(secret.token_file_path(), Some(&*path));
     }
 
@@ -290,7 +290,7 @@ mod tests {
         let (folder, path) = create_test_folder();
         let open = folder.path().join("open");
         fs::create_dir(&open).unwrap();
-        chmod(&open, 0o777);
+        set_permissions(&open, 0o777);
         let inside = open.join("token");
         assert!(
             read_error_text(&inside).contains("can write to"),
@@ -299,15 +299,15 @@ mod tests {
         );
         assert!(!inside.exists());
         // A link from a safe folder does not make it safe.
-        fs::write(&inside, TOKEN).unwrap();
-        chmod(&inside, 0o600);
+        fs::write(&inside, TEST_TOKEN).unwrap();
+        set_permissions(&inside, 0o600);
         symlink(&inside, &path).unwrap();
         assert!(
             read_error_text(&path).contains("can write to"),
             "{}",
             read_error_text(&path)
         );
-        chmod(&open, 0o1777);
+        set_permissions(&open, 0o1777);
         Secret::from_file(&path).unwrap();
     }
 
@@ -317,8 +317,8 @@ mod tests {
             return; // cannot give a file away
         }
         let (folder, path) = create_test_folder();
-        fs::write(&path, TOKEN).unwrap();
-        chmod(&path, 0o600);
+        fs::write(&path, TEST_TOKEN).unwrap();
+        set_permissions(&path, 0o600);
         chown(&path, Some(NOBODY_UID), None).unwrap();
         assert!(
             read_error_text(&path).contains("user 65534"),

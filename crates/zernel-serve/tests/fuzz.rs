@@ -135,8 +135,8 @@ async fn send_and_read_answer(stream: impl AsyncRead + AsyncWrite, bytes: &[u8])
 
 /// Counts panics on all threads from now on.
 fn count_panics() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+    static SET_HOOK_ONCE: Once = Once::new();
+    SET_HOOK_ONCE.call_once(|| {
         let print = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             PANIC_COUNT.fetch_add(1, Ordering::SeqCst);

@@ -47,7 +47,7 @@ pub(crate) fn initialised_driver() -> Result<&'static Driver, CudaError> {
 }
 
 /// `cuInit`.
-pub(crate) fn initialise() -> Result<(), CudaError> {
+pub(crate) fn initialise_driver() -> Result<(), CudaError> {
     static INITIALISE_LOCK: Mutex<()> = Mutex::new(());
     if IS_FORKED_CHILD.load(Relaxed) {
         return Err(NOT_INITIALIZED);

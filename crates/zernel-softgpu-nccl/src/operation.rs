@@ -100,7 +100,7 @@ impl Operation {
         if let Some(ticket) = self.ticket {
             self.communicator.take_turn(ticket);
         }
-        let end = self.run_tasks(start).unwrap_or(start).max(clock::now());
+        let end = self.run_tasks(start).unwrap_or(start).max(clock::now_ns());
         if self.ticket.is_some() {
             self.communicator.finish_turn();
         }
@@ -144,7 +144,7 @@ impl Operation {
             stream: self.stream,
             bytes: bytes as u64,
             start,
-            end: end.max(clock::now()),
+            end: end.max(clock::now_ns()),
         });
     }
 }
@@ -155,26 +155,26 @@ fn operation_kernel() -> Result<u64, NcclError> {
     let driver = loaded_driver()?;
     Ok(*OPERATION_KERNEL.get_or_init(|| {
         let kernel = ExternalKernel {
-            run,
-            retain,
-            release,
+            run: run_operation,
+            retain: retain_operation,
+            release: release_operation,
         };
         driver.create_kernel(c"ncclDevKernel_softgpu", kernel)
     }))
 }
 
-extern "C" fn run(operation: u64, start: u64) -> u64 {
+extern "C" fn run_operation(operation: u64, start: u64) -> u64 {
     // SAFETY: the launch that runs this holds the operation.
     let operation = unsafe { &*(operation as *const Operation) };
     operation.run(start)
 }
 
-extern "C" fn retain(operation: u64) {
+extern "C" fn retain_operation(operation: u64) {
     // SAFETY: the caller holds a reference to the operation.
     unsafe { Arc::increment_strong_count(operation as *const Operation) };
 }
 
-extern "C" fn release(operation: u64) {
+extern "C" fn release_operation(operation: u64) {
     // SAFETY: pairs with a `retain`.
     unsafe { Arc::decrement_strong_count(operation as *const Operation) };
 }

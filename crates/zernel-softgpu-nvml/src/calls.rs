@@ -8,7 +8,9 @@ use zernel_softgpu::device as facts;
 use zernel_softgpu::exports;
 use zernel_softgpu::node::{Node, ProcessUse};
 
-use crate::node::{handle_of_device, initialise, node_and_device_index, open_node, shut_down};
+use crate::node::{
+    handle_of_device, initialise_library, node_and_device_index, open_node, shut_down,
+};
 use crate::status::{NvmlError, Outcome, error_description};
 use crate::types::{
     Memory, MemoryV2, PciInfo, ProcessInfo, ProcessSample, Utilization, text_array,
@@ -99,15 +101,15 @@ fn clock_mhz(kind: i32) -> Result<u32, NvmlError> {
 
 exports! { "nvml" =>
     fn nvmlInit_v2(_call) -> Outcome {
-        initialise()
+        initialise_library()
     }
 
     fn nvmlInit(_call) -> Outcome {
-        initialise()
+        initialise_library()
     }
 
     fn nvmlInitWithFlags(_call, _flags: u32) -> Outcome {
-        initialise()
+        initialise_library()
     }
 
     fn nvmlShutdown(_call) -> Outcome {

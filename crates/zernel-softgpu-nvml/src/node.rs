@@ -33,7 +33,7 @@ extern "C" fn leave_node() {
 }
 
 /// `nvmlInit`: as often as you like; the node is opened anew after the last shutdown.
-pub(crate) fn initialise() -> Result<(), NvmlError> {
+pub(crate) fn initialise_library() -> Result<(), NvmlError> {
     let mut state = LIBRARY_STATE.lock().unwrap_or_else(PoisonError::into_inner);
     if state.node.is_none() {
         let node = Node::open().map_err(|error| {

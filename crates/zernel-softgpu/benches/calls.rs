@@ -10,27 +10,27 @@ use std::{env, ptr};
 use zernel_softgpu::config;
 use zernel_softgpu::install::{Prologue, install_libraries};
 
-const CHILD: &str = "SOFTGPU_BENCH_DIRECTORY";
-const CALLS: u32 = 1_000_000;
+const DIRECTORY_VARIABLE: &str = "SOFTGPU_BENCH_DIRECTORY";
+const CALL_COUNT: u32 = 1_000_000;
 
-type Plain = extern "C" fn(u32) -> i32;
-type Store = extern "C" fn(*mut u64, i32) -> i32;
-type Handle = extern "C" fn(u64) -> i32;
-type Allocate = extern "C" fn(*mut u64, usize) -> i32;
-type Launch =
+type PlainFunction = extern "C" fn(u32) -> i32;
+type StoreFunction = extern "C" fn(*mut u64, i32) -> i32;
+type HandleFunction = extern "C" fn(u64) -> i32;
+type AllocateFunction = extern "C" fn(*mut u64, usize) -> i32;
+type LaunchFunction =
     extern "C" fn(u64, u32, u32, u32, u32, u32, u32, u32, u64, *const *const u64, *const u8) -> i32;
-type Load = extern "C" fn(*mut u64, *const i8) -> i32;
-type Find = extern "C" fn(*mut u64, u64, *const i8) -> i32;
+type LoadFunction = extern "C" fn(*mut u64, *const i8) -> i32;
+type FindFunction = extern "C" fn(*mut u64, u64, *const i8) -> i32;
 
 fn main() {
-    match env::var_os(CHILD) {
-        Some(directory) => measure(Path::new(&directory)),
-        None => compare(),
+    match env::var_os(DIRECTORY_VARIABLE) {
+        Some(directory) => measure_calls(Path::new(&directory)),
+        None => compare_log_modes(),
     }
 }
 
 /// Runs the measurement in fresh processes: without a log, with counts, with events.
-fn compare() {
+fn compare_log_modes() {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench-calls");
     install_libraries(&directory, Prologue::Push)
         .expect("the libraries are built with the benchmark");
@@ -46,7 +46,7 @@ fn compare() {
         let truth = directory.join("truth");
         let mut command = Command::new(env::current_exe().unwrap());
         command
-            .env(CHILD, &directory)
+            .env(DIRECTORY_VARIABLE, &directory)
             .env(config::DIRECTORY_VARIABLE, directory.join("node"));
         command
             .env(config::LOG_EVENTS_VARIABLE, events)
@@ -60,41 +60,43 @@ fn compare() {
     let _ = std::fs::remove_dir_all(directory);
 }
 
-struct Program {
-    launch: Launch,
+struct LoadedProgram {
+    launch: LaunchFunction,
     kernel: u64,
     get_current: extern "C" fn(*mut u64) -> i32,
-    set_current: Handle,
-    allocate: Allocate,
-    free: Handle,
+    set_current: HandleFunction,
+    allocate: AllocateFunction,
+    free: HandleFunction,
     context: u64,
 }
 
-fn load(directory: &Path) -> Program {
+fn load_program(directory: &Path) -> LoadedProgram {
     let path: PathBuf = directory.join("libcuda.so.1");
     // SAFETY: our own library; the signatures are those of `cuda.h`.
     unsafe {
         let library: &libloading::Library =
             Box::leak(Box::new(libloading::Library::new(path).unwrap()));
         let (mut context, mut module, mut kernel) = (0, 0, 0);
-        assert_eq!(library.get::<Plain>(b"cuInit").unwrap()(0), 0);
+        assert_eq!(library.get::<PlainFunction>(b"cuInit").unwrap()(0), 0);
         assert_eq!(
-            library.get::<Store>(b"cuDevicePrimaryCtxRetain").unwrap()(&mut context, 0),
+            library
+                .get::<StoreFunction>(b"cuDevicePrimaryCtxRetain")
+                .unwrap()(&mut context, 0),
             0
         );
-        let set_current = *library.get::<Handle>(b"cuCtxSetCurrent").unwrap();
+        let set_current = *library.get::<HandleFunction>(b"cuCtxSetCurrent").unwrap();
         assert_eq!(set_current(context), 0);
         let image = c"softgpu kernel step 1\n".as_ptr();
         assert_eq!(
-            library.get::<Load>(b"cuModuleLoadData").unwrap()(&mut module, image),
+            library.get::<LoadFunction>(b"cuModuleLoadData").unwrap()(&mut module, image),
             0
         );
         let name = c"step".as_ptr();
         assert_eq!(
-            library.get::<Find>(b"cuModuleGetFunction").unwrap()(&mut kernel, module, name),
+            library.get::<FindFunction>(b"cuModuleGetFunction").unwrap()(&mut kernel, module, name),
             0
         );
-        Program {
+        LoadedProgram {
             launch: *library.get(b"cuLaunchKernel").unwrap(),
             kernel,
             get_current: *library.get(b"cuCtxGetCurrent").unwrap(),
@@ -106,8 +108,8 @@ fn load(directory: &Path) -> Program {
     }
 }
 
-fn measure(directory: &Path) {
-    let program = &load(directory);
+fn measure_calls(directory: &Path) {
+    let program = &load_program(directory);
     let launch = || {
         let code = (program.launch)(
             program.kernel,
@@ -132,9 +134,9 @@ fn measure(directory: &Path) {
     };
     for threads in [1, 4] {
         let rates = [
-            rate(program, threads, CALLS, &launch),
-            rate(program, threads, CALLS, &get),
-            rate(program, threads, CALLS / 10, &allocate) * 2.0,
+            calls_per_second(program, threads, CALL_COUNT, &launch),
+            calls_per_second(program, threads, CALL_COUNT, &get),
+            calls_per_second(program, threads, CALL_COUNT / 10, &allocate) * 2.0,
         ];
         let name = env::var("SOFTGPU_BENCH_NAME").unwrap_or_default();
         println!(
@@ -145,7 +147,12 @@ fn measure(directory: &Path) {
 }
 
 /// Calls per second of all threads together.
-fn rate(program: &Program, threads: u32, calls: u32, call: &(impl Fn() + Sync)) -> f64 {
+fn calls_per_second(
+    program: &LoadedProgram,
+    threads: u32,
+    calls: u32,
+    call: &(impl Fn() + Sync),
+) -> f64 {
     let begin = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..threads {

@@ -66,7 +66,7 @@ impl<'a> BusyMeter<'a> {
     }
 
     pub(crate) fn add(self, start: u64, end: u64) {
-        self.add_at(clock::now(), start, end);
+        self.add_at(clock::now_ns(), start, end);
     }
 
     fn add_at(self, now: u64, start: u64, end: u64) {

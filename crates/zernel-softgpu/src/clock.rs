@@ -6,7 +6,7 @@ const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
 
 /// Nanoseconds of CLOCK_MONOTONIC.
 #[must_use]
-pub fn now() -> u64 {
+pub fn now_ns() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * NANOSECONDS_PER_SECOND + time.tv_nsec as u64
 }
@@ -35,7 +35,7 @@ impl WaitMethod {
 
 /// Returns when the clock has reached `deadline`.
 pub fn wait_until(deadline: u64, how: WaitMethod) {
-    while now() < deadline {
+    while now_ns() < deadline {
         match how {
             WaitMethod::Block => sleep_until(deadline),
             _ => how.poll_once(),

@@ -55,7 +55,7 @@ impl Completion {
     /// Whether the end is reached.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.known_end().is_some_and(|end| end <= clock::now())
+        self.known_end().is_some_and(|end| end <= clock::now_ns())
     }
 
     /// Waits until the end is known, and returns it.

@@ -35,7 +35,7 @@ pub fn pci_bus_id(index: usize) -> String {
 
 /// UUID of device `index`; the same on every node.
 #[must_use]
-pub fn uuid(index: usize) -> [u8; 16] {
+pub fn uuid_of_device(index: usize) -> [u8; 16] {
     let mut uuid = *b"zernel-softgpu\0\0";
     uuid[15] = index as u8;
     uuid
@@ -44,7 +44,7 @@ pub fn uuid(index: usize) -> [u8; 16] {
 /// UUID of device `index`, as NVML spells it.
 #[must_use]
 pub fn uuid_text(index: usize) -> String {
-    let hex: String = uuid(index)
+    let hex: String = uuid_of_device(index)
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();

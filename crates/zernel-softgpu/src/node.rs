@@ -308,7 +308,7 @@ impl<'a> ProcessSlot<'a> {
         (bytes > 0 || words.context_count().load(Relaxed) > 0).then(|| ProcessUse {
             pid: self.0[0].load(Relaxed) as u32,
             bytes,
-            utilization: words.busy_meter().utilization(crate::clock::now()),
+            utilization: words.busy_meter().utilization(crate::clock::now_ns()),
         })
     }
 }

@@ -166,7 +166,7 @@ mod tests {
         assert!(error.contains(reason), "{error}");
     }
 
-    fn enter(path: &Path) -> io::Result<(StateDirectory, File)> {
+    fn enter_directory(path: &Path) -> io::Result<(StateDirectory, File)> {
         StateDirectory::enter(path, AfterLastProcess::Keep)
     }
 
@@ -174,7 +174,7 @@ mod tests {
     fn the_directory_and_its_file_are_closed_to_others() {
         let test = TestDirectory::new("state-new");
         let path = test.path().join("new");
-        let _entered = enter(&path).unwrap();
+        let _entered = enter_directory(&path).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&path), 0o700);
         assert_eq!(mode(&path.join(STATE_FILE_NAME)), 0o600);
@@ -186,14 +186,14 @@ mod tests {
         let (real, link) = (test.path().join("real"), test.path().join("link"));
         fs::create_dir(&real).unwrap();
         symlink(&real, &link).unwrap();
-        assert_refused(enter(&link), "without links");
-        assert_refused(enter(&link.join("")), "without links");
+        assert_refused(enter_directory(&link), "without links");
+        assert_refused(enter_directory(&link.join("")), "without links");
         for mode in [0o720, 0o702] {
             fs::set_permissions(&real, Permissions::from_mode(mode)).unwrap();
-            assert_refused(enter(&real), "others may write");
+            assert_refused(enter_directory(&real), "others may write");
         }
         fs::set_permissions(&real, Permissions::from_mode(0o755)).unwrap();
-        enter(&real).unwrap();
+        enter_directory(&real).unwrap();
     }
 
     #[test]
@@ -201,14 +201,17 @@ mod tests {
         let test = TestDirectory::new("state-owner");
         // Only root can change the owner of a file. Other users test with a directory of root.
         if !geteuid().is_root() {
-            return assert_refused(enter(Path::new("/")), "another user");
+            return assert_refused(enter_directory(Path::new("/")), "another user");
         }
         let file = test.path().join(STATE_FILE_NAME);
         fs::write(&file, "theirs").unwrap();
         chown(&file, Some(12345), None).unwrap();
-        assert_refused(enter(test.path()), "node: it belongs to another user");
+        assert_refused(
+            enter_directory(test.path()),
+            "node: it belongs to another user",
+        );
         chown(test.path(), Some(12345), None).unwrap();
-        assert_refused(enter(test.path()), "another user");
+        assert_refused(enter_directory(test.path()), "another user");
     }
 
     #[test]
@@ -220,11 +223,11 @@ mod tests {
         );
         fs::write(&victim, "precious").unwrap();
         symlink(&victim, &file).unwrap();
-        assert_refused(enter(test.path()), "without links");
+        assert_refused(enter_directory(test.path()), "without links");
         fs::remove_file(&file).expect("what is refused is left alone");
         let mode = Mode::RUSR | Mode::WUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &file, FileType::Fifo, mode, 0).unwrap();
-        assert_refused(enter(test.path()), "not a plain file");
+        assert_refused(enter_directory(test.path()), "not a plain file");
     }
 
     #[test]

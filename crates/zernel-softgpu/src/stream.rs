@@ -116,7 +116,7 @@ impl Stream {
 
     /// Puts `work` at the end of the stream.
     pub fn submit(self: &Arc<Self>, work: StreamWork, symbol: &'static LoggedSymbol) {
-        self.submit_at(clock::now(), work, symbol);
+        self.submit_at(clock::now_ns(), work, symbol);
     }
 
     fn submit_at(self: &Arc<Self>, now: u64, work: StreamWork, symbol: &'static LoggedSymbol) {
@@ -222,7 +222,7 @@ impl Stream {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let state = self.lock_state();
-        !self.is_deferred() && self.last_end(&state) <= clock::now()
+        !self.is_deferred() && self.last_end(&state) <= clock::now_ns()
     }
 
     /// Closes the stream. Queued work is still done.
@@ -388,13 +388,13 @@ mod tests {
 
     #[test]
     fn work_after_work_of_unknown_length_waits_for_it() {
-        extern "C" fn nap(_: *mut std::ffi::c_void) {
+        extern "C" fn sleep_20_ms(_: *mut std::ffi::c_void) {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         let stream = TestStreams::new("stream-deferred").stream(StreamRole::NonBlocking);
-        let begin = clock::now();
+        let begin = clock::now_ns();
         let function = HostFunction {
-            function: nap,
+            function: sleep_20_ms,
             argument: 0,
         };
         stream.submit(StreamWork::Host(function), &SYMBOL);

@@ -208,7 +208,7 @@ impl StreamWork {
             Self::Host(function) => {
                 clock::wait_until(start, WaitMethod::Block);
                 function.call();
-                clock::now().max(start)
+                clock::now_ns().max(start)
             }
             Self::External { launch } => launch.run(start).max(start),
             Self::Action(action) => {

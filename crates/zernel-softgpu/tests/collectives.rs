@@ -2,9 +2,9 @@
 
 mod support;
 
-use support::libraries::{NOT_READY, got, ok};
-use support::ranks::{FLOAT32, INT32, Rank, SUM};
-use support::{Stage, role};
+use support::libraries::{CUDA_ERROR_NOT_READY, assert_success, value_stored_by};
+use support::ranks::{NCCL_FLOAT32, NCCL_INT32, NCCL_SUM, RankProcess};
+use support::{Stage, role_of_process};
 use zernel_softgpu::config;
 use zernel_softgpu::truth::{LoggedEventKind, TruthLog};
 
@@ -14,21 +14,21 @@ fn data_goes_where_it_belongs() {
     const RANKS: usize = 4;
     // Larger than a chunk, and no multiple of one.
     const COUNT: usize = 1_500_001;
-    if role().is_none() {
+    if role_of_process().is_none() {
         return Stage::new(TEST).play(RANKS);
     }
-    let rank = Rank::join(RANKS);
+    let rank = RankProcess::join(RANKS);
     let (nccl, communicator, stream) = (&rank.nccl, rank.communicator, rank.stream);
     let value = |rank: usize, index: usize| (rank * 10_000_000 + index) as u32;
     let own: Vec<u32> = (0..COUNT).map(|index| value(rank.rank, index)).collect();
     let send = rank.upload(&own);
 
     let receive = rank.program.allocate(4 * COUNT * RANKS);
-    ok((nccl.ncclAllGather)(
+    assert_success((nccl.ncclAllGather)(
         send,
         receive,
         COUNT,
-        INT32,
+        NCCL_INT32,
         communicator,
         stream,
     ));
@@ -42,11 +42,11 @@ fn data_goes_where_it_belongs() {
     // Part `r` of every rank's data goes to rank `r`.
     let parts = 1000;
     let out = rank.program.allocate(4 * parts * RANKS);
-    ok((nccl.ncclAlltoAll)(
+    assert_success((nccl.ncclAlltoAll)(
         send,
         out,
         parts,
-        INT32,
+        NCCL_INT32,
         communicator,
         stream,
     ));
@@ -57,11 +57,11 @@ fn data_goes_where_it_belongs() {
         .collect();
     assert_eq!(rank.program.download::<u32>(out, parts * RANKS), expected);
 
-    ok((nccl.ncclBroadcast)(
+    assert_success((nccl.ncclBroadcast)(
         send,
         out,
         parts,
-        INT32,
+        NCCL_INT32,
         2,
         communicator,
         stream,
@@ -72,11 +72,11 @@ fn data_goes_where_it_belongs() {
         [value(2, 0), value(2, 1)]
     );
 
-    ok((nccl.ncclScatter)(
+    assert_success((nccl.ncclScatter)(
         send,
         out,
         parts,
-        INT32,
+        NCCL_INT32,
         1,
         communicator,
         stream,
@@ -87,11 +87,11 @@ fn data_goes_where_it_belongs() {
         [value(1, rank.rank * parts)]
     );
 
-    ok((nccl.ncclGather)(
+    assert_success((nccl.ncclGather)(
         send,
         receive,
         parts,
-        INT32,
+        NCCL_INT32,
         3,
         communicator,
         stream,
@@ -107,10 +107,10 @@ fn data_goes_where_it_belongs() {
         assert_eq!(firsts, [value(0, 0), value(1, 0), value(2, 0), value(3, 0)]);
     }
 
-    ok((nccl.ncclBcast)(
+    assert_success((nccl.ncclBcast)(
         send,
         COUNT,
-        INT32,
+        NCCL_INT32,
         0,
         communicator,
         stream,
@@ -122,12 +122,12 @@ fn data_goes_where_it_belongs() {
     );
 
     let sums = rank.upload(&vec![1.0f32; COUNT]);
-    ok((nccl.ncclAllReduce)(
+    assert_success((nccl.ncclAllReduce)(
         sums,
         sums,
         COUNT,
-        FLOAT32,
-        SUM,
+        NCCL_FLOAT32,
+        NCCL_SUM,
         communicator,
         stream,
     ));
@@ -146,35 +146,35 @@ fn messages_of_a_group_move_together() {
     const TEST: &str = "messages_of_a_group_move_together";
     const RANKS: usize = 4;
     const COUNT: usize = 100_003;
-    if role().is_none() {
+    if role_of_process().is_none() {
         return Stage::new(TEST).play(RANKS);
     }
-    let rank = Rank::join(RANKS);
+    let rank = RankProcess::join(RANKS);
     let (nccl, communicator, stream) = (&rank.nccl, rank.communicator, rank.stream);
     // Every rank sends to every rank, itself included. This hangs unless all transfers run at once.
     let send = rank.upload(&vec![rank.rank as i32; COUNT]);
     let receive = rank.program.allocate(4 * COUNT * RANKS);
-    ok((nccl.ncclGroupStart)());
+    assert_success((nccl.ncclGroupStart)());
     for peer in 0..RANKS {
-        ok((nccl.ncclSend)(
+        assert_success((nccl.ncclSend)(
             send,
             COUNT,
-            INT32,
+            NCCL_INT32,
             peer as i32,
             communicator,
             stream,
         ));
         let place = receive + (4 * COUNT * peer) as u64;
-        ok((nccl.ncclRecv)(
+        assert_success((nccl.ncclRecv)(
             place,
             COUNT,
-            INT32,
+            NCCL_INT32,
             peer as i32,
             communicator,
             stream,
         ));
     }
-    ok((nccl.ncclGroupEnd)());
+    assert_success((nccl.ncclGroupEnd)());
     rank.synchronize();
     let received: Vec<i32> = rank.program.download(receive, COUNT * RANKS);
     assert!(
@@ -188,42 +188,56 @@ fn messages_of_a_group_move_together() {
     let next = ((rank.rank + 1) % RANKS) as i32;
     let previous = ((rank.rank + RANKS - 1) % RANKS) as i32;
     let second = rank.upload(&[100 + rank.rank as i32]);
-    ok((nccl.ncclGroupStart)());
-    ok((nccl.ncclSend)(send, 1, INT32, next, communicator, stream));
-    ok((nccl.ncclSend)(send, 0, INT32, next, communicator, stream));
-    ok((nccl.ncclSend)(
-        second,
+    assert_success((nccl.ncclGroupStart)());
+    assert_success((nccl.ncclSend)(
+        send,
         1,
-        INT32,
+        NCCL_INT32,
         next,
         communicator,
         stream,
     ));
-    ok((nccl.ncclRecv)(
+    assert_success((nccl.ncclSend)(
+        send,
+        0,
+        NCCL_INT32,
+        next,
+        communicator,
+        stream,
+    ));
+    assert_success((nccl.ncclSend)(
+        second,
+        1,
+        NCCL_INT32,
+        next,
+        communicator,
+        stream,
+    ));
+    assert_success((nccl.ncclRecv)(
         receive,
         1,
-        INT32,
+        NCCL_INT32,
         previous,
         communicator,
         stream,
     ));
-    ok((nccl.ncclRecv)(
+    assert_success((nccl.ncclRecv)(
         receive,
         0,
-        INT32,
+        NCCL_INT32,
         previous,
         communicator,
         stream,
     ));
-    ok((nccl.ncclRecv)(
+    assert_success((nccl.ncclRecv)(
         receive + 4,
         1,
-        INT32,
+        NCCL_INT32,
         previous,
         communicator,
         stream,
     ));
-    ok((nccl.ncclGroupEnd)());
+    assert_success((nccl.ncclGroupEnd)());
     rank.synchronize();
     assert_eq!(
         rank.program.download::<i32>(receive, 2),
@@ -235,31 +249,32 @@ fn messages_of_a_group_move_together() {
 #[test]
 fn collectives_in_a_graph_run_at_every_launch() {
     const TEST: &str = "collectives_in_a_graph_run_at_every_launch";
-    if role().is_none() {
+    if role_of_process().is_none() {
         return Stage::new(TEST).play(2);
     }
-    let rank = Rank::join(2);
+    let rank = RankProcess::join(2);
     let cuda = &rank.program.cuda;
     let buffer = rank.upload(&[1i32]);
-    ok((cuda.cuStreamBeginCapture_v2)(rank.stream, 0));
-    ok((rank.nccl.ncclAllReduce)(
+    assert_success((cuda.cuStreamBeginCapture_v2)(rank.stream, 0));
+    assert_success((rank.nccl.ncclAllReduce)(
         buffer,
         buffer,
         1,
-        INT32,
-        SUM,
+        NCCL_INT32,
+        NCCL_SUM,
         rank.communicator,
         rank.stream,
     ));
-    let graph = got(|graph| (cuda.cuStreamEndCapture)(rank.stream, graph));
-    let executable = got(|executable| (cuda.cuGraphInstantiateWithFlags)(executable, graph, 0));
+    let graph = value_stored_by(|graph| (cuda.cuStreamEndCapture)(rank.stream, graph));
+    let executable =
+        value_stored_by(|executable| (cuda.cuGraphInstantiateWithFlags)(executable, graph, 0));
     for _ in 0..5 {
-        ok((cuda.cuGraphLaunch)(executable, rank.stream));
+        assert_success((cuda.cuGraphLaunch)(executable, rank.stream));
     }
     rank.synchronize();
     assert_eq!(rank.program.download::<i32>(buffer, 1), [32]);
-    ok((cuda.cuGraphExecDestroy)(executable));
-    ok((cuda.cuGraphDestroy)(graph));
+    assert_success((cuda.cuGraphExecDestroy)(executable));
+    assert_success((cuda.cuGraphDestroy)(graph));
     rank.leave();
 }
 
@@ -270,24 +285,24 @@ fn a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through() {
     const TEST: &str = "a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through";
     const LATE: u64 = 300_000_000;
     const BYTES: usize = 1_000_000;
-    if role().is_some() {
-        let rank = Rank::join(2);
+    if role_of_process().is_some() {
+        let rank = RankProcess::join(2);
         let buffer = rank.upload(&vec![0u8; BYTES]);
         if rank.rank == 1 {
             rank.program.launch(rank.stream, LATE);
         }
-        ok((rank.nccl.ncclAllReduce)(
+        assert_success((rank.nccl.ncclAllReduce)(
             buffer,
             buffer,
             BYTES,
             1,
-            SUM,
+            NCCL_SUM,
             rank.communicator,
             rank.stream,
         ));
         assert_eq!(
             (rank.program.cuda.cuStreamQuery)(rank.stream),
-            NOT_READY,
+            CUDA_ERROR_NOT_READY,
             "the call only puts it in the stream"
         );
         rank.synchronize();

@@ -4,9 +4,11 @@ mod support;
 
 use std::time::Duration;
 
-use support::libraries::{NOT_READY, Nccl, Program, UniqueId, got, ok};
-use support::ranks::{INT32, Rank, SUM};
-use support::{Stage, publish, published, role};
+use support::libraries::{
+    CUDA_ERROR_NOT_READY, CudaProgram, Nccl, UniqueId, assert_success, value_stored_by,
+};
+use support::ranks::{NCCL_INT32, NCCL_SUM, RankProcess};
+use support::{Stage, publish_file, role_of_process, wait_for_file};
 use zernel_softgpu::config;
 use zernel_testkit::eventually;
 
@@ -18,32 +20,38 @@ const REMOTE_ERROR: i32 = 6;
 fn communicators_split_and_work_side_by_side() {
     const TEST: &str = "communicators_split_and_work_side_by_side";
     const RANKS: usize = 4;
-    if role().is_none() {
+    if role_of_process().is_none() {
         return Stage::new(TEST).play(RANKS);
     }
-    let rank = Rank::join(RANKS);
+    let rank = RankProcess::join(RANKS);
     let nccl = &rank.nccl;
     // Even and odd ranks, in reverse; rank 3 stays out of the second split.
     let own = rank.rank as i32;
-    let halves =
-        got(|new| (nccl.ncclCommSplit)(rank.communicator, own % 2, -own, new, std::ptr::null()));
-    assert_eq!(got(|count| (nccl.ncclCommCount)(halves, count)), 2);
+    let halves = value_stored_by(|new| {
+        (nccl.ncclCommSplit)(rank.communicator, own % 2, -own, new, std::ptr::null())
+    });
     assert_eq!(
-        got(|new_rank| (nccl.ncclCommUserRank)(halves, new_rank)),
+        value_stored_by(|count| (nccl.ncclCommCount)(halves, count)),
+        2
+    );
+    assert_eq!(
+        value_stored_by(|new_rank| (nccl.ncclCommUserRank)(halves, new_rank)),
         i32::from(own < 2)
     );
     let color = if own == 3 { -1 } else { 7 };
-    let three = got(|new| (nccl.ncclCommSplit)(rank.communicator, color, 0, new, std::ptr::null()));
+    let three = value_stored_by(|new| {
+        (nccl.ncclCommSplit)(rank.communicator, color, 0, new, std::ptr::null())
+    });
     assert_eq!(three == 0, own == 3);
 
     // All in one group, on two streams.
     let other_stream = rank.program.stream();
-    ok((nccl.ncclGroupStart)());
+    assert_success((nccl.ncclGroupStart)());
     let all = rank.all_reduce_i32(rank.communicator, rank.stream, 1 << own);
     let half = rank.all_reduce_i32(halves, other_stream, 1 << own);
-    ok((nccl.ncclGroupEnd)());
+    assert_success((nccl.ncclGroupEnd)());
     rank.synchronize();
-    ok((rank.program.cuda.cuStreamSynchronize)(other_stream));
+    assert_success((rank.program.cuda.cuStreamSynchronize)(other_stream));
     assert_eq!(rank.program.download::<i32>(all, 1), [0b1111]);
     assert_eq!(
         rank.program.download::<i32>(half, 1),
@@ -53,7 +61,7 @@ fn communicators_split_and_work_side_by_side() {
         let buffer = rank.all_reduce_i32(three, rank.stream, 1 << own);
         rank.synchronize();
         assert_eq!(rank.program.download::<i32>(buffer, 1), [0b0111]);
-        ok((nccl.ncclCommDestroy)(three));
+        assert_success((nccl.ncclCommDestroy)(three));
     }
     // One communicator on two streams: its operations run in the order of the calls.
     for round in 0..20 {
@@ -64,67 +72,68 @@ fn communicators_split_and_work_side_by_side() {
         };
         rank.all_reduce_i32(rank.communicator, stream, 1);
     }
-    ok((rank.program.cuda.cuCtxSynchronize)());
-    ok((nccl.ncclCommFinalize)(halves));
+    assert_success((rank.program.cuda.cuCtxSynchronize)());
+    assert_success((nccl.ncclCommFinalize)(halves));
     assert_eq!(
-        (nccl.ncclAllReduce)(half, half, 1, INT32, SUM, halves, rank.stream),
+        (nccl.ncclAllReduce)(half, half, 1, NCCL_INT32, NCCL_SUM, halves, rank.stream),
         INVALID_USAGE
     );
-    ok((nccl.ncclCommDestroy)(halves));
+    assert_success((nccl.ncclCommDestroy)(halves));
     rank.leave();
 }
 
 #[test]
 fn one_process_can_be_all_ranks() {
     const TEST: &str = "one_process_can_be_all_ranks";
-    if role().is_none() {
+    if role_of_process().is_none() {
         return Stage::new(TEST).set(config::DEVICES_VARIABLE, 3).play(1);
     }
-    let program = Program::new();
+    let program = CudaProgram::new();
     let nccl = Nccl::load();
     let mut communicators = [0; 3];
-    ok((nccl.ncclCommInitAll)(
+    assert_success((nccl.ncclCommInitAll)(
         communicators.as_mut_ptr(),
         3,
         std::ptr::null(),
     ));
     let buffer = program.allocate(12);
     program.upload(buffer, &[1i32, 2, 4]);
-    ok((nccl.ncclGroupStart)());
+    assert_success((nccl.ncclGroupStart)());
     for (rank, communicator) in communicators.iter().enumerate() {
         assert_eq!(
-            got(|device| (nccl.ncclCommCuDevice)(*communicator, device)),
+            value_stored_by(|device| (nccl.ncclCommCuDevice)(*communicator, device)),
             rank as i32
         );
         let own = buffer + 4 * rank as u64;
         // The default stream of each communicator's own device.
-        ok((nccl.ncclAllReduce)(
+        assert_success((nccl.ncclAllReduce)(
             own,
             own,
             1,
-            INT32,
-            SUM,
+            NCCL_INT32,
+            NCCL_SUM,
             *communicator,
             0,
         ));
     }
-    ok((nccl.ncclGroupEnd)());
+    assert_success((nccl.ncclGroupEnd)());
     for device in 0..3 {
-        let context = got(|context| (program.cuda.cuDevicePrimaryCtxRetain)(context, device));
-        ok((program.cuda.cuCtxSetCurrent)(context));
-        ok((program.cuda.cuCtxSynchronize)());
+        let context =
+            value_stored_by(|context| (program.cuda.cuDevicePrimaryCtxRetain)(context, device));
+        assert_success((program.cuda.cuCtxSetCurrent)(context));
+        assert_success((program.cuda.cuCtxSynchronize)());
     }
     assert_eq!(program.download::<i32>(buffer, 3), [7, 7, 7]);
     communicators
         .iter()
-        .for_each(|communicator| ok((nccl.ncclCommDestroy)(*communicator)));
+        .for_each(|communicator| assert_success((nccl.ncclCommDestroy)(*communicator)));
 }
 
 #[test]
 fn a_killed_rank_is_an_error_that_the_others_can_abort() {
     const TEST: &str = "a_killed_rank_is_an_error_that_the_others_can_abort";
     const RANKS: usize = 3;
-    if role().is_none() {
+    if role_of_process().is_none() {
         let before = shared_memory_files();
         let stage = Stage::new(TEST);
         let mut actors: Vec<_> = (0..RANKS)
@@ -134,39 +143,41 @@ fn a_killed_rank_is_an_error_that_the_others_can_abort() {
             stage.path().join("ready-2").exists()
         });
         actors.remove(2).kill();
-        actors.into_iter().for_each(support::Actor::succeeds);
+        actors
+            .into_iter()
+            .for_each(support::RoleProcess::expect_success);
         assert_eq!(shared_memory_files(), before, "nothing is left behind");
         return;
     }
-    let rank = Rank::join(RANKS);
+    let rank = RankProcess::join(RANKS);
     let (cuda, nccl) = (&rank.program.cuda, &rank.nccl);
     rank.all_reduce_i32(rank.communicator, rank.stream, 1);
     rank.synchronize();
     if rank.rank == 2 {
-        publish("ready-2", b"");
+        publish_file("ready-2", b"");
         loop {
             std::thread::sleep(Duration::from_secs(1));
         }
     }
     let buffer = rank.all_reduce_i32(rank.communicator, rank.stream, 1);
-    let error = || got(|error| (nccl.ncclCommGetAsyncError)(rank.communicator, error));
+    let error = || value_stored_by(|error| (nccl.ncclCommGetAsyncError)(rank.communicator, error));
     eventually("the loss is noticed", || error() == REMOTE_ERROR);
     assert_eq!(
         (cuda.cuStreamQuery)(rank.stream),
-        NOT_READY,
+        CUDA_ERROR_NOT_READY,
         "the collective does not end before an abort"
     );
     let refused = (nccl.ncclAllReduce)(
         buffer,
         buffer,
         1,
-        INT32,
-        SUM,
+        NCCL_INT32,
+        NCCL_SUM,
         rank.communicator,
         rank.stream,
     );
     assert_eq!(refused, REMOTE_ERROR);
-    ok((nccl.ncclCommAbort)(rank.communicator));
+    assert_success((nccl.ncclCommAbort)(rank.communicator));
     rank.synchronize();
     assert_eq!((nccl.ncclCommDestroy)(rank.communicator), INVALID_ARGUMENT);
 }
@@ -187,27 +198,27 @@ fn shared_memory_files() -> Vec<String> {
 #[test]
 fn a_rank_killed_before_all_have_joined_is_an_error_too() {
     const TEST: &str = "a_rank_killed_before_all_have_joined_is_an_error_too";
-    if role().is_none() {
+    if role_of_process().is_none() {
         let stage = Stage::new(TEST);
         let maker = stage.start("maker");
         let joiner = stage.start("joiner");
         eventually("the joiner waits", || stage.path().join("joining").exists());
         maker.kill();
-        joiner.succeeds();
+        joiner.expect_success();
         return;
     }
-    let _program = Program::new();
+    let _program = CudaProgram::new();
     let nccl = Nccl::load();
     let mut id = UniqueId([0; 128]);
-    if role().as_deref() == Some("maker") {
-        ok((nccl.ncclGetUniqueId)(&mut id));
-        publish("id", &id.0);
+    if role_of_process().as_deref() == Some("maker") {
+        assert_success((nccl.ncclGetUniqueId)(&mut id));
+        publish_file("id", &id.0);
         loop {
             std::thread::sleep(Duration::from_secs(1));
         }
     }
-    id.0.copy_from_slice(&published("id"));
-    publish("joining", b"");
+    id.0.copy_from_slice(&wait_for_file("id"));
+    publish_file("joining", b"");
     assert_eq!((nccl.ncclCommInitRank)(&mut 0, 2, id, 1), REMOTE_ERROR);
     assert_eq!(
         (nccl.ncclCommInitRank)(&mut 0, 2, id, 1),
@@ -218,36 +229,40 @@ fn a_rank_killed_before_all_have_joined_is_an_error_too() {
 
 #[test]
 fn wrong_arguments_are_refused() {
-    support::alone("wrong_arguments_are_refused", || {
-        let program = Program::new();
+    support::run_in_fresh_process("wrong_arguments_are_refused", || {
+        let program = CudaProgram::new();
         let nccl = Nccl::load();
-        assert_eq!(got(|version| (nccl.ncclGetVersion)(version)), 22809);
+        assert_eq!(
+            value_stored_by(|version| (nccl.ncclGetVersion)(version)),
+            22809
+        );
         let mut id = UniqueId([0; 128]);
-        ok((nccl.ncclGetUniqueId)(&mut id));
+        assert_success((nccl.ncclGetUniqueId)(&mut id));
         assert_eq!((nccl.ncclCommInitRank)(&mut 0, 2, id, 2), INVALID_ARGUMENT);
         assert_eq!((nccl.ncclCommInitRank)(&mut 0, 0, id, 0), INVALID_ARGUMENT);
-        let communicator = got(|communicator| (nccl.ncclCommInitRank)(communicator, 1, id, 0));
+        let communicator =
+            value_stored_by(|communicator| (nccl.ncclCommInitRank)(communicator, 1, id, 0));
         let buffer = program.allocate(4);
         assert_eq!(
-            (nccl.ncclAllReduce)(buffer, buffer, 1, 99, SUM, communicator, 0),
+            (nccl.ncclAllReduce)(buffer, buffer, 1, 99, NCCL_SUM, communicator, 0),
             INVALID_ARGUMENT
         );
         assert_eq!(
-            (nccl.ncclAllReduce)(buffer, buffer, 1, INT32, 99, communicator, 0),
+            (nccl.ncclAllReduce)(buffer, buffer, 1, NCCL_INT32, 99, communicator, 0),
             INVALID_ARGUMENT
         );
         assert_eq!(
-            (nccl.ncclBcast)(buffer, 1, INT32, 1, communicator, 0),
+            (nccl.ncclBcast)(buffer, 1, NCCL_INT32, 1, communicator, 0),
             INVALID_ARGUMENT
         );
         assert_eq!(
-            (nccl.ncclAllReduce)(buffer, buffer, 1, INT32, SUM, 0x1234, 0),
+            (nccl.ncclAllReduce)(buffer, buffer, 1, NCCL_INT32, NCCL_SUM, 0x1234, 0),
             INVALID_ARGUMENT
         );
         assert_eq!((nccl.ncclGroupEnd)(), INVALID_USAGE);
-        ok((nccl.ncclGroupStart)());
+        assert_success((nccl.ncclGroupStart)());
         assert_eq!(
-            (nccl.ncclBcast)(buffer, 1, INT32, 1, communicator, 0),
+            (nccl.ncclBcast)(buffer, 1, NCCL_INT32, 1, communicator, 0),
             INVALID_ARGUMENT
         );
         assert_eq!(
@@ -255,16 +270,16 @@ fn wrong_arguments_are_refused() {
             INVALID_ARGUMENT,
             "an error in a group is the group's"
         );
-        ok((nccl.ncclAllReduce)(
+        assert_success((nccl.ncclAllReduce)(
             buffer,
             buffer,
             1,
-            INT32,
-            SUM,
+            NCCL_INT32,
+            NCCL_SUM,
             communicator,
             0,
         ));
-        ok((program.cuda.cuCtxSynchronize)());
-        ok((nccl.ncclCommDestroy)(communicator));
+        assert_success((program.cuda.cuCtxSynchronize)());
+        assert_success((nccl.ncclCommDestroy)(communicator));
     });
 }

@@ -5,48 +5,51 @@ mod support;
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
-use support::alone;
-use support::libraries::{KernelNode, LaunchConfiguration, MILLISECOND, Program, got, ok};
+use support::libraries::{
+    CudaProgram, KernelNode, LaunchConfiguration, MILLISECOND_NS, assert_success, value_stored_by,
+};
+use support::run_in_fresh_process;
 
-const LEAD: u64 = 500 * MILLISECOND;
-const DEFAULT_MICROSECONDS: u64 = 10;
+const HOST_LEAD_NS: u64 = 500 * MILLISECOND_NS;
+const DEFAULT_KERNEL_MICROSECONDS: u64 = 10;
 
 /// Microseconds on the device clock of what `submit` puts into a stream. A long kernel goes first,
 /// so that the time the host takes does not show.
-fn duration(program: &Program, submit: impl FnOnce(u64)) -> u64 {
+fn device_duration_of(program: &CudaProgram, submit: impl FnOnce(u64)) -> u64 {
     let stream = program.stream();
     let (begin, end) = (program.event(0), program.event(0));
-    program.launch(stream, LEAD);
-    ok((program.cuda.cuEventRecord)(begin, stream));
+    program.launch(stream, HOST_LEAD_NS);
+    assert_success((program.cuda.cuEventRecord)(begin, stream));
     submit(stream);
-    ok((program.cuda.cuEventRecord)(end, stream));
-    ok((program.cuda.cuStreamSynchronize)(stream));
+    assert_success((program.cuda.cuEventRecord)(end, stream));
+    assert_success((program.cuda.cuStreamSynchronize)(stream));
     (f64::from(program.elapsed(begin, end)) * 1000.0).round() as u64
 }
 
 #[test]
 fn a_kernel_takes_the_time_its_launch_asks_for() {
-    alone("a_kernel_takes_the_time_its_launch_asks_for", || {
-        let program = &Program::new();
+    run_in_fresh_process("a_kernel_takes_the_time_its_launch_asks_for", || {
+        let program = &CudaProgram::new();
         let cuda = &program.cuda;
         let image = c"softgpu kernel plain\nsoftgpu kernel slow 2000000\n";
-        let module = got(|module| (cuda.cuModuleLoadData)(module, image.as_ptr()));
-        let find =
-            |name: &CStr| got(|kernel| (cuda.cuModuleGetFunction)(kernel, module, name.as_ptr()));
+        let module = value_stored_by(|module| (cuda.cuModuleLoadData)(module, image.as_ptr()));
+        let find = |name: &CStr| {
+            value_stored_by(|kernel| (cuda.cuModuleGetFunction)(kernel, module, name.as_ptr()))
+        };
         let (plain, slow) = (find(c"plain"), find(c"slow"));
         let launch = |kernel, parameters, extra| {
-            duration(program, |stream| {
-                ok((cuda.cuLaunchKernel)(
+            device_duration_of(program, |stream| {
+                assert_success((cuda.cuLaunchKernel)(
                     kernel, 1, 1, 1, 8, 8, 1, 0, stream, parameters, extra,
                 ));
             })
         };
         assert_eq!(
             launch(plain, ptr::null(), ptr::null()),
-            DEFAULT_MICROSECONDS
+            DEFAULT_KERNEL_MICROSECONDS
         );
         assert_eq!(launch(slow, ptr::null(), ptr::null()), 2000);
-        let time = 3 * MILLISECOND;
+        let time = 3 * MILLISECOND_NS;
         assert_eq!(launch(slow, [&raw const time].as_ptr(), ptr::null()), 3000);
         // The same parameter in a packed buffer: its address, its size, the end.
         let size = 8usize;
@@ -64,7 +67,7 @@ fn a_kernel_takes_the_time_its_launch_asks_for() {
         ];
         assert_eq!(launch(plain, ptr::null(), extra.as_ptr().cast()), 3000);
 
-        let extended = duration(program, |stream| {
+        let extended = device_duration_of(program, |stream| {
             let configuration = LaunchConfiguration {
                 dimensions: [2, 1, 1, 64, 1, 1],
                 shared_bytes: 0,
@@ -72,16 +75,16 @@ fn a_kernel_takes_the_time_its_launch_asks_for() {
                 attributes: ptr::null(),
                 attribute_count: 0,
             };
-            ok((cuda.cuLaunchKernelEx)(
+            assert_success((cuda.cuLaunchKernelEx)(
                 &configuration,
                 plain,
                 [&raw const time].as_ptr(),
                 ptr::null(),
             ));
         });
-        let cooperative = duration(program, |stream| {
+        let cooperative = device_duration_of(program, |stream| {
             let parameters = [&raw const time];
-            ok((cuda.cuLaunchCooperativeKernel)(
+            assert_success((cuda.cuLaunchCooperativeKernel)(
                 plain,
                 1,
                 1,
@@ -102,7 +105,7 @@ fn a_kernel_takes_the_time_its_launch_asks_for() {
         let too_many =
             (cuda.cuLaunchKernel)(plain, 1, 1, 1, 1025, 1, 1, 0, 0, ptr::null(), ptr::null());
         assert_eq!(too_many, 1);
-        ok((cuda.cuModuleUnload)(module));
+        assert_success((cuda.cuModuleUnload)(module));
         let unloaded =
             (cuda.cuLaunchKernel)(plain, 1, 1, 1, 1, 1, 1, 0, 0, ptr::null(), ptr::null());
         assert_eq!(unloaded, 400);
@@ -115,12 +118,12 @@ fn a_kernel_takes_the_time_its_launch_asks_for() {
 
 #[test]
 fn libraries_and_foreign_images_have_kernels_too() {
-    alone("libraries_and_foreign_images_have_kernels_too", || {
-        let program = &Program::new();
+    run_in_fresh_process("libraries_and_foreign_images_have_kernels_too", || {
+        let program = &CudaProgram::new();
         let cuda = &program.cuda;
         let load = |image: &CStr| {
             let none = ptr::null_mut();
-            got(|library| {
+            value_stored_by(|library| {
                 (cuda.cuLibraryLoadData)(
                     library,
                     image.as_ptr().cast(),
@@ -134,17 +137,23 @@ fn libraries_and_foreign_images_have_kernels_too() {
             })
         };
         let ours = load(c"softgpu kernel step 7000\n");
-        let kernel = got(|kernel| (cuda.cuLibraryGetKernel)(kernel, ours, c"step".as_ptr()));
-        let function = got(|function| (cuda.cuKernelGetFunction)(function, kernel));
+        let kernel =
+            value_stored_by(|kernel| (cuda.cuLibraryGetKernel)(kernel, ours, c"step".as_ptr()));
+        let function = value_stored_by(|function| (cuda.cuKernelGetFunction)(function, kernel));
         let mut name = ptr::null();
-        ok((cuda.cuFuncGetName)(&mut name, function));
+        assert_success((cuda.cuFuncGetName)(&mut name, function));
         // SAFETY: the name of a loaded function.
         assert_eq!(unsafe { CStr::from_ptr(name) }, c"step");
         let foreign = load(c".version 8.0\n.target sm_90\n");
-        let any = got(|kernel| (cuda.cuLibraryGetKernel)(kernel, foreign, c"any".as_ptr()));
-        for (kernel, microseconds) in [(kernel, 7), (function, 7), (any, DEFAULT_MICROSECONDS)] {
-            let took = duration(program, |stream| {
-                ok((cuda.cuLaunchKernel)(
+        let any =
+            value_stored_by(|kernel| (cuda.cuLibraryGetKernel)(kernel, foreign, c"any".as_ptr()));
+        for (kernel, microseconds) in [
+            (kernel, 7),
+            (function, 7),
+            (any, DEFAULT_KERNEL_MICROSECONDS),
+        ] {
+            let took = device_duration_of(program, |stream| {
+                assert_success((cuda.cuLaunchKernel)(
                     kernel,
                     1,
                     1,
@@ -160,17 +169,17 @@ fn libraries_and_foreign_images_have_kernels_too() {
             });
             assert_eq!(took, microseconds);
         }
-        ok((cuda.cuLibraryUnload)(ours));
-        ok((cuda.cuLibraryUnload)(foreign));
+        assert_success((cuda.cuLibraryUnload)(ours));
+        assert_success((cuda.cuLibraryUnload)(foreign));
     });
 }
 
 #[test]
 fn a_graph_made_by_hand_takes_its_longest_way() {
-    alone("a_graph_made_by_hand_takes_its_longest_way", || {
-        let program = &Program::new();
+    run_in_fresh_process("a_graph_made_by_hand_takes_its_longest_way", || {
+        let program = &CudaProgram::new();
         let cuda = &program.cuda;
-        let graph = got(|graph| (cuda.cuGraphCreate)(graph, 0));
+        let graph = value_stored_by(|graph| (cuda.cuGraphCreate)(graph, 0));
         let add = |microseconds: u64, after: &[u64]| {
             let time = microseconds * 1000;
             let parameters = [&raw const time];
@@ -183,7 +192,7 @@ fn a_graph_made_by_hand_takes_its_longest_way() {
                 kernel: 0,
                 context: 0,
             };
-            got(|handle| {
+            value_stored_by(|handle| {
                 (cuda.cuGraphAddKernelNode_v2)(handle, graph, after.as_ptr(), after.len(), &node)
             })
         };
@@ -191,34 +200,42 @@ fn a_graph_made_by_hand_takes_its_longest_way() {
         let first = add(100, &[]);
         let (short, long) = (add(200, &[first]), add(300, &[first]));
         let both = [short, long];
-        let joint = got(|handle| (cuda.cuGraphAddEmptyNode)(handle, graph, both.as_ptr(), 2));
+        let joint =
+            value_stored_by(|handle| (cuda.cuGraphAddEmptyNode)(handle, graph, both.as_ptr(), 2));
         add(50, &[joint]);
-        assert_eq!(got(|kind| (cuda.cuGraphNodeGetType)(long, kind)), 0);
-        assert_eq!(got(|kind| (cuda.cuGraphNodeGetType)(joint, kind)), 5);
-        let executable = got(|executable| (cuda.cuGraphInstantiateWithFlags)(executable, graph, 0));
-        ok((cuda.cuGraphDestroy)(graph));
+        assert_eq!(
+            value_stored_by(|kind| (cuda.cuGraphNodeGetType)(long, kind)),
+            0
+        );
+        assert_eq!(
+            value_stored_by(|kind| (cuda.cuGraphNodeGetType)(joint, kind)),
+            5
+        );
+        let executable =
+            value_stored_by(|executable| (cuda.cuGraphInstantiateWithFlags)(executable, graph, 0));
+        assert_success((cuda.cuGraphDestroy)(graph));
         for times in [1, 3] {
-            let took = duration(program, |stream| {
-                (0..times).for_each(|_| ok((cuda.cuGraphLaunch)(executable, stream)));
+            let took = device_duration_of(program, |stream| {
+                (0..times).for_each(|_| assert_success((cuda.cuGraphLaunch)(executable, stream)));
             });
             assert_eq!(took, 450 * times);
         }
-        ok((cuda.cuGraphExecDestroy)(executable));
+        assert_success((cuda.cuGraphExecDestroy)(executable));
     });
 }
 
 #[test]
 fn a_copy_in_the_threads_own_stream_does_not_wait_for_another_threads() {
-    alone(
+    run_in_fresh_process(
         "a_copy_in_the_threads_own_stream_does_not_wait_for_another_threads",
         || {
-            let program = &Program::new();
+            let program = &CudaProgram::new();
             let cuda = &program.cuda;
-            let context = got(|context| (cuda.cuCtxGetCurrent)(context));
+            let context = value_stored_by(|context| (cuda.cuCtxGetCurrent)(context));
             let memory = program.allocate(4);
-            let time = 3000 * MILLISECOND;
+            let time = 3000 * MILLISECOND_NS;
             let parameters = [&raw const time];
-            ok((cuda.cuLaunchKernel_ptsz)(
+            assert_success((cuda.cuLaunchKernel_ptsz)(
                 program.kernel,
                 1,
                 1,
@@ -233,8 +250,8 @@ fn a_copy_in_the_threads_own_stream_does_not_wait_for_another_threads() {
             ));
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    ok((cuda.cuCtxSetCurrent)(context));
-                    ok((cuda.cuMemcpyHtoD_v2_ptds)(
+                    assert_success((cuda.cuCtxSetCurrent)(context));
+                    assert_success((cuda.cuMemcpyHtoD_v2_ptds)(
                         memory,
                         (&raw const memory).cast(),
                         4,

@@ -6,11 +6,13 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
-use support::libraries::{Cuda, MILLISECOND, Program, ok};
-use support::{Stage, alone, publish, published, role, stage_path};
+use support::libraries::{Cuda, CudaProgram, MILLISECOND_NS, assert_success};
+use support::{
+    Stage, publish_file, role_of_process, run_in_fresh_process, stage_path, wait_for_file,
+};
 use zernel_softgpu::config;
 
-fn nvml() -> Nvml {
+fn load_nvml() -> Nvml {
     let path = stage_path().join("lib/libnvidia-ml.so.1");
     Nvml::builder().lib_path(path.as_os_str()).init().unwrap()
 }
@@ -19,7 +21,7 @@ fn nvml() -> Nvml {
 #[test]
 fn state_that_is_not_our_own_is_refused() {
     const OPERATING_SYSTEM: i32 = 304;
-    alone("state_that_is_not_our_own_is_refused", || {
+    run_in_fresh_process("state_that_is_not_our_own_is_refused", || {
         let elsewhere = stage_path().join("elsewhere");
         std::fs::create_dir(&elsewhere).unwrap();
         std::os::unix::fs::symlink(&elsewhere, stage_path().join("node")).unwrap();
@@ -35,23 +37,23 @@ fn state_that_is_not_our_own_is_refused() {
 #[test]
 fn the_last_process_to_end_removes_the_state() {
     const TEST: &str = "the_last_process_to_end_removes_the_state";
-    let Some(role) = role() else {
+    let Some(role) = role_of_process() else {
         let stage = Stage::new(TEST);
         let node = stage.path().join("node/node");
         let killed = stage.start("killed");
         zernel_testkit::eventually("it uses the node", || stage.path().join("using").exists());
-        stage.start("ends").succeeds();
+        stage.start("ends").expect_success();
         assert!(node.exists(), "a process still uses it");
         killed.kill();
         assert!(node.exists());
-        stage.start("ends").succeeds();
+        stage.start("ends").expect_success();
         assert!(!node.exists());
         return;
     };
-    let _program = Program::new();
-    std::mem::forget(nvml());
+    let _program = CudaProgram::new();
+    std::mem::forget(load_nvml());
     if role == "killed" {
-        publish("using", b"");
+        publish_file("using", b"");
         loop {
             std::thread::park();
         }
@@ -65,8 +67,8 @@ fn the_last_process_to_end_removes_the_state() {
 #[test]
 fn the_default_directory_goes_with_the_state() {
     const TEST: &str = "the_default_directory_goes_with_the_state";
-    if role().is_some() {
-        let _program = Program::new();
+    if role_of_process().is_some() {
+        let _program = CudaProgram::new();
         assert!(stage_path().join("zernel-softgpu/node").exists());
         return;
     }
@@ -82,14 +84,14 @@ fn the_default_directory_goes_with_the_state() {
 #[test]
 fn devices_are_described_as_cuda_describes_them() {
     const TEST: &str = "devices_are_described_as_cuda_describes_them";
-    if role().is_none() {
+    if role_of_process().is_none() {
         return Stage::new(TEST)
             .set(config::DEVICES_VARIABLE, 3)
             .set(config::MEMORY_VARIABLE, 8u64 << 30)
             .play(1);
     }
-    let program = Program::on_device(1);
-    let nvml = nvml();
+    let program = CudaProgram::on_device(1);
+    let nvml = load_nvml();
     assert_eq!(nvml.device_count().unwrap(), 3);
     assert_eq!(nvml.sys_cuda_driver_version().unwrap(), 12090);
     assert!(!nvml.sys_driver_version().unwrap().is_empty());
@@ -106,7 +108,7 @@ fn devices_are_described_as_cuda_describes_them() {
         1
     );
     let mut cuda_uuid = [0; 16];
-    ok((program.cuda.cuDeviceGetUuid_v2)(&mut cuda_uuid, 1));
+    assert_success((program.cuda.cuDeviceGetUuid_v2)(&mut cuda_uuid, 1));
     let digits: String = cuda_uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(uuid.replace("GPU-", "").replace('-', ""), digits);
     let pci = device.pci_info().unwrap();
@@ -136,30 +138,30 @@ fn devices_are_described_as_cuda_describes_them() {
 #[test]
 fn memory_and_load_of_other_processes_are_seen_while_they_live() {
     const TEST: &str = "memory_and_load_of_other_processes_are_seen_while_they_live";
-    match role().as_deref() {
+    match role_of_process().as_deref() {
         None => {
             let stage = Stage::new(TEST).set(config::DEVICES_VARIABLE, 2);
             let worker = stage.start("worker");
             std::fs::write(stage.path().join("pid"), worker.pid().to_string()).unwrap();
-            stage.start("watcher").succeeds();
+            stage.start("watcher").expect_success();
             worker.kill();
-            stage.start("widow").succeeds();
+            stage.start("widow").expect_success();
         }
         Some("worker") => {
-            let program = Program::on_device(1);
+            let program = CudaProgram::on_device(1);
             program.allocate(123_456);
             let stream = program.stream();
-            publish("ready", b"");
+            publish_file("ready", b"");
             // Busy half of the time, for ever.
             loop {
-                program.launch(stream, 20 * MILLISECOND);
-                ok((program.cuda.cuStreamSynchronize)(stream));
+                program.launch(stream, 20 * MILLISECOND_NS);
+                assert_success((program.cuda.cuStreamSynchronize)(stream));
                 std::thread::sleep(std::time::Duration::from_millis(20));
             }
         }
-        Some("watcher") => watch(),
+        Some("watcher") => watch_other_processes(),
         _ => {
-            let nvml = nvml();
+            let nvml = load_nvml();
             let device = nvml.device_by_index(1).unwrap();
             assert_eq!(device.memory_info().unwrap().used, 0);
             assert!(device.running_compute_processes().unwrap().is_empty());
@@ -168,13 +170,13 @@ fn memory_and_load_of_other_processes_are_seen_while_they_live() {
     }
 }
 
-fn watch() {
-    let pid: u32 = String::from_utf8(published("pid"))
+fn watch_other_processes() {
+    let pid: u32 = String::from_utf8(wait_for_file("pid"))
         .unwrap()
         .parse()
         .unwrap();
-    published("ready");
-    let nvml = nvml();
+    wait_for_file("ready");
+    let nvml = load_nvml();
     let (idle, busy) = (
         nvml.device_by_index(0).unwrap(),
         nvml.device_by_index(1).unwrap(),

@@ -5,12 +5,12 @@ mod support;
 use std::path::Path;
 
 use object::{Object, ObjectSection, ObjectSymbol, SymbolKind};
-use support::libraries::{MILLISECOND, Nccl, Program, got, ok};
-use support::{Stage, role};
+use support::libraries::{CudaProgram, MILLISECOND_NS, Nccl, assert_success, value_stored_by};
+use support::{Stage, role_of_process};
 use zernel_softgpu::install::{CARGO_AND_REAL_LIBRARY_NAMES, Prologue};
 
 /// Names and first bytes of all exported functions.
-fn exported(path: &Path) -> Vec<(String, Vec<u8>)> {
+fn exported_functions(path: &Path) -> Vec<(String, Vec<u8>)> {
     let content = std::fs::read(path).unwrap();
     let file = object::File::parse(&content[..]).unwrap();
     let functions = file
@@ -56,7 +56,7 @@ fn every_exported_function_starts_as_asked() {
         let stage = Stage::with_prologue("every_exported_function_starts_as_asked", prologue);
         for (_, name) in CARGO_AND_REAL_LIBRARY_NAMES {
             let path = stage.path().join("lib").join(name);
-            let functions = exported(&path);
+            let functions = exported_functions(&path);
             assert!(
                 functions.len() > 30,
                 "{name} exports only {} functions",
@@ -82,25 +82,26 @@ fn every_exported_function_starts_as_asked() {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn functions_with_hostile_prologues_work() {
-    if role().is_none() {
+    if role_of_process().is_none() {
         for prologue in Prologue::ALL {
             Stage::with_prologue("functions_with_hostile_prologues_work", prologue).play(1);
         }
         return;
     }
     // Eleven arguments, and a structure of 128 bytes by value: both are partly on the stack.
-    let program = Program::new();
+    let program = CudaProgram::new();
     let stream = program.stream();
     let (begin, end) = (program.event(0), program.event(0));
-    program.launch(stream, 300 * MILLISECOND);
-    ok((program.cuda.cuEventRecord)(begin, stream));
-    program.launch(stream, 5 * MILLISECOND);
-    ok((program.cuda.cuEventRecord)(end, stream));
-    ok((program.cuda.cuStreamSynchronize)(stream));
+    program.launch(stream, 300 * MILLISECOND_NS);
+    assert_success((program.cuda.cuEventRecord)(begin, stream));
+    program.launch(stream, 5 * MILLISECOND_NS);
+    assert_success((program.cuda.cuEventRecord)(end, stream));
+    assert_success((program.cuda.cuStreamSynchronize)(stream));
     assert_eq!(program.elapsed(begin, end), 5.0);
     let nccl = Nccl::load();
     let mut id = support::libraries::UniqueId([0; 128]);
-    ok((nccl.ncclGetUniqueId)(&mut id));
-    let communicator = got(|communicator| (nccl.ncclCommInitRank)(communicator, 1, id, 0));
-    ok((nccl.ncclCommDestroy)(communicator));
+    assert_success((nccl.ncclGetUniqueId)(&mut id));
+    let communicator =
+        value_stored_by(|communicator| (nccl.ncclCommInitRank)(communicator, 1, id, 0));
+    assert_success((nccl.ncclCommDestroy)(communicator));
 }

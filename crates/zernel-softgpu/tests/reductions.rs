@@ -2,65 +2,65 @@
 
 mod support;
 
-use support::libraries::ok;
-use support::ranks::Rank;
-use support::{Stage, role};
+use support::libraries::assert_success;
+use support::ranks::RankProcess;
+use support::{Stage, role_of_process};
 
 /// A data type: its code, and small whole numbers as its bytes. Exact in every type, under every
 /// operation.
-struct Type {
+struct ElementType {
     code: i32,
     bytes: usize,
     encode: fn(i64) -> Vec<u8>,
 }
 
-const TYPES: [Type; 10] = [
-    Type {
+const ELEMENT_TYPES: [ElementType; 10] = [
+    ElementType {
         code: 0,
         bytes: 1,
         encode: |value| (value as i8).to_ne_bytes().to_vec(),
     },
-    Type {
+    ElementType {
         code: 1,
         bytes: 1,
         encode: |value| (value as u8).to_ne_bytes().to_vec(),
     },
-    Type {
+    ElementType {
         code: 2,
         bytes: 4,
         encode: |value| (value as i32).to_ne_bytes().to_vec(),
     },
-    Type {
+    ElementType {
         code: 3,
         bytes: 4,
         encode: |value| (value as u32).to_ne_bytes().to_vec(),
     },
-    Type {
+    ElementType {
         code: 4,
         bytes: 8,
         encode: |value| value.to_ne_bytes().to_vec(),
     },
-    Type {
+    ElementType {
         code: 5,
         bytes: 8,
         encode: |value| (value as u64).to_ne_bytes().to_vec(),
     },
-    Type {
+    ElementType {
         code: 6,
         bytes: 2,
-        encode: |value| half(value).to_ne_bytes().to_vec(),
+        encode: |value| half_precision_bits(value).to_ne_bytes().to_vec(),
     },
-    Type {
+    ElementType {
         code: 7,
         bytes: 4,
         encode: |value| (value as f32).to_ne_bytes().to_vec(),
     },
-    Type {
+    ElementType {
         code: 8,
         bytes: 8,
         encode: |value| (value as f64).to_ne_bytes().to_vec(),
     },
-    Type {
+    ElementType {
         code: 9,
         bytes: 2,
         encode: |value| {
@@ -72,7 +72,7 @@ const TYPES: [Type; 10] = [
 ];
 
 /// IEEE half precision of a whole number below 2048.
-fn half(value: i64) -> u16 {
+fn half_precision_bits(value: i64) -> u16 {
     if value == 0 {
         return 0;
     }
@@ -82,9 +82,9 @@ fn half(value: i64) -> u16 {
 }
 
 /// The expected result for one number from each rank.
-type Reference = fn(&[i64]) -> i64;
+type ReferenceReduction = fn(&[i64]) -> i64;
 
-const OPERATIONS: [(i32, Reference); 5] = [
+const REDUCTION_OPERATIONS: [(i32, ReferenceReduction); 5] = [
     (0, |values| values.iter().sum()),
     (1, |values| values.iter().product()),
     (2, |values| *values.iter().max().unwrap()),
@@ -93,25 +93,27 @@ const OPERATIONS: [(i32, Reference); 5] = [
 ];
 
 /// Element `index` of rank `rank`: sums of 2 and 4 ranks divide evenly, products stay small.
-fn element(rank: usize, index: usize) -> i64 {
+fn element_of_rank(rank: usize, index: usize) -> i64 {
     match rank % 2 {
         0 => 1 + (index % 3) as i64,
         _ => 3 - (index % 3) as i64,
     }
 }
 
-impl Type {
+impl ElementType {
     fn array(&self, values: impl Iterator<Item = i64>) -> Vec<u8> {
         values.flat_map(self.encode).collect()
     }
 
     fn of_rank(&self, rank: usize, count: usize) -> Vec<u8> {
-        self.array((0..count).map(|index| element(rank, index)))
+        self.array((0..count).map(|index| element_of_rank(rank, index)))
     }
 
-    fn reduced(&self, operation: Reference, ranks: usize, count: usize) -> Vec<u8> {
+    fn reduced(&self, operation: ReferenceReduction, ranks: usize, count: usize) -> Vec<u8> {
         self.array((0..count).map(|index| {
-            let values: Vec<i64> = (0..ranks).map(|rank| element(rank, index)).collect();
+            let values: Vec<i64> = (0..ranks)
+                .map(|rank| element_of_rank(rank, index))
+                .collect();
             operation(&values)
         }))
     }
@@ -119,24 +121,24 @@ impl Type {
 
 #[test]
 fn reductions_of_all_types_and_operations_two_ranks() {
-    reductions("reductions_of_all_types_and_operations_two_ranks", 2);
+    check_reductions("reductions_of_all_types_and_operations_two_ranks", 2);
 }
 
 #[test]
 fn reductions_of_all_types_and_operations_four_ranks() {
-    reductions("reductions_of_all_types_and_operations_four_ranks", 4);
+    check_reductions("reductions_of_all_types_and_operations_four_ranks", 4);
 }
 
-fn reductions(test: &'static str, ranks: usize) {
+fn check_reductions(test: &'static str, ranks: usize) {
     const COUNT: usize = 1000;
-    if role().is_none() {
+    if role_of_process().is_none() {
         return Stage::new(test).play(ranks);
     }
-    let rank = Rank::join(ranks);
+    let rank = RankProcess::join(ranks);
     let nccl = &rank.nccl;
     let root = ranks - 1;
-    for kind in &TYPES {
-        for (code, operation) in OPERATIONS {
+    for kind in &ELEMENT_TYPES {
+        for (code, operation) in REDUCTION_OPERATIONS {
             let whole = ranks * COUNT;
             let send = rank.upload(&kind.of_rank(rank.rank, whole));
             let blank = vec![0xeeu8; whole * kind.bytes];
@@ -145,7 +147,7 @@ fn reductions(test: &'static str, ranks: usize) {
                 rank.upload(&blank),
                 rank.upload(&blank),
             );
-            ok((nccl.ncclAllReduce)(
+            assert_success((nccl.ncclAllReduce)(
                 send,
                 all,
                 whole,
@@ -154,7 +156,7 @@ fn reductions(test: &'static str, ranks: usize) {
                 rank.communicator,
                 rank.stream,
             ));
-            ok((nccl.ncclReduce)(
+            assert_success((nccl.ncclReduce)(
                 send,
                 one,
                 COUNT,
@@ -164,7 +166,7 @@ fn reductions(test: &'static str, ranks: usize) {
                 rank.communicator,
                 rank.stream,
             ));
-            ok((nccl.ncclReduceScatter)(
+            assert_success((nccl.ncclReduceScatter)(
                 send,
                 part,
                 COUNT,
@@ -187,7 +189,7 @@ fn reductions(test: &'static str, ranks: usize) {
             let own = &expected[rank.rank * bytes..(rank.rank + 1) * bytes];
             assert_eq!(rank.program.download::<u8>(part, bytes), own);
             for buffer in [send, all, one, part] {
-                ok((rank.program.cuda.cuMemFree_v2)(buffer));
+                assert_success((rank.program.cuda.cuMemFree_v2)(buffer));
             }
         }
     }

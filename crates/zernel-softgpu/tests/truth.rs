@@ -4,38 +4,41 @@ mod support;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use support::libraries::{MILLISECOND, Program, got, ok};
-use support::{Stage, role};
+use support::libraries::{CudaProgram, MILLISECOND_NS, assert_success, value_stored_by};
+use support::{Stage, role_of_process};
 use zernel_softgpu::clock;
 use zernel_softgpu::config;
 use zernel_softgpu::truth::{LoggedEventKind, ReturnedCalls, TruthLog};
 
-const THREADS: u64 = 4;
-const ROUNDS: u64 = 50_000;
+const THREAD_COUNT: u64 = 4;
+const ROUNDS_PER_THREAD: u64 = 50_000;
 /// Calls of a round: five, of which one fails.
-const CALLS: u64 = THREADS * ROUNDS * 5;
+const CALL_COUNT: u64 = THREAD_COUNT * ROUNDS_PER_THREAD * 5;
 
 /// Five calls whose result is known: two that fail in their own way, and three that do not.
-fn round(program: &Program, context: u64, round: u64) {
+fn make_five_calls(program: &CudaProgram, context: u64, round: u64) {
     let cuda = &program.cuda;
-    ok((cuda.cuCtxSetCurrent)(context));
+    assert_success((cuda.cuCtxSetCurrent)(context));
     program.launch(0, 1);
     assert_eq!((cuda.cuMemFree_v2)(0x10), 1);
-    ok((cuda.cuStreamQuery)(0).min(0));
+    assert_success((cuda.cuStreamQuery)(0).min(0));
     let mut current = 0;
-    ok((cuda.cuCtxGetCurrent)(&mut current));
+    assert_success((cuda.cuCtxGetCurrent)(&mut current));
     assert_eq!(current, context, "round {round}");
 }
 
 #[test]
 fn a_million_calls_of_four_threads_are_counted_exactly() {
     const TEST: &str = "a_million_calls_of_four_threads_are_counted_exactly";
-    if role().is_some() {
-        let program = &Program::new();
-        let context = got(|context| (program.cuda.cuCtxGetCurrent)(context));
+    if role_of_process().is_some() {
+        let program = &CudaProgram::new();
+        let context = value_stored_by(|context| (program.cuda.cuCtxGetCurrent)(context));
         std::thread::scope(|scope| {
-            for _ in 0..THREADS {
-                scope.spawn(move || (0..ROUNDS).for_each(|number| round(program, context, number)));
+            for _ in 0..THREAD_COUNT {
+                scope.spawn(move || {
+                    (0..ROUNDS_PER_THREAD)
+                        .for_each(|number| make_five_calls(program, context, number));
+                });
             }
         });
         return;
@@ -49,7 +52,7 @@ fn a_million_calls_of_four_threads_are_counted_exactly() {
             .get(&(symbol.to_owned(), result))
             .map_or(0, |count: &ReturnedCalls| count.calls)
     };
-    let each = THREADS * ROUNDS;
+    let each = THREAD_COUNT * ROUNDS_PER_THREAD;
     // The program's main thread makes each its own context current, and asks for it, once more.
     assert_eq!(calls("cuCtxSetCurrent", 0), each + 1);
     assert_eq!(calls("cuCtxGetCurrent", 0), each + 1);
@@ -61,15 +64,15 @@ fn a_million_calls_of_four_threads_are_counted_exactly() {
         each
     );
     let all: u64 = totals.values().map(|count| count.calls).sum();
-    assert!(all > CALLS);
+    assert!(all > CALL_COUNT);
     for symbol in ["cuCtxSetCurrent", "cuLaunchKernel", "cuMemFree_v2"] {
         let threads = log.processes[0]
             .entered
             .iter()
-            .filter(|((_, name), count)| name == symbol && **count >= ROUNDS);
+            .filter(|((_, name), count)| name == symbol && **count >= ROUNDS_PER_THREAD);
         assert_eq!(
             threads.count() as u64,
-            THREADS,
+            THREAD_COUNT,
             "each thread has its own count of {symbol}"
         );
     }
@@ -80,22 +83,22 @@ fn a_million_calls_of_four_threads_are_counted_exactly() {
 #[test]
 fn events_record_each_call_and_what_the_device_did() {
     const TEST: &str = "events_record_each_call_and_what_the_device_did";
-    if role().is_some() {
-        let program = Program::new();
+    if role_of_process().is_some() {
+        let program = CudaProgram::new();
         let cuda = &program.cuda;
         let stream = program.stream();
         let memory = program.allocate(4096);
-        program.launch(stream, 500 * MILLISECOND);
-        program.launch(stream, 7 * MILLISECOND);
-        ok((cuda.cuStreamSynchronize)(stream));
-        ok((cuda.cuMemFree_v2)(memory));
-        support::publish("stream", &stream.to_ne_bytes());
+        program.launch(stream, 500 * MILLISECOND_NS);
+        program.launch(stream, 7 * MILLISECOND_NS);
+        assert_success((cuda.cuStreamSynchronize)(stream));
+        assert_success((cuda.cuMemFree_v2)(memory));
+        support::publish_file("stream", &stream.to_ne_bytes());
         return;
     }
     let stage = Stage::new(TEST)
         .logged()
         .set(config::LOG_EVENTS_VARIABLE, 1);
-    let before = clock::now();
+    let before = clock::now_ns();
     stage.play(1);
     let log = TruthLog::read(&stage.log()).unwrap();
     let stream = u64::from_ne_bytes(
@@ -112,7 +115,7 @@ fn events_record_each_call_and_what_the_device_did() {
         .collect();
     assert!(calls.iter().all(|event| before <= event.enter
         && event.enter <= event.leave
-        && event.leave <= clock::now()));
+        && event.leave <= clock::now_ns()));
     let entered: u64 = process.entered.values().sum();
     assert_eq!(calls.len() as u64, entered);
     let called = |symbol: &str| calls.iter().find(|event| event.symbol == symbol).unwrap();
@@ -126,9 +129,9 @@ fn events_record_each_call_and_what_the_device_did() {
         .filter(|event| event.kind == LoggedEventKind::Device)
         .collect();
     assert_eq!(device.len(), 2);
-    assert_eq!(device[0].leave - device[0].enter, 500 * MILLISECOND);
+    assert_eq!(device[0].leave - device[0].enter, 500 * MILLISECOND_NS);
     assert_eq!(device[1].enter, device[0].leave);
-    assert_eq!(device[1].leave - device[1].enter, 7 * MILLISECOND);
+    assert_eq!(device[1].leave - device[1].enter, 7 * MILLISECOND_NS);
     assert_eq!(
         (device[1].stream, device[1].symbol.as_str()),
         (stream, "cuLaunchKernel")
@@ -140,9 +143,9 @@ fn events_record_each_call_and_what_the_device_did() {
 #[test]
 fn nothing_is_lost_when_a_process_is_killed() {
     const TEST: &str = "nothing_is_lost_when_a_process_is_killed";
-    if role().is_some() {
-        let program = Program::new();
-        let counter = Counter::open(&support::stage_path().join("count"));
+    if role_of_process().is_some() {
+        let program = CudaProgram::new();
+        let counter = SharedCounter::open(&support::stage_path().join("count"));
         loop {
             counter.0.fetch_add(1, Relaxed);
             assert_eq!((program.cuda.cuMemAlloc_v2)(&mut 0, 0), 1);
@@ -153,7 +156,7 @@ fn nothing_is_lost_when_a_process_is_killed() {
         let stage = Stage::new(TEST)
             .logged()
             .set(config::LOG_EVENTS_VARIABLE, events);
-        let counter = Counter::open(&stage.path().join("count"));
+        let counter = SharedCounter::open(&stage.path().join("count"));
         let actor = stage.start("0");
         zernel_testkit::eventually("calls are made", || {
             counter.0.load(Relaxed) & 0xffff_ffff > 20_000
@@ -188,9 +191,9 @@ fn nothing_is_lost_when_a_process_is_killed() {
 }
 
 /// A word in a file, shared between processes.
-struct Counter(&'static AtomicU64);
+struct SharedCounter(&'static AtomicU64);
 
-impl Counter {
+impl SharedCounter {
     fn open(path: &std::path::Path) -> Self {
         let file = std::fs::OpenOptions::new()
             .read(true)
@@ -208,11 +211,11 @@ impl Counter {
 #[test]
 fn a_forked_child_writes_a_log_of_its_own() {
     const TEST: &str = "a_forked_child_writes_a_log_of_its_own";
-    if role().is_some() {
-        let program = Program::new();
+    if role_of_process().is_some() {
+        let program = CudaProgram::new();
         let refused = || (0..3).all(|_| (program.cuda.cuCtxSynchronize)() == 3);
         assert!(support::in_forked_child(refused));
-        ok((program.cuda.cuCtxSynchronize)());
+        assert_success((program.cuda.cuCtxSynchronize)());
         return;
     }
     let stage = Stage::new(TEST).logged();
@@ -233,9 +236,9 @@ fn a_forked_child_writes_a_log_of_its_own() {
 #[test]
 fn each_program_that_a_process_runs_has_its_log_and_its_memory() {
     const TEST: &str = "each_program_that_a_process_runs_has_its_log_and_its_memory";
-    let Some(role) = role() else {
+    let Some(role) = role_of_process() else {
         let stage = Stage::new(TEST).logged();
-        stage.start("first").succeeds();
+        stage.start("first").expect_success();
         let log = TruthLog::read(&stage.log()).unwrap();
         assert_eq!(log.processes.len(), 2);
         assert_eq!(log.processes[0].pid, log.processes[1].pid);
@@ -245,7 +248,7 @@ fn each_program_that_a_process_runs_has_its_log_and_its_memory() {
         );
         return;
     };
-    let program = Program::new();
+    let program = CudaProgram::new();
     assert_eq!(program.used_memory(), 0);
     if role == "first" {
         program.allocate(3000);

@@ -4,33 +4,33 @@ mod support;
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use support::alone;
-use support::libraries::{MILLISECOND, Program, got, ok};
+use support::libraries::{CudaProgram, MILLISECOND_NS, assert_success, value_stored_by};
+use support::run_in_fresh_process;
 
-const SPIN: u32 = 1;
-const YIELD: u32 = 2;
-const BLOCK: u32 = 4;
+const SCHEDULE_SPIN: u32 = 1;
+const SCHEDULE_YIELD: u32 = 2;
+const SCHEDULE_BLOCKING_SYNC: u32 = 4;
 const EVENT_BLOCKING_SYNC: u32 = 1;
 
 /// The cost of a wait, in counts that do not depend on the load of the machine.
 #[derive(Debug, Clone, Copy)]
-struct Cost {
+struct WaitCost {
     /// How often it went to sleep.
     sleeps: i64,
     /// How often it offered its CPU to others.
     yields: u64,
 }
 
-fn cost_of(wait: impl FnOnce()) -> Cost {
-    let before = (sleeps(), YIELDS.load(SeqCst));
+fn cost_of(wait: impl FnOnce()) -> WaitCost {
+    let before = (voluntary_switches(), YIELD_COUNT.load(SeqCst));
     wait();
-    Cost {
-        sleeps: sleeps() - before.0,
-        yields: YIELDS.load(SeqCst) - before.1,
+    WaitCost {
+        sleeps: voluntary_switches() - before.0,
+        yields: YIELD_COUNT.load(SeqCst) - before.1,
     }
 }
 
-fn sleeps() -> i64 {
+fn voluntary_switches() -> i64 {
     // SAFETY: plain data, filled in by the call.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
@@ -40,10 +40,10 @@ fn sleeps() -> i64 {
     usage.ru_nvcsw
 }
 
-static YIELDS: AtomicU64 = AtomicU64::new(0);
+static YIELD_COUNT: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn count_yield(_signal: i32) {
-    YIELDS.fetch_add(1, SeqCst);
+    YIELD_COUNT.fetch_add(1, SeqCst);
 }
 
 /// Makes every later `sched_yield` of this thread raise a SIGSYS, which is counted.
@@ -87,19 +87,23 @@ fn trap_yields() {
 
 #[test]
 fn contexts_spin_yield_or_block() {
-    alone("contexts_spin_yield_or_block", || {
-        let program = Program::new();
+    run_in_fresh_process("contexts_spin_yield_or_block", || {
+        let program = CudaProgram::new();
         let cuda = &program.cuda;
         trap_yields();
         let wait_in = |flags| {
-            let context = got(|context| (cuda.cuCtxCreate_v2)(context, flags, 0));
-            program.launch(0, 50 * MILLISECOND);
-            let cost = cost_of(|| ok((cuda.cuStreamSynchronize)(0)));
-            ok((cuda.cuStreamQuery)(0));
-            ok((cuda.cuCtxDestroy_v2)(context));
+            let context = value_stored_by(|context| (cuda.cuCtxCreate_v2)(context, flags, 0));
+            program.launch(0, 50 * MILLISECOND_NS);
+            let cost = cost_of(|| assert_success((cuda.cuStreamSynchronize)(0)));
+            assert_success((cuda.cuStreamQuery)(0));
+            assert_success((cuda.cuCtxDestroy_v2)(context));
             cost
         };
-        let (spinning, yielding, blocking) = (wait_in(SPIN), wait_in(YIELD), wait_in(BLOCK));
+        let (spinning, yielding, blocking) = (
+            wait_in(SCHEDULE_SPIN),
+            wait_in(SCHEDULE_YIELD),
+            wait_in(SCHEDULE_BLOCKING_SYNC),
+        );
         assert!(spinning.sleeps == 0 && spinning.yields == 0, "{spinning:?}");
         assert!(yielding.sleeps == 0 && yielding.yields > 10, "{yielding:?}");
         assert!(blocking.sleeps >= 1 && blocking.yields == 0, "{blocking:?}");
@@ -108,14 +112,14 @@ fn contexts_spin_yield_or_block() {
 
 #[test]
 fn an_event_may_block_in_a_context_that_spins() {
-    alone("an_event_may_block_in_a_context_that_spins", || {
-        let program = Program::new();
+    run_in_fresh_process("an_event_may_block_in_a_context_that_spins", || {
+        let program = CudaProgram::new();
         let cuda = &program.cuda;
         let wait_for = |flags| {
             let event = program.event(flags);
-            program.launch(0, 50 * MILLISECOND);
-            ok((cuda.cuEventRecord)(event, 0));
-            cost_of(|| ok((cuda.cuEventSynchronize)(event)))
+            program.launch(0, 50 * MILLISECOND_NS);
+            assert_success((cuda.cuEventRecord)(event, 0));
+            cost_of(|| assert_success((cuda.cuEventSynchronize)(event)))
         };
         assert_eq!(wait_for(0).sleeps, 0);
         assert!(wait_for(EVENT_BLOCKING_SYNC).sleeps >= 1);
@@ -124,16 +128,23 @@ fn an_event_may_block_in_a_context_that_spins() {
 
 #[test]
 fn the_primary_context_waits_as_last_configured() {
-    alone("the_primary_context_waits_as_last_configured", || {
-        let program = Program::new();
+    run_in_fresh_process("the_primary_context_waits_as_last_configured", || {
+        let program = CudaProgram::new();
         let cuda = &program.cuda;
         let stream = program.stream();
-        for (flags, blocks) in [(BLOCK, true), (SPIN, false), (BLOCK, true)] {
-            ok((cuda.cuDevicePrimaryCtxSetFlags_v2)(0, flags));
-            program.launch(stream, 30 * MILLISECOND);
-            let cost = cost_of(|| ok((cuda.cuCtxSynchronize)()));
+        for (flags, blocks) in [
+            (SCHEDULE_BLOCKING_SYNC, true),
+            (SCHEDULE_SPIN, false),
+            (SCHEDULE_BLOCKING_SYNC, true),
+        ] {
+            assert_success((cuda.cuDevicePrimaryCtxSetFlags_v2)(0, flags));
+            program.launch(stream, 30 * MILLISECOND_NS);
+            let cost = cost_of(|| assert_success((cuda.cuCtxSynchronize)()));
             assert_eq!(cost.sleeps > 0, blocks, "flags {flags}: {cost:?}");
         }
-        assert_eq!((cuda.cuDevicePrimaryCtxSetFlags_v2)(0, SPIN | BLOCK), 1);
+        assert_eq!(
+            (cuda.cuDevicePrimaryCtxSetFlags_v2)(0, SCHEDULE_SPIN | SCHEDULE_BLOCKING_SYNC),
+            1
+        );
     });
 }

@@ -20,7 +20,7 @@ pub(crate) fn launch_job(directory: &Path) -> io::Result<()> {
         .cycle()
         .take(plan.ranks as usize)
         .collect();
-    let mut spinners = Spinners(Vec::new());
+    let mut spinners = SpinningProcesses(Vec::new());
     // Disturbed processes get the same priority as the spinners that disturb them.
     if plan.stays_on_cpus {
         sys::change_priority(ThreadPriority::Usual);
@@ -92,13 +92,13 @@ fn wait_for_ranks(mut ranks: Vec<Child>) -> io::Result<()> {
 }
 
 /// Processes that spin, until the job is over.
-struct Spinners(Vec<Pid>);
+struct SpinningProcesses(Vec<Pid>);
 
-impl Spinners {
+impl SpinningProcesses {
     fn fork(&mut self, plan: &JobPlan, cpus: &[usize]) -> io::Result<()> {
         for (rank, cpu) in (0..plan.ranks).zip(cpus) {
             for _ in 0..plan.for_rank(rank).spinners {
-                let pid = sys::fork(|| {
+                let pid = sys::fork_child(|| {
                     sys::pin_to_cpu(*cpu)?;
                     loop {
                         std::hint::spin_loop();
@@ -111,7 +111,7 @@ impl Spinners {
     }
 }
 
-impl Drop for Spinners {
+impl Drop for SpinningProcesses {
     fn drop(&mut self) {
         for pid in &self.0 {
             let _ = kill_process(*pid, Signal::KILL);

@@ -6,7 +6,7 @@
 //! durations are drawn from a seed; the [`Bottleneck`] determines which one dominates. Each rank records the start and the end
 //! of its steps. If `ZERNEL_TRUTH` names a folder, it also writes a stamp log there, with a label for all of its time.
 //!
-//! A program that uses this crate is also the program of the job. It calls [`act`] first, which returns `None` if the
+//! A program that uses this crate is also the program of the job. It calls [`run_part_of_job`] first, which returns `None` if the
 //! process is no part of a job.
 //!
 //! ```no_run
@@ -143,7 +143,7 @@ pub enum JobPart {
 
 /// Runs this process's part of a job, and returns its exit code; `None` if it is no part of a job.
 #[must_use]
-pub fn act() -> Option<u8> {
+pub fn run_part_of_job() -> Option<u8> {
     let directory = PathBuf::from(env::var_os(DIRECTORY_VARIABLE)?);
     let done = match env::var(RANK_VARIABLE) {
         Ok(rank) => act_as_rank(&directory, &rank),

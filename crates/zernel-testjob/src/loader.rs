@@ -31,7 +31,9 @@ impl RankLoaders {
             let (orders, order) = io::pipe()?;
             let (results, result) = io::pipe()?;
             let seed = seed * 100 + number as u64;
-            sys::fork(|| load_until_parent_ends(directory, plan, seed, &batches, orders, result))?;
+            sys::fork_child(|| {
+                load_until_parent_ends(directory, plan, seed, &batches, orders, result)
+            })?;
             each.push(LoaderProcess {
                 orders: order,
                 results,
@@ -81,7 +83,7 @@ fn load_until_parent_ends(
 ) -> io::Result<()> {
     sys::change_priority(ThreadPriority::Loader);
     let mut source = BatchSource::open(directory, plan.load)?;
-    let mut random = Jitter::new(seed, plan.jitter);
+    let mut random = DurationJitter::new(seed, plan.jitter);
     let mut slot = [0];
     while orders.read_exact(&mut slot).is_ok() {
         source.load_batch(random.duration_around(plan.load_us))?;
@@ -121,12 +123,12 @@ impl BatchSource {
 }
 
 /// Draws times around their means.
-pub(crate) struct Jitter {
+pub(crate) struct DurationJitter {
     random: fastrand::Rng,
     share: f64,
 }
 
-impl Jitter {
+impl DurationJitter {
     pub(crate) fn new(seed: u64, share: f64) -> Self {
         Self {
             random: fastrand::Rng::with_seed(seed),

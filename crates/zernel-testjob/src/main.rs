@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, act};
+use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, run_part_of_job};
 
 fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
-    if let Some(code) = act() {
+    if let Some(code) = run_part_of_job() {
         return Ok(code.into());
     }
     let mut arguments = std::env::args().skip(1);

@@ -8,7 +8,7 @@ use rustix::time::ClockId;
 
 use crate::driver::{RankCommunicator, RankGpu};
 use crate::labels::ThreadLabels;
-use crate::loader::{Jitter, RankLoaders};
+use crate::loader::{DurationJitter, RankLoaders};
 use crate::plan::JobPlan;
 use crate::sys::{self, ThreadPriority, now_ns};
 use crate::torch::TorchAnnouncer;
@@ -41,7 +41,7 @@ pub(crate) fn train_rank(
         gpu: &gpu,
         peers: &peers,
         loaders,
-        jitter: Jitter::new(seed, plan.jitter),
+        jitter: DurationJitter::new(seed, plan.jitter),
         stamps: Vec::new(),
         labels: ThreadLabels::new(),
     };
@@ -81,7 +81,7 @@ struct TrainingLoop<'a> {
     gpu: &'a RankGpu,
     peers: &'a RankCommunicator<'a>,
     loaders: RankLoaders,
-    jitter: Jitter,
+    jitter: DurationJitter,
     stamps: Vec<PartStamp>,
     labels: ThreadLabels,
 }

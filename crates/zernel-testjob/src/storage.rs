@@ -25,13 +25,13 @@ pub(crate) fn serve_storage(directory: &Path) -> io::Result<()> {
     )?;
     thread::spawn(move || {
         for client in server.incoming().flatten() {
-            thread::spawn(move || answer(client));
+            thread::spawn(move || answer_client(client));
         }
     });
     Ok(())
 }
 
-fn answer(mut client: TcpStream) -> io::Result<()> {
+fn answer_client(mut client: TcpStream) -> io::Result<()> {
     let mut asked = [0; 8];
     loop {
         client.read_exact(&mut asked)?;

@@ -29,7 +29,7 @@ pub(crate) fn die_with_parent() -> io::Result<()> {
 }
 
 /// Forks. The child runs `act` and exits.
-pub(crate) fn fork(act: impl FnOnce() -> io::Result<()>) -> io::Result<u32> {
+pub(crate) fn fork_child(act: impl FnOnce() -> io::Result<()>) -> io::Result<u32> {
     let parent = rustix::process::getpid();
     // SAFETY: as a loader of PyTorch does, the child keeps using the memory of its parent. It calls its own
     // code and libc, which keeps its locks usable after a fork.

@@ -11,7 +11,7 @@ use zernel_softgpu::install::built_libraries;
 use zernel_softgpu_torch::EXPORTS;
 
 use crate::driver::KernelLauncher;
-use crate::loader::Jitter;
+use crate::loader::DurationJitter;
 use crate::plan::JobPlan;
 use crate::sys;
 
@@ -106,7 +106,7 @@ impl BackwardThread {
         let (done, results) = channel();
         let plan = plan.clone();
         thread::spawn(move || {
-            let mut jitter = Jitter::new(seed ^ 1, plan.jitter);
+            let mut jitter = DurationJitter::new(seed ^ 1, plan.jitter);
             let peers = (plan.gloo_us > 0).then(GlooPeers::start);
             while let Ok(launches) = orders.recv() {
                 let pass = launcher.make_context_current().and_then(|()| {

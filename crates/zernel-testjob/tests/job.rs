@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, LoadMethod, act};
+use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, LoadMethod, run_part_of_job};
 use zernel_testkit::trial;
 
 fn main() -> ExitCode {
-    if let Some(code) = act() {
+    if let Some(code) = run_part_of_job() {
         return code.into();
     }
     zernel_testkit::main([

@@ -7,46 +7,46 @@ use std::cell::Cell;
 
 thread_local! {
     /// Bytes that this thread has allocated and not freed. Negative if it frees memory of other threads.
-    static CURRENT: Cell<isize> = const { Cell::new(0) };
-    /// Highest value of `CURRENT`.
-    static PEAK: Cell<isize> = const { Cell::new(0) };
+    static ALLOCATED_BYTES: Cell<isize> = const { Cell::new(0) };
+    /// Highest value of `ALLOCATED_BYTES`.
+    static PEAK_ALLOCATED_BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
 /// The system's allocator, with a count per thread.
 #[derive(Debug)]
 pub struct CountingAllocator;
 
-fn count(change: isize) {
+fn count_allocation(change: isize) {
     // An exiting thread may free memory after its counters are destroyed.
-    let _ = CURRENT.try_with(|current| {
+    let _ = ALLOCATED_BYTES.try_with(|current| {
         let now = current.get() + change;
         current.set(now);
-        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(now)));
+        let _ = PEAK_ALLOCATED_BYTES.try_with(|peak| peak.set(peak.get().max(now)));
     });
 }
 
 // SAFETY: every call goes to the system's allocator with the caller's arguments. Counting allocates nothing.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size().cast_signed());
+        count_allocation(layout.size().cast_signed());
         // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size().cast_signed());
+        count_allocation(layout.size().cast_signed());
         // SAFETY: the caller keeps the contract of `alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count(-layout.size().cast_signed());
+        count_allocation(-layout.size().cast_signed());
         // SAFETY: the caller keeps the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        count(new_size.cast_signed() - layout.size().cast_signed());
+        count_allocation(new_size.cast_signed() - layout.size().cast_signed());
         // SAFETY: the caller keeps the contract of `realloc`.
         unsafe { System.realloc(pointer, layout, new_size) }
     }
@@ -55,10 +55,13 @@ unsafe impl GlobalAlloc for CountingAllocator {
 /// Runs `work` and returns its result with the most bytes that this thread had allocated at once, beyond those before.
 /// Returns zero in a binary without [`CountingAllocator`].
 pub fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, usize) {
-    let before = CURRENT.get();
-    PEAK.set(before);
+    let before = ALLOCATED_BYTES.get();
+    PEAK_ALLOCATED_BYTES.set(before);
     let result = work();
-    (result, (PEAK.get() - before).max(0).cast_unsigned())
+    (
+        result,
+        (PEAK_ALLOCATED_BYTES.get() - before).max(0).cast_unsigned(),
+    )
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::eventually;
 use crate::target::{Driver, call, out_pointer, stage_directory};
 
 /// The variable with the rank of a target.
-pub const RANK: &str = "ZERNEL_TARGET_RANK";
+pub const RANK_VARIABLE: &str = "ZERNEL_TARGET_RANK";
 
 /// `ncclUniqueId`, which is passed by value.
 #[derive(Clone, Copy)]
@@ -18,7 +18,10 @@ pub struct UniqueId(pub [u8; 128]);
 
 /// The rank of this target.
 pub fn own_rank() -> u64 {
-    env::var(RANK).expect("set").parse().expect("a number")
+    env::var(RANK_VARIABLE)
+        .expect("set")
+        .parse()
+        .expect("a number")
 }
 
 /// The unique id of the stage's communicator. The first rank creates it, the others wait for it.
@@ -39,14 +42,14 @@ pub fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
 
 /// The beginning of `ncclConfig_t`.
 #[repr(C)]
-pub struct Configuration {
+pub struct NcclConfiguration {
     size: usize,
     magic: u32,
     version: u32,
     blocking: i32,
 }
 
-impl Configuration {
+impl NcclConfiguration {
     /// A configuration whose calls block if `blocking` is 1.
     pub fn new(blocking: i32) -> Self {
         Self {
@@ -59,22 +62,23 @@ impl Configuration {
 }
 
 /// `ncclInProgress`: not an error.
-pub const IN_PROGRESS: i32 = 7;
+pub const NCCL_IN_PROGRESS: i32 = 7;
 
 /// Makes a communicator with the other targets of the stage.
-pub fn join(driver: &Driver, rank: u64, ranks: u64) -> u64 {
-    join_as(driver, unique_id(driver, rank), rank, ranks)
+pub fn join_communicator(driver: &Driver, rank: u64, ranks: u64) -> u64 {
+    join_communicator_as(driver, unique_id(driver, rank), rank, ranks)
 }
 
 /// Makes a communicator with the ranks that have its id. Every second rank uses calls that do not block.
-pub fn join_as(driver: &Driver, id: UniqueId, rank: u64, ranks: u64) -> u64 {
-    type Join = unsafe extern "C" fn(*mut u64, i32, UniqueId, i32, *const Configuration) -> i32;
+pub fn join_communicator_as(driver: &Driver, id: UniqueId, rank: u64, ranks: u64) -> u64 {
+    type InitRankConfigFunction =
+        unsafe extern "C" fn(*mut u64, i32, UniqueId, i32, *const NcclConfiguration) -> i32;
     let blocking = rank.is_multiple_of(2).into();
-    let configuration = Configuration::new(blocking);
+    let configuration = NcclConfiguration::new(blocking);
     let mut communicator = 0;
     // SAFETY: the signature of ncclCommInitRankConfig.
     let result = unsafe {
-        let join: Symbol<'_, Join> = driver
+        let join: Symbol<'_, InitRankConfigFunction> = driver
             .nccl()
             .get(b"ncclCommInitRankConfig\0")
             .expect("exported");
@@ -87,13 +91,13 @@ pub fn join_as(driver: &Driver, id: UniqueId, rank: u64, ranks: u64) -> u64 {
             &raw const configuration,
         )
     };
-    let expected = if blocking == 1 { 0 } else { IN_PROGRESS };
+    let expected = if blocking == 1 { 0 } else { NCCL_IN_PROGRESS };
     assert_eq!(result, expected, "ncclCommInitRankConfig");
     communicator
 }
 
 /// A stream of the device.
-pub fn stream(driver: &Driver) -> u64 {
+pub fn create_stream(driver: &Driver) -> u64 {
     let mut stream = 0_u64;
     call!(driver.cuda(), "cuStreamCreate", out_pointer(&mut stream), 1);
     stream

@@ -66,7 +66,7 @@ impl Daemon {
             .spawn()
             .expect("zernel runs");
         let mut errors = BufReader::new(child.stderr.take().expect("piped"));
-        let http = announced(&mut errors);
+        let http = announced_address(&mut errors);
         let rest = thread::spawn(move || {
             let mut text = String::new();
             let _ = errors.read_to_string(&mut text);
@@ -88,14 +88,14 @@ impl Daemon {
     /// Requests a path over HTTP with an `Accept` header.
     pub fn get_accepting(&self, path: &str, accept: &str) -> HttpAnswer {
         let stream = TcpStream::connect(self.http).expect("it listens");
-        ask(stream, path, accept)
+        request_on_stream(stream, path, accept)
     }
 
     /// Requests a path over HTTP with a token.
     pub fn get_with_token(&self, path: &str, token: &str) -> HttpAnswer {
         let stream = TcpStream::connect(self.http).expect("it listens");
         let header = format!("Authorization: Bearer {token}\r\n");
-        ask_with_headers(stream, path, &header)
+        request_with_headers(stream, path, &header)
     }
 
     /// The metrics text.
@@ -212,7 +212,7 @@ fn programs_of(pid: u32) -> BTreeSet<u32> {
 }
 
 /// The address that a daemon announces for metrics.
-fn announced(errors: &mut impl BufRead) -> SocketAddr {
+fn announced_address(errors: &mut impl BufRead) -> SocketAddr {
     let mut all = String::new();
     loop {
         let mut line = String::new();
@@ -242,12 +242,12 @@ impl HttpAnswer {
 }
 
 /// Requests a path over a connection, which the server closes.
-pub fn ask(stream: impl Read + Write, path: &str, accept: &str) -> HttpAnswer {
-    ask_with_headers(stream, path, &format!("Accept: {accept}\r\n"))
+pub fn request_on_stream(stream: impl Read + Write, path: &str, accept: &str) -> HttpAnswer {
+    request_with_headers(stream, path, &format!("Accept: {accept}\r\n"))
 }
 
 /// Requests a path with headers, each of which ends with a line break.
-fn ask_with_headers(mut stream: impl Read + Write, path: &str, headers: &str) -> HttpAnswer {
+fn request_with_headers(mut stream: impl Read + Write, path: &str, headers: &str) -> HttpAnswer {
     let request =
         format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("it listens");

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Programs that code inside a sentence must begin with to count as a command.
-const PROGRAMS: [&str; 5] = ["zernel", "make", "cargo", "curl", "systemctl"];
+const DOCUMENTED_PROGRAMS: [&str; 5] = ["zernel", "make", "cargo", "curl", "systemctl"];
 /// Folders with programs of this repository.
 const PROGRAM_FOLDERS: [&str; 2] = ["scripts/", "truth/"];
 
@@ -159,7 +159,7 @@ fn commands_of_paragraph(text: &str) -> Vec<Vec<String>> {
     let is_command = |words: &Vec<String>| {
         let program = &*words[0];
         let is_in_folder = |folder: &&str| program.starts_with(*folder);
-        words.len() > 1 && PROGRAMS.contains(&program)
+        words.len() > 1 && DOCUMENTED_PROGRAMS.contains(&program)
             || PROGRAM_FOLDERS.iter().any(is_in_folder) && is_script_path(program)
     };
     commands.filter(is_command).collect()

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use zernel_workload::{Affinity, CloneMode, WorkloadConfig, WorkloadHandle};
 
-const WORKERS: usize = 128;
-const ROUNDS: usize = 9;
-const WHOLE_LIFE: &str = "--whole-life";
+const WORKER_COUNT: usize = 128;
+const ROUND_COUNT: usize = 9;
+const WHOLE_LIFE_ARGUMENT: &str = "--whole-life";
 
 /// The time of the tool with the same interface (ktstr 0.50.0) on a machine like this one, in ms, and the
 /// limit for this crate.
-struct Bar {
+struct TimeLimit {
     name: &'static str,
     other_ms: (f64, f64),
     limit_ms: f64,
@@ -22,18 +22,18 @@ struct Bar {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [WHOLE_LIFE, workers] => {
+        [WHOLE_LIFE_ARGUMENT, workers] => {
             let workers = workers.parse().expect("a number of workers");
             println!("{}", whole_life(workers).as_nanos());
         }
         // How `cargo test` runs it.
         ["--test", ..] => {}
-        _ => measure(),
+        _ => measure_handles(),
     }
 }
 
-fn measure() {
-    println!("{WORKERS} spinners, median of {ROUNDS} rounds\n");
+fn measure_handles() {
+    println!("{WORKER_COUNT} spinners, median of {ROUND_COUNT} rounds\n");
     println!(
         "{:<26} {:>10} {:>18} {:>7} {:>10}",
         "what", "ours ms", "other tool ms", "ratio", "bar ms"
@@ -56,22 +56,22 @@ fn measure() {
             ],
         ),
     ] {
-        let rounds: Vec<[Duration; 3]> = (0..ROUNDS).map(|_| round(mode)).collect();
+        let rounds: Vec<[Duration; 3]> = (0..ROUND_COUNT).map(|_| measure_round(mode)).collect();
         for (index, (name, other_ms, limit_ms)) in bars.into_iter().enumerate() {
-            let bar = Bar {
+            let bar = TimeLimit {
                 name,
                 other_ms,
                 limit_ms,
             };
-            bar.print(median(rounds.iter().map(|round| round[index])));
+            bar.print(median_duration(rounds.iter().map(|round| round[index])));
         }
     }
-    snapshot();
-    starved();
-    scaling();
+    measure_snapshot();
+    measure_stop_of_starved_workers();
+    measure_scaling();
 }
 
-impl Bar {
+impl TimeLimit {
     fn print(&self, ours: Duration) {
         let ours_ms = ours.as_secs_f64() * 1e3;
         let (least, most) = self.other_ms;
@@ -91,36 +91,36 @@ impl Bar {
     }
 }
 
-fn spawn(mode: CloneMode, workers: usize) -> WorkloadHandle {
+fn spawn_workers(mode: CloneMode, workers: usize) -> WorkloadHandle {
     let config = WorkloadConfig::default().workers(workers).clone_mode(mode);
     WorkloadHandle::spawn(&config).expect("workers can be made")
 }
 
 /// Spawn, stop after a while, and drop after a while.
-fn round(mode: CloneMode) -> [Duration; 3] {
-    let (mut handle, spawn_time) = timed(|| spawn(mode, WORKERS));
+fn measure_round(mode: CloneMode) -> [Duration; 3] {
+    let (mut handle, spawn_time) = time_of(|| spawn_workers(mode, WORKER_COUNT));
     handle.start();
     std::thread::sleep(Duration::from_millis(1000));
-    let (reports, stop_time) = timed(|| handle.stop_and_collect());
+    let (reports, stop_time) = time_of(|| handle.stop_and_collect());
     assert!(
         reports.iter().all(|report| report.completed),
         "a worker did not complete"
     );
 
-    let mut handle = spawn(mode, WORKERS);
+    let mut handle = spawn_workers(mode, WORKER_COUNT);
     handle.start();
     std::thread::sleep(Duration::from_millis(200));
-    let ((), drop_time) = timed(|| drop(handle));
+    let ((), drop_time) = time_of(|| drop(handle));
     [spawn_time, stop_time, drop_time]
 }
 
-fn snapshot() {
-    let mut handle = spawn(CloneMode::Fork, WORKERS);
+fn measure_snapshot() {
+    let mut handle = spawn_workers(CloneMode::Fork, WORKER_COUNT);
     handle.start();
     std::thread::sleep(Duration::from_millis(500));
     let calls = 20_000;
     let samples = (0..21).map(|_| {
-        let ((), time) = timed(|| {
+        let ((), time) = time_of(|| {
             for _ in 0..calls {
                 std::hint::black_box(handle.snapshot_iterations());
             }
@@ -129,12 +129,12 @@ fn snapshot() {
     });
     println!(
         "\nsnapshot_iterations: {} ns (other tool: 70 ns)",
-        median(samples).as_nanos()
+        median_duration(samples).as_nanos()
     );
 }
 
 /// How long it takes to stop workers that get almost no CPU time.
-fn starved() {
+fn measure_stop_of_starved_workers() {
     let cpu = Affinity::Exact([0].into());
     let hog = WorkloadConfig::default().affinity(cpu.clone()).nice(-20);
     let starved = WorkloadConfig::default().workers(8).affinity(cpu).nice(19);
@@ -146,7 +146,7 @@ fn starved() {
         let mut hog = WorkloadHandle::spawn(&hog).expect("workers can be made");
         hog.start();
         std::thread::sleep(Duration::from_millis(500));
-        let (reports, time) = timed(|| starved.stop_and_collect());
+        let (reports, time) = time_of(|| starved.stop_and_collect());
         assert!(
             reports.iter().all(|report| report.completed),
             "a worker did not complete"
@@ -157,20 +157,23 @@ fn starved() {
         }
         times.push(time);
     }
-    let ms = median(times.into_iter()).as_secs_f64() * 1e3;
+    let ms = median_duration(times.into_iter()).as_secs_f64() * 1e3;
     println!(
         "\nstop of 8 workers at nice 19 beside a hog at nice -20 on one CPU: {ms:.0} ms (bar about 100)"
     );
 }
 
 /// A fork copies the mappings of the process, so each measurement runs in a fresh process.
-fn scaling() {
+fn measure_scaling() {
     let (mut small, mut large) = (Vec::new(), Vec::new());
     for _ in 0..5 {
         small.push(whole_life_in_fresh_process(512));
         large.push(whole_life_in_fresh_process(4096));
     }
-    let (small, large) = (median(small.into_iter()), median(large.into_iter()));
+    let (small, large) = (
+        median_duration(small.into_iter()),
+        median_duration(large.into_iter()),
+    );
     println!(
         "\nspawn+start+stop+collect: 512 workers {:.0} ms, 4096 workers {:.0} ms, ratio {:.1} (bar 10)",
         small.as_secs_f64() * 1e3,
@@ -182,7 +185,7 @@ fn scaling() {
 fn whole_life_in_fresh_process(workers: usize) -> Duration {
     let program = std::env::current_exe().expect("this program has a path");
     let output = Command::new(program)
-        .args([WHOLE_LIFE, &workers.to_string()])
+        .args([WHOLE_LIFE_ARGUMENT, &workers.to_string()])
         .output();
     let output = output.expect("this program can be started again");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -190,8 +193,8 @@ fn whole_life_in_fresh_process(workers: usize) -> Duration {
 }
 
 fn whole_life(workers: usize) -> Duration {
-    let (reports, time) = timed(|| {
-        let mut handle = spawn(CloneMode::Fork, workers);
+    let (reports, time) = time_of(|| {
+        let mut handle = spawn_workers(CloneMode::Fork, workers);
         handle.start();
         handle.stop_and_collect()
     });
@@ -202,13 +205,13 @@ fn whole_life(workers: usize) -> Duration {
     time
 }
 
-fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+fn time_of<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let begin = Instant::now();
     let result = work();
     (result, begin.elapsed())
 }
 
-fn median(samples: impl Iterator<Item = Duration>) -> Duration {
+fn median_duration(samples: impl Iterator<Item = Duration>) -> Duration {
     let mut samples: Vec<Duration> = samples.collect();
     samples.sort_unstable();
     samples[samples.len() / 2]

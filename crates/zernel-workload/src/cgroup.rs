@@ -342,7 +342,7 @@ impl WorkloadCgroups {
     pub(crate) fn place_workers(&mut self, handle: &WorkloadHandle) {
         for (spec, folder) in &self.made {
             for group in &spec.groups {
-                for (file, id) in placements(handle, group) {
+                for (file, id) in files_and_task_ids(handle, group) {
                     if let Err(error) = write_cgroup_file(folder, file, &id.to_string()) {
                         let name = &spec.name;
                         self.not_applied
@@ -361,7 +361,7 @@ impl WorkloadCgroups {
 }
 
 /// The file and the id by which each task of a group is moved.
-fn placements(handle: &WorkloadHandle, group: &str) -> Vec<(&'static str, i32)> {
+fn files_and_task_ids(handle: &WorkloadHandle, group: &str) -> Vec<(&'static str, i32)> {
     let pids = handle.worker_pids();
     let is_member = |worker: usize| handle.plan.group_of(worker).name == group;
     let hosts_member = |index: usize| handle.plan.processes[index].workers.clone().any(is_member);

@@ -258,6 +258,6 @@ impl WorkloadHandle {
 
 impl Drop for WorkloadHandle {
     fn drop(&mut self) {
-        stop::abandon(self);
+        stop::end_workers_at_once(self);
     }
 }

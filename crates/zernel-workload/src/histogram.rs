@@ -36,8 +36,8 @@ pub(crate) struct SharedHistogram {
 impl SharedHistogram {
     /// Adds one value. Only the worker that owns the histogram may call it. Fork safe.
     pub(crate) fn record(&self, ns: u64) {
-        add(&self.count, 1);
-        add(&self.sum_ns, ns);
+        add_to_counter(&self.count, 1);
+        add_to_counter(&self.sum_ns, ns);
         let min = self.min_plus_one.load(Relaxed);
         if min == 0 || ns < min - 1 {
             self.min_plus_one.store(ns.saturating_add(1), Relaxed);
@@ -68,7 +68,7 @@ impl SharedHistogram {
     }
 }
 
-fn add(total: &AtomicU64, value: u64) {
+fn add_to_counter(total: &AtomicU64, value: u64) {
     total.store(total.load(Relaxed).saturating_add(value), Relaxed);
 }
 

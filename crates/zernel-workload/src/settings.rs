@@ -104,7 +104,7 @@ impl Settings {
             // The nice value is left as it is here, so that a refusal names the setting that was
             // refused.
             Setting::Policy => self.policy.as_ref().map_or(Ok(()), |policy| {
-                let nice = sched::attributes(0).map_or(0, |attributes| attributes.nice);
+                let nice = sched::read_sched_attributes(0).map_or(0, |attributes| attributes.nice);
                 sched::set_sched_attributes(0, policy.attributes(nice))
             }),
             Setting::Nice => self

@@ -99,7 +99,7 @@ fn wait_for_first_rounds(shared: &SharedState) {
 }
 
 /// Ends every worker as fast as possible. Used when a handle is dropped without reports.
-pub(crate) fn abandon(handle: &mut WorkloadHandle) {
+pub(crate) fn end_workers_at_once(handle: &mut WorkloadHandle) {
     let _urgency = RaisedCallerPriority::new();
     handle.shared.request_stop();
     handle.keeper.kill_processes(|_| true);
@@ -221,7 +221,7 @@ impl RemainingWorkers {
 /// Gives a thread of a fair class the highest priority that the kernel permits. Real-time threads need no
 /// help.
 fn raise_priority(tid: i32) {
-    if !sched::attributes(tid).is_ok_and(|attributes| !is_real_time(&attributes)) {
+    if !sched::read_sched_attributes(tid).is_ok_and(|attributes| !is_real_time(&attributes)) {
         return;
     }
     // A failure leaves its priority as it is.

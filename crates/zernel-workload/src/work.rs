@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::keys::{SpecKey, SpecValue};
-use crate::worker::{Failure, Worker};
+use crate::worker::{WorkFailure, Worker};
 
 mod affinity_churn;
 mod bursty;
@@ -103,7 +103,7 @@ pub(crate) trait Work {
     }
 
     /// Works until the stop request. Must be fork safe.
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure>;
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure>;
 }
 
 /// The list of work types. `plain` types have no parameters.
@@ -295,7 +295,7 @@ impl Work for CustomWork {
         false
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         (self.function)(worker);
         Ok(())
     }

@@ -47,7 +47,7 @@ pub(crate) struct WorkerTeam<'a> {
 /// Why a worker gave up: the step that failed, as an index into [`FailingStep::DESCRIPTIONS`], and the kernel's
 /// error.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Failure {
+pub(crate) struct WorkFailure {
     pub(crate) step: FailingStep,
     pub(crate) errno: Errno,
 }
@@ -93,9 +93,9 @@ impl FailingStep {
         "run a loader, which read and decoded for it",
     ];
 
-    /// Turns the kernel's refusal of this step into a [`Failure`].
-    pub(crate) fn failed(self) -> impl FnOnce(Errno) -> Failure {
-        move |errno| Failure { step: self, errno }
+    /// Turns the kernel's refusal of this step into a [`WorkFailure`].
+    pub(crate) fn failed(self) -> impl FnOnce(Errno) -> WorkFailure {
+        move |errno| WorkFailure { step: self, errno }
     }
 }
 
@@ -216,8 +216,8 @@ impl<'a> Worker<'a> {
     /// Counts a round that did `work_units` units of work.
     pub fn done(&self, work_units: u64) {
         let is_first = self.counters.iterations.load(Relaxed) == 0;
-        add(&self.counters.iterations, 1);
-        add(&self.counters.work_units, work_units);
+        add_to_own_counter(&self.counters.iterations, 1);
+        add_to_own_counter(&self.counters.work_units, work_units);
         if is_first {
             self.shared.advance(self.number, WorkerStage::Worked);
         }
@@ -405,7 +405,7 @@ impl<'a> Worker<'a> {
         let cpu = sched_getcpu();
         if cpu != self.cpu {
             self.cpu = cpu;
-            add(&self.record.migrations, 1);
+            add_to_own_counter(&self.record.migrations, 1);
             self.note_cpu();
         }
         if now - self.refreshed_ns >= COUNTER_REFRESH_NS {
@@ -433,7 +433,7 @@ impl<'a> Worker<'a> {
 }
 
 /// Adds to a counter that only this worker writes.
-fn add(counter: &AtomicU64, value: u64) {
+fn add_to_own_counter(counter: &AtomicU64, value: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(value), Relaxed);
 }
 

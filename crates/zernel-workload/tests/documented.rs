@@ -71,7 +71,7 @@ The report names a cgroup setting or a worker setting that the machine refuses, 
 - A relative *path* starts at the folder of the file, not at the working directory.
 ";
 
-fn documentation() -> String {
+fn written_documentation() -> String {
     let mut text = [DOCUMENT_INTRODUCTION, EXAMPLE_SPEC, DOCUMENT_CONVENTIONS].concat();
     for (table, keys) in WorkloadSpec::documented_tables() {
         let title = match table {
@@ -130,7 +130,7 @@ fn table_of(keys: &[SpecKey]) -> String {
 
 #[test]
 fn every_key_is_documented() {
-    let wanted = documentation();
+    let wanted = written_documentation();
     if env::var_os("ZERNEL_REWRITE").is_some() {
         fs::write(WORKLOAD_DOCUMENT_PATH, &wanted).expect("the file can be written");
     }
@@ -142,7 +142,7 @@ fn every_key_is_documented() {
 }
 
 /// The names that the parser takes where `spec` has the unknown name `nonsense`, from its error.
-fn accepted(spec: &str) -> BTreeSet<String> {
+fn accepted_names(spec: &str) -> BTreeSet<String> {
     let error = WorkloadSpec::parse(spec, "spec.toml")
         .unwrap_err()
         .to_string();
@@ -159,18 +159,25 @@ fn key_names(keys: &[SpecKey]) -> BTreeSet<String> {
 #[test]
 fn the_parser_takes_the_documented_keys_and_no_others() {
     let [(_, file), (_, group), (_, cgroup)] = WorkloadSpec::documented_tables();
-    assert_eq!(accepted("nonsense = 1"), key_names(&file));
-    assert_eq!(accepted("[[group]]\nnonsense = 1"), key_names(&group));
-    assert_eq!(accepted("[[cgroup]]\nnonsense = 1"), key_names(&cgroup));
+    assert_eq!(accepted_names("nonsense = 1"), key_names(&file));
+    assert_eq!(accepted_names("[[group]]\nnonsense = 1"), key_names(&group));
+    assert_eq!(
+        accepted_names("[[cgroup]]\nnonsense = 1"),
+        key_names(&cgroup)
+    );
     let types = WorkType::all();
     let documented = types.iter().map(|work| work.name().to_owned());
     assert_eq!(
-        accepted("[[group]]\nwork = 'nonsense'"),
+        accepted_names("[[group]]\nwork = 'nonsense'"),
         documented.collect()
     );
     for work in types.iter().filter(|work| !work.parameters().is_empty()) {
         let spec = format!("[[group]]\nwork.{} = {{ nonsense = 1 }}", work.name());
-        assert_eq!(accepted(&spec), key_names(&work.parameters()), "{spec}");
+        assert_eq!(
+            accepted_names(&spec),
+            key_names(&work.parameters()),
+            "{spec}"
+        );
     }
 }
 
@@ -210,7 +217,7 @@ fn the_parser_takes_the_documented_choices_and_no_others() {
             let name = choice.value.trim_start_matches(['{', ' ', '"']);
             name.split([' ', '"']).next().unwrap().to_owned()
         });
-        assert_eq!(accepted(spec), documented.collect(), "{spec}");
+        assert_eq!(accepted_names(spec), documented.collect(), "{spec}");
     }
 }
 

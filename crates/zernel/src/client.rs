@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Deserialize;
-use zernel_model::snapshot::{FORMAT, Snapshot, VERSION, is_late, lateness};
+use zernel_model::snapshot::{
+    SNAPSHOT_FORMAT, Snapshot, ZERNEL_VERSION, is_late, lateness_problem,
+};
 
 /// Longest wait for the daemon.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,7 +46,7 @@ pub(crate) enum ClientError {
     Refused(String),
     /// The daemon writes snapshots that this program would misread.
     #[error(
-        "the daemon on {} is {daemon}, this program is zernel {VERSION}, and their snapshots differ; use the same version for both",
+        "the daemon on {} is {daemon}, this program is zernel {ZERNEL_VERSION}, and their snapshots differ; use the same version for both",
         path.display()
     )]
     OtherVersion {
@@ -69,7 +71,7 @@ impl DaemonSocket {
         let snapshot = self.latest_snapshot()?;
         let age = Duration::try_from_secs_f64(snapshot.age_seconds).unwrap_or_default();
         match is_late(age) {
-            true => Err(ClientError::Late(lateness(age))),
+            true => Err(ClientError::Late(lateness_problem(age))),
             false => Ok(snapshot),
         }
     }
@@ -94,14 +96,14 @@ impl DaemonSocket {
             parse_response(&response).map_err(|problem| invalid(problem.to_owned()))?;
         if status != 200 {
             let text = String::from_utf8_lossy(body);
-            let refused = format!("{status} {}", zernel_report::text::shorten(&text, 200));
+            let refused = format!("{status} {}", zernel_report::text::shorten_text(&text, 200));
             return Err(ClientError::Refused(refused));
         }
         let parse_error = |error: serde_json::Error| invalid(error.to_string());
         // A snapshot of this format usually begins with it. Then it is read once, not twice.
-        if !body.starts_with(format!("{{\"format\":{FORMAT},").as_bytes()) {
+        if !body.starts_with(format!("{{\"format\":{SNAPSHOT_FORMAT},").as_bytes()) {
             let header: SnapshotHeader = serde_json::from_slice(body).map_err(parse_error)?;
-            if header.format != FORMAT {
+            if header.format != SNAPSHOT_FORMAT {
                 return Err(ClientError::OtherVersion {
                     path: path(),
                     daemon: header.daemon_name_and_version(),
@@ -125,7 +127,7 @@ impl SnapshotHeader {
     fn daemon_name_and_version(&self) -> String {
         match self.zernel_version.as_str() {
             "" => "older than zernel 0.2.0".to_owned(),
-            version => format!("zernel {}", zernel_report::text::shorten(version, 40)),
+            version => format!("zernel {}", zernel_report::text::shorten_text(version, 40)),
         }
     }
 }
@@ -204,7 +206,7 @@ mod tests {
         let newer = r#"{"format": 2, "zernel_version": "9.9.9", "observed": 7}"#;
         let error = snapshot_from_answer(newer).unwrap_err().to_string();
         assert!(error.contains("zernel 9.9.9"), "{error}");
-        assert!(error.contains(VERSION), "{error}");
+        assert!(error.contains(ZERNEL_VERSION), "{error}");
         let older = r#"{"observed": []}"#;
         let error = snapshot_from_answer(older).unwrap_err().to_string();
         assert!(error.contains("older than zernel 0.2.0"), "{error}");

@@ -1,6 +1,6 @@
 //! Examples that `--help` and the manual pages show after the options.
 
-pub(crate) const ZERNEL: &str = "\
+pub(crate) const ZERNEL_EXAMPLES: &str = "\
 Examples:
   zernel doctor                       check this machine; changes nothing
   sudo zernel run -- python train.py  report where the training time goes
@@ -8,25 +8,25 @@ Examples:
 
 `zernel help COMMAND` describes a command and its options.";
 
-pub(crate) const ATTACH: &str = "\
+pub(crate) const ATTACH_EXAMPLES: &str = "\
 Examples:
   sudo zernel attach 4711 --for 60s    observe process 4711 for a minute
   sudo zernel attach $(pgrep torchrun) --html report.html";
 
-pub(crate) const DOCTOR: &str = "\
+pub(crate) const DOCTOR_EXAMPLES: &str = "\
 Examples:
   zernel doctor                       check what this user can do
   sudo zernel doctor                  check what root can do
   zernel doctor --json | jq .observe  in a script: whether observing works";
 
-pub(crate) const HANG: &str = "\
+pub(crate) const HANG_EXAMPLES: &str = "\
 Examples:
   zernel hang                               check all jobs
   zernel hang slurm-4711 --after 30         check one job, allow waits of 30 s
   zernel hang; test $? -eq 1 && echo alarm  in a script: exit code 1 is a hang
   zernel hang --json | jq '.communicators[].findings'";
 
-pub(crate) const LAB: &str = "\
+pub(crate) const LAB_EXAMPLES: &str = "\
 Examples:
   zernel lab run zernel doctor               the newest kernel with sched_ext
   zernel lab run --kernel 6.1 zernel doctor  the kernel of Debian 12
@@ -34,14 +34,14 @@ Examples:
   zernel lab test --sched ./mine scenarios/*.toml
                                              check a scheduler of yours";
 
-pub(crate) const LAB_COMPARE: &str = "\
+pub(crate) const LAB_COMPARE_EXAMPLES: &str = "\
 Examples:
   zernel lab compare scenarios/wake.toml --sched eevdf,fair,./mine --seeds 6
   zernel lab compare scenarios/train-*.toml --sched eevdf,ref,'./mine:-s 5000'
   zernel lab compare scenarios/*.toml --sched ./mine --plots plots
   zernel lab compare scenarios/*.toml --sched ./mine --baseline yesterday.json";
 
-pub(crate) const LAB_RUN: &str = "\
+pub(crate) const LAB_RUN_EXAMPLES: &str = "\
 Examples:
   zernel lab run zernel doctor               the newest kernel with sched_ext
   zernel lab run --kernel 6.1 zernel doctor  the kernel of Debian 12
@@ -50,18 +50,18 @@ Examples:
                                              the same output in every run
   zernel lab run --with ./load.toml zernel workload run $PWD/load.toml";
 
-pub(crate) const LAB_SCENARIO: &str = "\
+pub(crate) const LAB_SCENARIO_EXAMPLES: &str = "\
 Examples:
   zernel lab scenario scenarios/wake.toml            the kernel's own scheduler
   zernel lab scenario scenarios/wake.toml --sched ./mine  a scheduler of yours
   zernel lab scenario scenarios/wake.toml --sched './mine:-s 5000' --seed 3";
 
-pub(crate) const LAB_TEST: &str = "\
+pub(crate) const LAB_TEST_EXAMPLES: &str = "\
 Examples:
   zernel lab test --sched ./mine scenarios/*.toml  check a scheduler of yours
   zernel lab test scenarios/weights.toml           what the kernel's own does";
 
-pub(crate) const LAB_KERNEL: &str = "\
+pub(crate) const LAB_KERNEL_EXAMPLES: &str = "\
 Examples:
   zernel lab kernel list --available   cached kernels, and what Debian offers
   zernel lab kernel get 6.16           download the newest 6.16
@@ -69,13 +69,13 @@ Examples:
                                        boot your own kernel from now on
   zernel lab kernel use --newest       return to Debian's newest";
 
-pub(crate) const LAB_PEERS: &str = "\
+pub(crate) const LAB_PEERS_EXAMPLES: &str = "\
 Examples:
   zernel lab peers --list              what there is, what is built
   zernel lab peers scx_bpfland         build one of them
   zernel lab peers                     build all, an hour on two cores";
 
-pub(crate) const OBSERVE: &str = "\
+pub(crate) const OBSERVE_EXAMPLES: &str = "\
 Examples:
   sudo zernel observe                 observe until Ctrl-C
   curl -s --unix-socket /run/zernel/observe.sock localhost/metrics
@@ -89,14 +89,14 @@ Examples:
                                       write classes for scx_layered
   sudo systemctl enable --now zernel  run as a service (Debian package)";
 
-pub(crate) const PS: &str = "\
+pub(crate) const PS_EXAMPLES: &str = "\
 Examples:
   zernel ps                         your training processes
   sudo zernel ps                    all training processes
   watch -n 1 zernel ps              refresh every second
   zernel ps --json | jq '.[].rank'  in a script";
 
-pub(crate) const RUN: &str = "\
+pub(crate) const RUN_EXAMPLES: &str = "\
 Examples:
   sudo zernel run -- python train.py
   sudo zernel run -- torchrun --nproc-per-node=2 train.py
@@ -106,7 +106,7 @@ Examples:
 
 Everything after `--` is the command with its options.";
 
-pub(crate) const SCHED: &str = "\
+pub(crate) const SCHED_EXAMPLES: &str = "\
 Examples:
   sudo zernel sched                  schedule all tasks until Ctrl-C
   zernel lab scenario scenarios/wake.toml --sched zernel
@@ -122,29 +122,29 @@ Examples:
                                      for a minute, as JSON
   sudo zernel sched explain 4711     the classes of a process's threads";
 
-pub(crate) const TRUTH: &str = "\
+pub(crate) const TRUTH_EXAMPLES: &str = "\
 Examples:
   sudo zernel truth record -o run.trace.gz -- python truth/tuning/eager_mlp.py
   zernel truth score run.trace.gz stamps-*.jsonl";
 
-pub(crate) const TRUTH_RECORD: &str = "\
+pub(crate) const TRUTH_RECORD_EXAMPLES: &str = "\
 Examples:
   sudo ZERNEL_TRUTH=stamps zernel truth record -o run.trace.gz -- \\
     python truth/tuning/eager_mlp.py
   sudo zernel truth record --pid 4711 --for 60s -o run.trace.gz";
 
-pub(crate) const TRUTH_SCORE: &str = "\
+pub(crate) const TRUTH_SCORE_EXAMPLES: &str = "\
 Examples:
   zernel truth score run.trace.gz stamps/stamps-*.jsonl
   zernel truth score --replay run.trace.gz stamps/stamps-*.jsonl
                               with a changed detector, on the same events";
 
-pub(crate) const WORKLOAD: &str = "\
+pub(crate) const WORKLOAD_EXAMPLES: &str = "\
 Examples:
   zernel workload list                     list work types and parameters
   zernel workload run examples/mixed.toml  run a load and report each worker";
 
-pub(crate) const WORKLOAD_RUN: &str = "\
+pub(crate) const WORKLOAD_RUN_EXAMPLES: &str = "\
 Examples:
   zernel workload run examples/mixed.toml     batch and interactive work
   zernel workload run examples/training.toml  training (needs `make softgpu`)

@@ -50,7 +50,7 @@ enum Command {
 ///
 /// The command `zernel` is this program.
 #[derive(Debug, Args)]
-#[command(after_help = help::LAB_RUN)]
+#[command(after_help = help::LAB_RUN_EXAMPLES)]
 struct RunOptions {
     /// Kernel version, such as 6.12 or 6.18.15 [default: that of `zernel lab kernel use`, else
     /// `sched_ext`, the newest one that loads schedulers]

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 #[derive(Debug, Parser)]
-#[command(name = "zernel", version, about, long_about = None, after_help = help::ZERNEL)]
+#[command(name = "zernel", version, about, long_about = None, after_help = help::ZERNEL_EXAMPLES)]
 #[command(max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
@@ -32,27 +32,27 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    #[command(after_help = help::ATTACH)]
+    #[command(after_help = help::ATTACH_EXAMPLES)]
     Attach(run::attach::Options),
-    #[command(after_help = help::DOCTOR)]
+    #[command(after_help = help::DOCTOR_EXAMPLES)]
     Doctor(doctor::Options),
     #[command(hide = true)]
     Generate(generate::Options),
-    #[command(after_help = help::HANG)]
+    #[command(after_help = help::HANG_EXAMPLES)]
     Hang(hang::Options),
-    #[command(after_help = help::LAB)]
+    #[command(after_help = help::LAB_EXAMPLES)]
     Lab(lab::Options),
-    #[command(after_help = help::OBSERVE)]
+    #[command(after_help = help::OBSERVE_EXAMPLES)]
     Observe(observe::Options),
-    #[command(after_help = help::PS)]
+    #[command(after_help = help::PS_EXAMPLES)]
     Ps(ps::Options),
-    #[command(after_help = help::RUN)]
+    #[command(after_help = help::RUN_EXAMPLES)]
     Run(run::Options),
-    #[command(after_help = help::SCHED)]
+    #[command(after_help = help::SCHED_EXAMPLES)]
     Sched(sched::Options),
-    #[command(after_help = help::TRUTH)]
+    #[command(after_help = help::TRUTH_EXAMPLES)]
     Truth(truth::Options),
-    #[command(after_help = help::WORKLOAD)]
+    #[command(after_help = help::WORKLOAD_EXAMPLES)]
     Workload(workload::Options),
 }
 
@@ -86,7 +86,7 @@ fn print_error(error: &dyn std::error::Error) {
 }
 
 /// Writes to stdout, in colour if the terminal and the environment allow it. A closed pipe is not an error.
-fn print(text: &[u8]) -> io::Result<()> {
+fn print_to_stdout(text: &[u8]) -> io::Result<()> {
     let mut out = anstream::AutoStream::auto(io::stdout().lock());
     match out.write_all(text).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

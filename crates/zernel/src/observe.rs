@@ -15,13 +15,13 @@ use zernel_ebpf::observer::{
     self, GovernorOptions, Observer, ObserverRequests, ObserverThread, PublishedSnapshot,
 };
 use zernel_ebpf::{metrics, quarantine};
-use zernel_model::snapshot::{Snapshot, is_late, lateness};
+use zernel_model::snapshot::{Snapshot, is_late, lateness_problem};
 use zernel_serve::{Expose, Health, Scope, Secret, Server, Source, TextFormat};
 
 use crate::run::attach::parse_duration;
 use crate::sched::published;
 use crate::service::ServiceManager;
-use crate::{interrupt, print};
+use crate::{interrupt, print_to_stdout};
 
 /// The token file without `--token-file`. The service can write to this directory.
 const DEFAULT_TOKEN_FILE: &str = "/var/lib/zernel/token";
@@ -183,7 +183,7 @@ fn print_ledger(
     let mut observer = observer.stop()?;
     observer.read_counts()?;
     let ledger = observer.snapshot().ledger_json(Scope::All);
-    print(format!("{ledger:#}\n").as_bytes())?;
+    print_to_stdout(format!("{ledger:#}\n").as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -309,7 +309,7 @@ impl Source for PublishedSource {
         let age = self.published.age();
         let is_late = ended.is_none() && is_late(age);
         problems.extend(ended.map(|_| "processes are no longer observed".to_owned()));
-        problems.extend(is_late.then(|| lateness(age)));
+        problems.extend(is_late.then(|| lateness_problem(age)));
         Health {
             ok: ended.is_none() && !is_late && !snapshot.observer.is_off,
             problems,

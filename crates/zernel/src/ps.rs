@@ -11,7 +11,7 @@ use zernel_phase::task_state::WorkloadPhase;
 
 use crate::client::DaemonSocket;
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
-use zernel_report::text::shorten;
+use zernel_report::text::shorten_text;
 
 /// List the training processes of this machine
 ///
@@ -39,7 +39,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
         true => format!("{:#}\n", serde_json::to_value(&trainers)?),
         false => trainer_table(&trainers),
     };
-    crate::print(text.as_bytes())?;
+    crate::print_to_stdout(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -126,7 +126,7 @@ fn trainer_cells(trainer: &TrainerRow) -> [String; 10] {
     let job = trainer.job.as_deref();
     [
         trainer.pid.to_string(),
-        job.map_or_else(unread, |job| shorten(job, 20)),
+        job.map_or_else(unread, |job| shorten_text(job, 20)),
         trainer.rank.map_or_else(unread, |rank| rank.to_string()),
         if gpus.is_empty() {
             unknown()
@@ -143,7 +143,7 @@ fn trainer_cells(trainer: &TrainerRow) -> [String; 10] {
             .collective_share
             .map_or_else(unknown, format_percent),
         format!("{:.2}%", 100.0 * trainer.cost_share),
-        shorten(&trainer.comm, 15),
+        shorten_text(&trainer.comm, 15),
     ]
 }
 

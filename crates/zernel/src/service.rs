@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 /// The service manager that started the daemon.
 pub(crate) struct ServiceManager {
     socket: OsString,
-    watchdog: Option<Watchdog>,
+    watchdog: Option<ServiceWatchdog>,
 }
 
 /// The manager restarts the daemon unless it is notified in time.
-struct Watchdog {
+struct ServiceWatchdog {
     /// Time between notifications: half of the time that the manager waits.
     interval: Duration,
     last: Option<Instant>,
@@ -33,7 +33,7 @@ impl ServiceManager {
     }
 
     fn new(socket: OsString, watchdog_us: Option<u64>) -> Self {
-        let watchdog = watchdog_us.map(|limit| Watchdog {
+        let watchdog = watchdog_us.map(|limit| ServiceWatchdog {
             interval: Duration::from_micros(limit) / 2,
             last: None,
         });

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use zernel_report::text::{replace_control_characters, shorten};
+use zernel_report::text::{replace_control_characters, shorten_text};
 use zernel_workload::keys::{SpecChoice, SpecKey};
 use zernel_workload::spec::{WorkloadOutcome, WorkloadProgress, WorkloadSpec};
 use zernel_workload::work::WorkTypeInfo;
@@ -38,7 +38,7 @@ enum Command {
 /// Exits with 0 if all workers succeed, 1 if a worker fails, 2 if SPEC has an error or does not fit
 /// this machine.
 #[derive(Debug, Args)]
-#[command(after_help = help::WORKLOAD_RUN)]
+#[command(after_help = help::WORKLOAD_RUN_EXAMPLES)]
 struct RunOptions {
     /// Workload file (TOML), such as those in examples/; `-` for stdin
     #[arg(value_name = "SPEC")]
@@ -95,7 +95,7 @@ fn run_spec_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     if shows_progress {
         eprint!("\r\x1b[K");
     }
-    crate::print(&format_outcome(&outcome, options.json)?)?;
+    crate::print_to_stdout(&format_outcome(&outcome, options.json)?)?;
     let all_well = outcome
         .reports
         .iter()
@@ -131,7 +131,7 @@ fn show_progress(progress: &WorkloadProgress) {
     let rounds: Vec<_> = progress
         .rounds
         .iter()
-        .map(|(group, rounds)| format!("{} {rounds}", shorten(group, 40)))
+        .map(|(group, rounds)| format!("{} {rounds}", shorten_text(group, 40)))
         .collect();
     eprint!(
         "\r\x1b[K{:.1} of {:.1} s  {}",
@@ -168,7 +168,7 @@ fn list_work_types(options: &ListOptions) -> Result<ExitCode, Box<dyn Error>> {
             write_work_type(&mut text, work)?;
         }
     }
-    crate::print(&text)?;
+    crate::print_to_stdout(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -14,7 +14,7 @@ use zernel_lab::{Initramfs, VmSpec};
 use zernel_softgpu::config;
 use zernel_softgpu::install::{CARGO_AND_REAL_LIBRARY_NAMES, built_libraries};
 use zernel_softgpu::truth::TruthLog;
-use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, PartStamp, act};
+use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, PartStamp, run_part_of_job};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial, vm};
 
@@ -25,7 +25,7 @@ const RUNG_VARIABLE: &str = "ZERNEL_TEST_RUNG";
 
 /// Kernels, each with the best rung that it has, and when a thread in the kernel is preempted: as Debian has it
 /// (6.1 and 6.12: never, 7.2: when it has run for long), or at any moment.
-const KERNELS: [(&str, &str, Option<&str>); 4] = [
+const KERNELS_AND_RUNGS: [(&str, &str, Option<&str>); 4] = [
     ("6.1", "uprobe (perf event)", None),
     ("6.12", "uprobe.multi", None),
     ("6.18", "uprobe.session", Some("preempt=full")),
@@ -33,15 +33,17 @@ const KERNELS: [(&str, &str, Option<&str>); 4] = [
 ];
 
 fn main() -> ExitCode {
-    if let Some(code) = act() {
+    if let Some(code) = run_part_of_job() {
         return code.into();
     }
-    let there = KERNELS.into_iter().map(|(version, rung, preemption)| {
-        let name = format!("a_job_is_seen_as_it_is_on_{}", version.replace('.', "_"));
-        trial(&name, &[vm::oldest()], move || {
-            assert_job_is_seen_in_vm(version, rung, preemption);
-        })
-    });
+    let there = KERNELS_AND_RUNGS
+        .into_iter()
+        .map(|(version, rung, preemption)| {
+            let name = format!("a_job_is_seen_as_it_is_on_{}", version.replace('.', "_"));
+            trial(&name, &[vm::oldest()], move || {
+                assert_job_is_seen_in_vm(version, rung, preemption);
+            })
+        });
     let here = trial(
         GUEST_TRIAL,
         &[root(), bpf(|| Capability::BtfTracepoint.try_out())],

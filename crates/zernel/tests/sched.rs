@@ -34,12 +34,12 @@ const BUSYBOX_PATH: &str = "/bin/busybox";
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Kernels with sched_ext, without it, and with malformed BTF (up to 7.2.12). The longest trial comes first.
-const KERNELS: [&str; 4] = ["6.18", "6.16", "6.12", "7.2"];
+const TESTED_KERNELS: [&str; 4] = ["6.18", "6.16", "6.12", "7.2"];
 /// The kernel on which training runs, too.
 const KERNEL_WITH_JOBS: &str = "6.18";
 
 fn main() -> ExitCode {
-    let there = KERNELS.into_iter().map(|version| {
+    let there = TESTED_KERNELS.into_iter().map(|version| {
         let name = format!("the_scheduler_runs_on_{}", version.replace('.', "_"));
         trial(&name, &[vm::newest()], move || run_guest_trial_on(version))
     });

@@ -5,12 +5,12 @@ use std::process::{Command, ExitCode, Output};
 
 use serde_json::Value;
 use zernel_ebpf::capability::Capability;
-use zernel_testjob::{Bottleneck, Job, JobPlan, act};
+use zernel_testjob::{Bottleneck, Job, JobPlan, run_part_of_job};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial};
 
 fn main() -> ExitCode {
-    if let Some(code) = act() {
+    if let Some(code) = run_part_of_job() {
         return code.into();
     }
     let observing = [root(), bpf(|| Capability::BtfTracepoint.try_out())];

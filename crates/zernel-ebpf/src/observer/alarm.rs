@@ -7,11 +7,11 @@ use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
 use crate::discovery::sys::readable_descriptor;
 
 /// The ring buffer of alarms. An alarm carries no data, because the maps already have it.
-pub(crate) struct Alarm {
+pub(crate) struct AlarmRing {
     ring: RingBuffer<'static>,
 }
 
-impl Alarm {
+impl AlarmRing {
     pub(crate) fn new(map: &MapHandle) -> libbpf_rs::Result<Self> {
         let mut builder = RingBufferBuilder::new();
         builder.add(map, |_| 0)?;
@@ -25,7 +25,7 @@ impl Alarm {
     }
 }
 
-impl AsFd for Alarm {
+impl AsFd for AlarmRing {
     fn as_fd(&self) -> BorrowedFd<'_> {
         readable_descriptor(&self.ring)
     }

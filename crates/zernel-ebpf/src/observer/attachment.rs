@@ -322,7 +322,7 @@ impl LibraryAttachments {
         match refusal.cause {
             RefusalCause::NotALibrary | RefusalCause::OverLimit | RefusalCause::OnFuse => {
                 self.refused_contents.push_back((kind, file.identity));
-                if self.refused_contents.len() > RefusedFiles::KEPT {
+                if self.refused_contents.len() > RefusedFiles::MAX_KEPT_FILES {
                     self.refused_contents.pop_front();
                 }
             }

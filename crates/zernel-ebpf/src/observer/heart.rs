@@ -16,13 +16,13 @@ const BEAT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Beats on its own thread until it is dropped, because a round of the observer may take longer than a beat.
 #[derive(Debug)]
-pub(super) struct Heart {
+pub(super) struct ObserverHeart {
     hearts: Arc<MappedArray<Heartbeat>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Heart {
+impl ObserverHeart {
     /// The first beat is written before this returns.
     pub(super) fn start(hearts: MappedArray<Heartbeat>) -> io::Result<Self> {
         let hearts = Arc::new(hearts);
@@ -53,7 +53,7 @@ impl Heart {
     }
 }
 
-impl Drop for Heart {
+impl Drop for ObserverHeart {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

@@ -16,7 +16,7 @@ use zernel_phase::shared::RawTaskState;
 use zernel_phase::tracker::TrackerConfig;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::alarm::Alarm;
+use super::alarm::AlarmRing;
 use super::batch;
 use super::decisions;
 use super::hints::{self, HintMap};
@@ -96,7 +96,7 @@ pub(crate) struct Kernel {
     writes_hints: bool,
     pub(crate) rung: Rung,
     pub(crate) step_marks: StepMarks,
-    pub(crate) alarm: Alarm,
+    pub(crate) alarm: AlarmRing,
     /// The trace, if events are traced.
     pub(super) trace: Option<EventTrace>,
     /// What a scheduler would have decided, if that is counted.
@@ -127,14 +127,14 @@ impl Kernel {
             .open_memory(OBSERVE_OBJECT)
             .map_err(ObserveError::Load)?;
         let hints = match &options.hints {
-            Some(path) => Some(HintMap::enable(path, &mut object).map_err(at(path))?),
+            Some(path) => Some(HintMap::enable(path, &mut object).map_err(hints_error_at(path))?),
             None => None,
         };
         let kernel = Self::load_rung(*rung, object, options, hints.is_some());
         let kernel = kernel.map_err(ObserveError::Load)?;
         if let (Some(hints), Some(path)) = (hints, &options.hints) {
             let map = kernel.map(hints::HINT_MAP).map_err(ObserveError::Load)?;
-            hints.pin(map).map_err(at(path))?;
+            hints.pin(map).map_err(hints_error_at(path))?;
         }
         kernel.write_tables(tracker).map_err(ObserveError::Load)?;
         Ok(kernel)
@@ -172,7 +172,7 @@ impl Kernel {
             tracepoints,
             writes_hints,
             step_marks: StepMarks::new(&find_map(&object, "step_marks")?)?,
-            alarm: Alarm::new(&find_map(&object, "alarms")?)?,
+            alarm: AlarmRing::new(&find_map(&object, "alarms")?)?,
             trace: match options.traces {
                 true => Some(EventTrace::new(&find_map(&object, "trace_records")?)?),
                 false => None,
@@ -522,7 +522,7 @@ fn choose_parts(
 }
 
 /// An error about the hints at a path.
-fn at(path: &Path) -> impl Fn(String) -> ObserveError {
+fn hints_error_at(path: &Path) -> impl Fn(String) -> ObserveError {
     |reason| ObserveError::Hints {
         path: path.to_owned(),
         reason,

@@ -23,8 +23,8 @@ use crate::probes::{
 pub use call_counts::CallCount;
 use call_counts::CallCounts;
 pub(super) use call_counts::window_length_for_steps;
-use overhead::Overhead;
 pub use overhead::ProcessCost;
+use overhead::ProcessOverhead;
 use zernel_identity::gpu::{GpuFacts, VisibleDevices};
 use zernel_identity::{Identity, identify_exited};
 use zernel_model::aggregation::LatencyHistogram;
@@ -86,7 +86,7 @@ pub struct ObservedProcess {
     /// Its calls.
     pub(super) counts: CallCounts,
     /// The overhead of its probes.
-    pub(super) overhead: Overhead,
+    pub(super) overhead: ProcessOverhead,
     /// Devices that it can use. Stored, because the lookup is slow and impossible after exit.
     pub(crate) devices: VisibleDevices,
     /// Handle of the process that it loads data for, or 0.
@@ -125,7 +125,7 @@ impl ObservedProcess {
             exited_phases_ns: [0; 5],
             steps: StepDetector::default(),
             counts: CallCounts::new(raw.first_ns),
-            overhead: Overhead::default(),
+            overhead: ProcessOverhead::default(),
             devices: VisibleDevices::default(),
             trainer: 0,
             had_gap: false,

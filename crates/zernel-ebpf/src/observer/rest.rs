@@ -18,7 +18,7 @@ const MAX_REST: Duration = Duration::from_secs(600);
 
 /// A rest of a tenant's processes.
 #[derive(Debug)]
-struct Rest {
+struct CurrentRest {
     /// The process that exceeded the ceiling.
     pid: u32,
     /// Its user.
@@ -33,7 +33,7 @@ struct Rest {
 /// The rests of a tenant.
 #[derive(Debug)]
 struct TenantRests {
-    current: Option<Rest>,
+    current: Option<CurrentRest>,
     /// Length of the next rest.
     next: Duration,
     /// When the last rest ended.
@@ -71,7 +71,7 @@ impl Rests {
         }
     }
 
-    fn current_rests(&self) -> impl Iterator<Item = &Rest> {
+    fn current_rests(&self) -> impl Iterator<Item = &CurrentRest> {
         let tenants = self.tenants.values();
         tenants.filter_map(|tenant| tenant.current.as_ref())
     }
@@ -153,7 +153,7 @@ impl Observer {
             ended: Instant::now(),
         });
         let until = Instant::now() + rests.begin_rest(first);
-        let rest = rests.current.get_or_insert(Rest {
+        let rest = rests.current.get_or_insert(CurrentRest {
             pid,
             uid,
             until,

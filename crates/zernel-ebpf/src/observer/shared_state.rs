@@ -16,7 +16,7 @@ use zernel_phase::shared::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::heart::Heart;
+use super::heart::ObserverHeart;
 use super::mapped::MappedArray;
 use super::{monotonic_ns, pinned_map};
 use crate::capability::innermost_reason;
@@ -36,7 +36,7 @@ pub(super) struct PinDirectory {
 #[derive(Debug)]
 pub(super) struct SharedState {
     directory: PinDirectory,
-    heart: Heart,
+    heart: ObserverHeart,
 }
 
 impl PinDirectory {
@@ -84,7 +84,7 @@ impl PinDirectory {
         let problem =
             |error: libbpf_rs::Error| format!("pinning failed ({})", innermost_reason(&error));
         let hearts = MappedArray::new(&heartbeats, HEARTS as usize);
-        let heart = hearts.and_then(Heart::start);
+        let heart = hearts.and_then(ObserverHeart::start);
         let heart = heart.map_err(|error| format!("no heartbeat can be written ({error})"))?;
         if !self.task_map_path().exists() {
             tasks.pin(self.task_map_path()).map_err(problem)?;

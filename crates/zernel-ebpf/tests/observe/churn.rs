@@ -142,23 +142,23 @@ fn holds_memory(driver: &Driver, allocations: u64) {
 
 /// Cleaning up after many processes visits every entry of a map once.
 pub(crate) fn many_exits_are_cleaned_up_in_one_pass() {
-    const ALLOCATIONS: u64 = 3000;
-    const CHILDREN: u64 = 60;
+    const ALLOCATIONS_PER_PROCESS: u64 = 3000;
+    const CHILD_COUNT: u64 = 60;
     let stage = Stage::alone(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut holder = stage.target("holds_memory", ALLOCATIONS);
+    let mut holder = stage.target("holds_memory", ALLOCATIONS_PER_PROCESS);
     holder.run_part();
-    let mut parent = stage.target("short_children", CHILDREN);
+    let mut parent = stage.target("short_children", CHILD_COUNT);
     parent.run_part();
     let before = observer.visited_entries();
     observer.read_counts().expect("maps can be read");
     let children = observer
         .processes()
         .filter(|process| process.loads_for == Some(parent.pid()));
-    assert_eq!(children.count() as u64, CHILDREN);
+    assert_eq!(children.count() as u64, CHILD_COUNT);
     let visited = observer.visited_entries() - before;
     assert!(
-        (ALLOCATIONS..2 * ALLOCATIONS).contains(&visited),
+        (ALLOCATIONS_PER_PROCESS..2 * ALLOCATIONS_PER_PROCESS).contains(&visited),
         "{visited} entries"
     );
 }

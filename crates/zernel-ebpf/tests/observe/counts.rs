@@ -13,13 +13,13 @@ use crate::harness::{
 };
 
 pub(crate) const COUNT_ROLES: &[(&str, TargetRole)] = &[
-    ("everything", everything),
+    ("everything", make_every_kind_of_call),
     ("launches", launch_only),
     ("launches_of_two_threads", launches_of_two_threads),
 ];
 
 /// Uses every kind of call once a round, some of them so that they fail.
-pub(crate) fn everything(driver: &Driver, rounds: u64) {
+pub(crate) fn make_every_kind_of_call(driver: &Driver, rounds: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
     let cuda = driver.cuda();
@@ -154,12 +154,12 @@ pub(crate) fn a_million_calls_of_four_processes_are_counted() {
 
 /// Calls as fast as this machine can. The rate is printed, not asserted.
 pub(crate) fn nothing_is_lost_at_full_speed() {
-    const PROCESSES: u64 = 4;
-    const LAUNCHES: u64 = 400_000;
+    const PROCESS_COUNT: u64 = 4;
+    const LAUNCHES_PER_PROCESS: u64 = 400_000;
     let stage = Stage::alone(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut targets: Vec<_> = (0..PROCESSES)
-        .map(|_| stage.target("launches_of_two_threads", LAUNCHES))
+    let mut targets: Vec<_> = (0..PROCESS_COUNT)
+        .map(|_| stage.target("launches_of_two_threads", LAUNCHES_PER_PROCESS))
         .collect();
     let begin = Instant::now();
     run_next_parts(&mut targets);
@@ -167,8 +167,8 @@ pub(crate) fn nothing_is_lost_at_full_speed() {
     assert_exact(&mut observer, &stage, &targets);
     for target in &targets {
         let seen = observed_calls(find_process(&observer, target.pid()));
-        assert_eq!(seen["cuLaunchKernel"].calls, LAUNCHES);
+        assert_eq!(seen["cuLaunchKernel"].calls, LAUNCHES_PER_PROCESS);
     }
-    let rate = (PROCESSES * LAUNCHES) as f64 / elapsed;
+    let rate = (PROCESS_COUNT * LAUNCHES_PER_PROCESS) as f64 / elapsed;
     eprintln!("every launch counted at {rate:.0} launches a second");
 }

@@ -280,7 +280,7 @@ pub(crate) fn strip_need() -> Need {
 }
 
 /// Stripping keeps the dynamic symbols.
-pub(crate) fn stripped() {
+pub(crate) fn a_stripped_library_is_counted() {
     let stage = Stage::new(Prologue::Push);
     for name in ["libcuda.so.1", "libnccl.so.2"] {
         let mut strip = Command::new("strip");

@@ -10,7 +10,7 @@ use zernel_ebpf::observer::{
 };
 use zernel_ebpf::probes::SYMBOLS;
 use zernel_model::snapshot::{AttachState, Scope};
-use zernel_testkit::communicator::IN_PROGRESS;
+use zernel_testkit::communicator::NCCL_IN_PROGRESS;
 use zernel_testkit::eventually;
 use zernel_testkit::target::{Stage, Target};
 
@@ -120,7 +120,7 @@ pub(crate) fn logged_calls(stage: &Stage, pid: u32) -> BTreeMap<&'static str, Ca
             };
             let total = calls.entry(name).or_default();
             total.calls += count.calls;
-            if *result == 0 || (symbol.starts_with("nccl") && *result == IN_PROGRESS) {
+            if *result == 0 || (symbol.starts_with("nccl") && *result == NCCL_IN_PROGRESS) {
                 total.bytes += count.bytes;
             } else {
                 total.failed += count.calls;

@@ -368,7 +368,7 @@ fn main() -> ExitCode {
         (
             "a_stripped_library_is_counted",
             files::strip_need(),
-            files::stripped,
+            files::a_stripped_library_is_counted,
         ),
         (
             "a_library_in_a_layer_is_detached_as_soon_as_it_is_written",
@@ -378,7 +378,7 @@ fn main() -> ExitCode {
         (
             "programs_are_not_harmed",
             harm::compiler_need(),
-            harm::unruly,
+            harm::programs_are_not_harmed,
         ),
     ];
     let more = more.map(|(name, need, test)| trial(name, &[needs[0], needs[1], need], test));

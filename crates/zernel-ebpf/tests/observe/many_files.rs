@@ -30,7 +30,7 @@ fn maps_copies(_driver: &Driver, rounds: u64) {
 }
 
 /// Number of attached files of a user.
-fn attached(observer: &Observer, user: u32) -> usize {
+fn attached_file_count(observer: &Observer, user: u32) -> usize {
     let ledger = observer.snapshot().ledger_json(Scope::All);
     let files = ledger["files"].as_array().expect("a list").iter();
     let of_user = format!("libcuda.so.{user}.");
@@ -68,9 +68,9 @@ pub(crate) fn one_tenant_has_a_share_of_the_probed_files() {
     observer.scan().expect("processes can be scanned");
     eventually("its share is attached to", || {
         observer.discover().expect("processes can be discovered");
-        attached(&observer, NOBODY_UID) >= 200
+        attached_file_count(&observer, NOBODY_UID) >= 200
     });
-    let share = attached(&observer, NOBODY_UID);
+    let share = attached_file_count(&observer, NOBODY_UID);
     assert!(share < LIBRARY_COPIES as usize, "{share}");
     let refused = observer.snapshot().ledger_json(Scope::All)["refused"].to_string();
     assert!(refused.contains("more library files than"), "{refused}");
@@ -88,7 +88,7 @@ pub(crate) fn one_tenant_has_a_share_of_the_probed_files() {
     let mut modest = stage.target("maps_copies", 3);
     modest.run_part();
     observer.scan().expect("processes can be scanned");
-    assert_eq!(attached(&observer, 0), 3);
+    assert_eq!(attached_file_count(&observer, 0), 3);
     let first = stage.path().join("copies/libcuda.so.0.0");
     let functions = functions_in_ledger(&observer, first.to_str().expect("text"));
     assert!(functions.contains_key("cuInit"), "{functions:?}");

@@ -14,7 +14,8 @@ use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
 use zernel_softgpu::truth::LoggedEventKind;
 use zernel_testkit::communicator::{
-    Configuration, IN_PROGRESS, RANK, UniqueId, join, join_as, own_rank, stream,
+    NCCL_IN_PROGRESS, NcclConfiguration, RANK_VARIABLE, UniqueId, create_stream, join_communicator,
+    join_communicator_as, own_rank,
 };
 use zernel_testkit::target::{
     Driver, Stage, Target, TargetRole, call, end_part_and_wait, out_pointer,
@@ -64,8 +65,8 @@ fn run_rank(driver: &Driver, rounds: u64) {
     let rank = own_rank();
     let (cuda, nccl) = (driver.cuda(), driver.nccl());
     driver.open_first_device();
-    let communicator = join(driver, rank, RANK_COUNT);
-    let [own, later, other] = [(); 3].map(|()| stream(driver));
+    let communicator = join_communicator(driver, rank, RANK_COUNT);
+    let [own, later, other] = [(); 3].map(|()| create_stream(driver));
     let mut event = 0_u64;
     call!(cuda, "cuEventCreate", out_pointer(&mut event), 0);
     let (from, to) = (
@@ -195,7 +196,7 @@ fn create_communicators(driver: &Driver, count: u64) {
     for _ in 0..count {
         let mut id = UniqueId([0; 128]);
         call!(driver.nccl(), "ncclGetUniqueId", out_pointer(&mut id));
-        join_as(driver, id, 0, 1);
+        join_communicator_as(driver, id, 0, 1);
     }
 }
 
@@ -207,15 +208,15 @@ fn split_without_blocking(
     place: &AtomicU64,
 ) -> u64 {
     type SplitFunction =
-        unsafe extern "C" fn(u64, i32, i32, *const AtomicU64, *const Configuration) -> i32;
-    let configuration = Configuration::new(0);
+        unsafe extern "C" fn(u64, i32, i32, *const AtomicU64, *const NcclConfiguration) -> i32;
+    let configuration = NcclConfiguration::new(0);
     // SAFETY: the signature of ncclCommSplit, and the place is there until it has written to it.
     let result = unsafe {
         let split: Symbol<'_, SplitFunction> =
             driver.nccl().get(b"ncclCommSplit\0").expect("exported");
         split(communicator, color, 0, place, &raw const configuration)
     };
-    assert_eq!(result, IN_PROGRESS, "ncclCommSplit");
+    assert_eq!(result, NCCL_IN_PROGRESS, "ncclCommSplit");
     while place.load(Ordering::Acquire) == 0 {
         thread::sleep(Duration::from_millis(1));
     }
@@ -226,7 +227,7 @@ fn split_without_blocking(
 fn uses_communicators_stored_late(driver: &Driver, _rounds: u64) {
     driver.open_first_device();
     let nccl = driver.nccl();
-    let communicator = join(driver, 0, 1);
+    let communicator = join_communicator(driver, 0, 1);
     let mut grouped = 0_u64;
     call!(nccl, "ncclGroupStart");
     call!(
@@ -242,7 +243,7 @@ fn uses_communicators_stored_late(driver: &Driver, _rounds: u64) {
     call!(nccl, "ncclGroupEnd");
     let place = AtomicU64::new(0);
     let unblocked = split_without_blocking(driver, communicator, 4, &place);
-    let (memory, stream) = (driver.allocate(64), stream(driver));
+    let (memory, stream) = (driver.allocate(64), create_stream(driver));
     for part in [grouped, unblocked, unblocked] {
         call!(nccl, "ncclAllReduce", memory, memory, 8, 7, 0, part, stream);
     }
@@ -266,9 +267,9 @@ pub(crate) fn communicators_that_are_stored_late_are_seen() {
 fn reduces_on_two_streams(driver: &Driver, _rounds: u64) {
     let (cuda, nccl) = (driver.cuda(), driver.nccl());
     driver.open_first_device();
-    let communicator = join(driver, own_rank(), RANK_COUNT);
+    let communicator = join_communicator(driver, own_rank(), RANK_COUNT);
     let other = split_communicator(driver, communicator, 7);
-    let [long, short] = [(); 2].map(|()| stream(driver));
+    let [long, short] = [(); 2].map(|()| create_stream(driver));
     let mut event = 0_u64;
     call!(cuda, "cuEventCreate", out_pointer(&mut event), 0);
     let data = driver.allocate(LONG_MESSAGE_BYTES);
@@ -298,7 +299,7 @@ pub(crate) fn a_wait_ends_only_the_collectives_it_covers() {
     let mut targets: Vec<_> = (0..RANK_COUNT)
         .map(|rank| {
             let mut command = stage.target_command("two_streams", 0);
-            command.env(RANK, rank.to_string());
+            command.env(RANK_VARIABLE, rank.to_string());
             Target::start(command.env(config::NCCL_BANDWIDTH_VARIABLE, BANDWIDTH_BYTES_PER_SECOND))
         })
         .collect();
@@ -324,8 +325,8 @@ pub(crate) fn a_wait_ends_only_the_collectives_it_covers() {
 /// Calls `ncclAllReduce` `rounds` times, and then waits for all of them.
 fn waits_late(driver: &Driver, rounds: u64) {
     driver.open_first_device();
-    let communicator = join(driver, 0, 1);
-    let (data, stream) = (driver.allocate(100), stream(driver));
+    let communicator = join_communicator(driver, 0, 1);
+    let (data, stream) = (driver.allocate(100), create_stream(driver));
     for _ in 0..rounds {
         call!(
             driver.nccl(),
@@ -359,9 +360,9 @@ pub(crate) fn lost_collectives_are_counted() {
 /// synchronizes that one. Between collectives it records events as fast as it can.
 fn records_events(driver: &Driver, milliseconds: u64) {
     driver.open_first_device();
-    let communicator = join(driver, 0, 1);
+    let communicator = join_communicator(driver, 0, 1);
     let data = driver.allocate(100);
-    let [own, later] = [(); 2].map(|()| stream(driver));
+    let [own, later] = [(); 2].map(|()| create_stream(driver));
     let (cuda, mut event) = (driver.cuda(), 0_u64);
     call!(cuda, "cuEventCreate", out_pointer(&mut event), 0);
     let end = Instant::now() + Duration::from_millis(milliseconds);
@@ -418,7 +419,7 @@ fn broadcasts_by_both_names(driver: &Driver, rounds: u64) {
     driver.open_first_device();
     let mut id = UniqueId([0; 128]);
     call!(driver.nccl(), "ncclGetUniqueId", out_pointer(&mut id));
-    let communicator = join_as(driver, id, 0, 1);
+    let communicator = join_communicator_as(driver, id, 0, 1);
     let data = driver.allocate(100);
     let nccl = driver.nccl();
     for _ in 0..rounds {
@@ -467,13 +468,13 @@ pub(crate) fn many_communicators_are_all_seen() {
 }
 
 pub(crate) fn ranks_and_their_collectives_are_seen() {
-    const ROUNDS: u64 = DATA_TYPES;
+    const ROUND_COUNT: u64 = DATA_TYPES;
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut targets: Vec<_> = (0..RANK_COUNT)
         .map(|rank| {
-            let mut command = stage.target_command("rank", ROUNDS);
-            command.env(RANK, rank.to_string());
+            let mut command = stage.target_command("rank", ROUND_COUNT);
+            command.env(RANK_VARIABLE, rank.to_string());
             command.env(config::LOG_EVENTS_VARIABLE, "1");
             Target::start(command.env(config::NCCL_BANDWIDTH_VARIABLE, BANDWIDTH_BYTES_PER_SECOND))
         })
@@ -481,12 +482,12 @@ pub(crate) fn ranks_and_their_collectives_are_seen() {
     run_next_parts(&mut targets);
     assert_exact(&mut observer, &stage, &targets);
     for (rank, target) in targets.iter().enumerate() {
-        assert_until_sync(&observer, &stage, target.pid(), ROUNDS);
+        assert_until_sync(&observer, &stage, target.pid(), ROUND_COUNT);
         let communicators = &find_process(&observer, target.pid()).probes.nccl.all;
         let whole = communicators.iter().find(|made| made.sequence > 0);
         let whole = whole.expect("collectives are counted");
         assert_eq!((whole.rank, whole.ranks), (Some(rank as u32), Some(2)));
-        assert_eq!(whole.sequence, 2 * ROUNDS);
+        assert_eq!(whole.sequence, 2 * ROUND_COUNT);
         assert_eq!(whole.operation, Operation::Broadcast);
         let identity = find_process(&observer, target.pid()).identity.as_ref();
         assert_eq!(
@@ -520,7 +521,13 @@ pub(crate) fn collectives_stay_counted_when_ranks_are_forgotten() {
         ..options_that_count_everything(&stage)
     });
     let mut targets: Vec<_> = (0..RANK_COUNT)
-        .map(|rank| Target::start(stage.target_command("rank", 2).env(RANK, rank.to_string())))
+        .map(|rank| {
+            Target::start(
+                stage
+                    .target_command("rank", 2)
+                    .env(RANK_VARIABLE, rank.to_string()),
+            )
+        })
         .collect();
     run_next_parts(&mut targets);
     let mut counts = |scope| {

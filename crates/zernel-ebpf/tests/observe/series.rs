@@ -7,10 +7,10 @@ use zernel_ebpf::observer::ObservedProcess;
 use zernel_model::snapshot::Scope;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::communicator::{RANK, join, own_rank};
+use zernel_testkit::communicator::{RANK_VARIABLE, join_communicator, own_rank};
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call};
 
-use crate::counts::everything;
+use crate::counts::make_every_kind_of_call;
 use crate::harness::{observe_stage, run_next_parts};
 use crate::processes::{assert_exported_once, fork_waiting_child};
 
@@ -22,11 +22,11 @@ const LOADERS_PER_RANK: u64 = 8;
 /// A rank that calls functions of every probe, with loader children.
 fn run_trainer_with_loaders(driver: &Driver, rounds: u64) {
     let (rank, nccl) = (own_rank(), driver.nccl());
-    everything(driver, rounds);
+    make_every_kind_of_call(driver, rounds);
     for _ in 0..LOADERS_PER_RANK {
         fork_waiting_child();
     }
-    let communicator = join(driver, rank, RANK_COUNT);
+    let communicator = join_communicator(driver, rank, RANK_COUNT);
     let (from, to) = (driver.allocate(1 << 16), driver.allocate(1 << 16));
     call!(nccl, "ncclAllReduce", from, to, 1000, 7, 0, communicator, 0);
     call!(nccl, "ncclBroadcast", from, to, 1000, 7, 0, communicator, 0);
@@ -108,7 +108,7 @@ pub(crate) fn a_whole_node_has_few_series() {
         .map(|rank| {
             let mut command = stage.target_command("trainer", 3);
             command.env(config::DEVICES_VARIABLE, "1");
-            Target::start(command.env(RANK, rank.to_string()))
+            Target::start(command.env(RANK_VARIABLE, rank.to_string()))
         })
         .collect();
     run_next_parts(&mut targets);

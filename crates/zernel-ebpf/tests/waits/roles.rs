@@ -90,15 +90,15 @@ fn write_report(report: &RoleReport) {
     fs::write(report_path(&libraries, std::process::id()), text).expect("a writable folder");
 }
 
-fn now(clock: ClockId) -> Duration {
+fn now_ns(clock: ClockId) -> Duration {
     let time = clock_gettime(clock);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Uses CPU time, and nothing else.
 fn burn_cpu(how_long: Duration) {
-    let end = now(ClockId::ThreadCPUTime) + how_long;
-    while now(ClockId::ThreadCPUTime) < end {
+    let end = now_ns(ClockId::ThreadCPUTime) + how_long;
+    while now_ns(ClockId::ThreadCPUTime) < end {
         std::hint::spin_loop();
     }
 }
@@ -131,9 +131,9 @@ fn read_from_disk<const READ: usize>(how_long: Duration) {
         .open(&path)
         .expect("a disk");
     let mut buffer = Box::new(AlignedBuffer([0; READ]));
-    let end = now(ClockId::Monotonic) + how_long;
+    let end = now_ns(ClockId::Monotonic) + how_long;
     let mut offset = 0;
-    while now(ClockId::Monotonic) < end {
+    while now_ns(ClockId::Monotonic) < end {
         file.read_exact_at(&mut buffer.0, offset)
             .expect("a file that stays");
         offset = (offset + READ as u64) % FILE_BYTES;
@@ -290,9 +290,9 @@ fn train_with_loaders(driver: &Driver, rounds: u64, work: fn(Duration)) {
     }
     for round in 0..rounds as usize {
         let loader = &mut loaders[round % 2];
-        let before = now(ClockId::Monotonic);
+        let before = now_ns(ClockId::Monotonic);
         loader.take_next_batch();
-        report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
+        report.waited_ns += (now_ns(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
         loader.ask();
         run_step(driver, device, function);
@@ -309,10 +309,10 @@ fn train_alone(driver: &Driver, rounds: u64) {
     read_from_disk::<LOADER_READ_BYTES>(Duration::ZERO);
     run_before_others();
     for _ in 0..rounds {
-        let before = now(ClockId::Monotonic);
+        let before = now_ns(ClockId::Monotonic);
         read_from_disk::<LOADER_READ_BYTES>(Duration::from_millis(BATCH_MS));
         burn_cpu(Duration::from_millis(BATCH_MS / 4));
-        report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
+        report.waited_ns += (now_ns(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
         run_step(driver, device, function);
     }
@@ -334,9 +334,9 @@ fn train_with_a_loading_thread(driver: &Driver, rounds: u64) {
     });
     run_before_others();
     for _ in 0..rounds {
-        let before = now(ClockId::Monotonic);
+        let before = now_ns(ClockId::Monotonic);
         let mut batch = batches.recv().expect("the thread goes on");
-        report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
+        report.waited_ns += (now_ns(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
         driver.copy_to_device(device, &mut batch);
         driver.launch_kernel(function);
@@ -384,9 +384,9 @@ fn reduce_as_rank(driver: &Driver, rounds: u64, rank: i32) {
             communicator,
             0
         );
-        let before = now(ClockId::Monotonic);
+        let before = now_ns(ClockId::Monotonic);
         driver.synchronize();
-        report.waited_ns += (now(ClockId::Monotonic) - before).as_nanos() as u64;
+        report.waited_ns += (now_ns(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
     }
     write_report(&report);
@@ -456,8 +456,8 @@ impl ThreadTimes {
         let stat = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
         let run_delay = stat.split(' ').nth(1).and_then(|delay| delay.parse().ok());
         Self {
-            wall: now(ClockId::Monotonic),
-            cpu: now(ClockId::ThreadCPUTime),
+            wall: now_ns(ClockId::Monotonic),
+            cpu: now_ns(ClockId::ThreadCPUTime),
             run_delay: Duration::from_nanos(run_delay.expect("a number")),
         }
     }
@@ -523,12 +523,12 @@ fn start_threads_before_ml(driver: &Driver, _rounds: u64) {
 /// Uses its CPU without a pause.
 fn spin_without_pause(driver: &Driver, rounds: u64) {
     driver.open_first_device();
-    let before = now(ClockId::ThreadCPUTime);
+    let before = now_ns(ClockId::ThreadCPUTime);
     burn_cpu(Duration::from_millis(rounds));
     // A switch, so that its CPU time is counted.
     thread::sleep(Duration::from_millis(1));
     write_report(&RoleReport {
-        cpu_ns: (now(ClockId::ThreadCPUTime) - before).as_nanos() as u64,
+        cpu_ns: (now_ns(ClockId::ThreadCPUTime) - before).as_nanos() as u64,
         ..RoleReport::default()
     });
 }

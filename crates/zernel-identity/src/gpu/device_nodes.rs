@@ -102,18 +102,20 @@ mod tests {
 
     #[test]
     fn only_tmpfs_and_devtmpfs_are_read() {
-        const ROOT: &str = "1 0 0:50 / / rw,relatime - overlay overlay rw";
-        const TMPFS: &str = "2 1 0:51 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k,mode=755";
-        const DEVTMPFS: &str = "2 1 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,mode=755";
-        const FUSE: &str = "3 1 0:52 / /dev rw,nosuid - fuse.trap trap rw,user_id=1000";
-        const FUSE_ROOT: &str = "1 0 0:52 / / rw,nosuid - fuse.trap trap rw,user_id=1000";
+        const ROOT_MOUNT: &str = "1 0 0:50 / / rw,relatime - overlay overlay rw";
+        const TMPFS_DEV_MOUNT: &str =
+            "2 1 0:51 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k,mode=755";
+        const DEVTMPFS_DEV_MOUNT: &str =
+            "2 1 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,mode=755";
+        const FUSE_DEV_MOUNT: &str = "3 1 0:52 / /dev rw,nosuid - fuse.trap trap rw,user_id=1000";
+        const FUSE_ROOT_MOUNT: &str = "1 0 0:52 / / rw,nosuid - fuse.trap trap rw,user_id=1000";
         let cases: [(&[&str], bool); 6] = [
-            (&[ROOT, TMPFS], true),
-            (&[DEVTMPFS, ROOT], true),
-            (&[ROOT, TMPFS, FUSE], false),
-            (&[ROOT, FUSE], false),
-            (&[FUSE_ROOT, TMPFS], false),
-            (&[ROOT], false),
+            (&[ROOT_MOUNT, TMPFS_DEV_MOUNT], true),
+            (&[DEVTMPFS_DEV_MOUNT, ROOT_MOUNT], true),
+            (&[ROOT_MOUNT, TMPFS_DEV_MOUNT, FUSE_DEV_MOUNT], false),
+            (&[ROOT_MOUNT, FUSE_DEV_MOUNT], false),
+            (&[FUSE_ROOT_MOUNT, TMPFS_DEV_MOUNT], false),
+            (&[ROOT_MOUNT], false),
         ];
         for (lines, expected) in cases {
             let text = lines.join("\n");

@@ -91,7 +91,7 @@ mod gpu_index {
 
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Wire {
+    enum GpuIndexOnWire {
         Index(u32),
         Other(serde::de::IgnoredAny),
     }
@@ -109,9 +109,9 @@ mod gpu_index {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<u32>, D::Error> {
-        Ok(match Wire::deserialize(deserializer)? {
-            Wire::Index(index) => Some(index),
-            Wire::Other(_) => None,
+        Ok(match GpuIndexOnWire::deserialize(deserializer)? {
+            GpuIndexOnWire::Index(index) => Some(index),
+            GpuIndexOnWire::Other(_) => None,
         })
     }
 }

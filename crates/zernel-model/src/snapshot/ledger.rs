@@ -143,15 +143,15 @@ pub struct RefusedFiles {
 
 impl RefusedFiles {
     /// Number of files that are kept: more than a person reads.
-    pub const KEPT: usize = 256;
+    pub const MAX_KEPT_FILES: usize = 256;
 
-    /// Adds a file. It replaces an earlier entry with the same path. Beyond [`Self::KEPT`] entries, the oldest one of the
+    /// Adds a file. It replaces an earlier entry with the same path. Beyond [`Self::MAX_KEPT_FILES`] entries, the oldest one of the
     /// tenant with the most entries is left out and counted.
     pub fn add(&mut self, file: RefusedFile) {
         *self.refusals.entry(file.cause).or_default() += 1;
         self.newest.retain(|known| known.path != file.path);
         self.newest.push_back(file);
-        if self.newest.len() > Self::KEPT
+        if self.newest.len() > Self::MAX_KEPT_FILES
             && let Some(oldest) = self.oldest_of_largest_tenant()
             && let Some(oldest) = self.newest.remove(oldest)
         {
@@ -194,7 +194,7 @@ mod tests {
     use super::super::{Scope, Snapshot};
     use super::*;
 
-    fn refused(number: usize, cause: RefusalCause) -> RefusedFile {
+    fn refused_file(number: usize, cause: RefusalCause) -> RefusedFile {
         RefusedFile {
             path: format!("/home/mallory/{number}/libcuda.so.1").into(),
             cause,
@@ -211,10 +211,10 @@ mod tests {
                 0 => RefusalCause::OverLimit,
                 _ => RefusalCause::NotALibrary,
             };
-            files.add(refused(number, cause));
+            files.add(refused_file(number, cause));
         }
         let kept: Vec<_> = files.newest().map(|file| file.reason.clone()).collect();
-        assert_eq!(kept.len(), RefusedFiles::KEPT);
+        assert_eq!(kept.len(), RefusedFiles::MAX_KEPT_FILES);
         assert_eq!(kept.last().map(String::as_str), Some("number 19999"));
         assert_eq!(files.left_out()[&RefusalCause::OverLimit], 4936);
         assert_eq!(files.left_out()[&RefusalCause::NotALibrary], 14_808);
@@ -234,10 +234,10 @@ mod tests {
         let mut files = RefusedFiles::default();
         files.add(RefusedFile {
             tenant: "user 2000".to_owned(),
-            ..refused(0, RefusalCause::NotALibrary)
+            ..refused_file(0, RefusalCause::NotALibrary)
         });
         for number in 1..1000 {
-            files.add(refused(number, RefusalCause::NotALibrary));
+            files.add(refused_file(number, RefusalCause::NotALibrary));
         }
         let first = files.newest().next().unwrap();
         assert_eq!(first.reason, "number 0");
@@ -247,8 +247,8 @@ mod tests {
     fn a_file_that_is_refused_again_has_one_entry() {
         let mut files = RefusedFiles::default();
         for _ in 0..1000 {
-            files.add(refused(1, RefusalCause::Changed));
-            files.add(refused(2, RefusalCause::NotAFile));
+            files.add(refused_file(1, RefusalCause::Changed));
+            files.add(refused_file(2, RefusalCause::NotAFile));
         }
         assert_eq!(files.newest().count(), 2);
         assert!(files.left_out().is_empty());

@@ -42,7 +42,7 @@ pub use ledger::{
     RefusedFiles, START_UNIT_NS,
 };
 pub use process::{Calls, ObservingCost, PhaseSnapshot, ProcessSnapshot, Role, StepSnapshot};
-pub use wire::{FORMAT, VERSION, is_late, lateness};
+pub use wire::{SNAPSHOT_FORMAT, ZERNEL_VERSION, is_late, lateness_problem};
 
 use crate::aggregation::{AggregatedMetrics, LatencyHistogram};
 use crate::gpu::{GpuFacts, ProcessMemory};

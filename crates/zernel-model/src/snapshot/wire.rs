@@ -26,23 +26,23 @@ struct ScopedSnapshot<'a> {
 
 /// Number of the format of snapshots. It changes when a reader of the format before would misread a snapshot: not for a new key,
 /// because readers skip keys that they do not know, and take the default of missing ones.
-pub const FORMAT: u32 = 1;
+pub const SNAPSHOT_FORMAT: u32 = 1;
 
 /// The version of this program.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub const ZERNEL_VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A snapshot older than this is late: four of the observer's rounds.
-const LATE: Duration = Duration::from_secs(2);
+const MAX_AGE_IN_TIME: Duration = Duration::from_secs(2);
 
 /// Whether an observer should have published another snapshot by now.
 #[must_use]
 pub fn is_late(age: Duration) -> bool {
-    age > LATE
+    age > MAX_AGE_IN_TIME
 }
 
 /// The problem that a late snapshot is.
 #[must_use]
-pub fn lateness(age: Duration) -> String {
+pub fn lateness_problem(age: Duration) -> String {
     let seconds = age.as_secs_f64();
     format!("the observer is late: these figures are {seconds:.1} s old")
 }
@@ -53,8 +53,8 @@ impl Snapshot {
     pub fn to_json(&self, scope: Scope, age: Duration) -> String {
         let exited = self.gone_ranks.iter();
         let scoped = ScopedSnapshot {
-            format: FORMAT,
-            zernel_version: VERSION,
+            format: SNAPSHOT_FORMAT,
+            zernel_version: ZERNEL_VERSION,
             aggregated: self.aggregated_json(scope),
             shared_state: &self.shared_state,
             observed: self.processes(scope).collect(),
@@ -90,7 +90,7 @@ impl Snapshot {
             Scope::User(_) | Scope::Pod(_) | Scope::Machine => hide_foreign_pids(problem, &pids),
         });
         problems
-            .chain(is_late(age).then(|| lateness(age)))
+            .chain(is_late(age).then(|| lateness_problem(age)))
             .collect()
     }
 }
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
     use crate::identity::Identity;
 
-    fn process(pid: u32, uid: u32) -> ProcessSnapshot {
+    fn process_snapshot(pid: u32, uid: u32) -> ProcessSnapshot {
         ProcessSnapshot {
             pid,
             identity: Some(Identity {
@@ -162,8 +162,8 @@ mod tests {
     #[test]
     fn a_user_reads_back_only_own_processes() {
         let snapshot = Snapshot {
-            observed: vec![process(1, 1000), process(2, 1001)],
-            gone_ranks: vec![process(3, 1000), process(4, 1001)],
+            observed: vec![process_snapshot(1, 1000), process_snapshot(2, 1001)],
+            gone_ranks: vec![process_snapshot(3, 1000), process_snapshot(4, 1001)],
             problems: vec!["a problem".to_owned()],
             ..Snapshot::default()
         };
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn the_machine_has_sums_and_no_process() {
-        let mut trainer = process(4711, 1000);
+        let mut trainer = process_snapshot(4711, 1000);
         let mut launches = crate::aggregation::LatencyHistogram::default();
         launches.record(8000);
         trainer.probes.cuda_trace.launch_times = Some(launches.into());
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn problems_name_only_processes_within_the_scope() {
         let snapshot = Snapshot {
-            observed: vec![process(1, 1000), process(2, 1001)],
+            observed: vec![process_snapshot(1, 1000), process_snapshot(2, 1001)],
             problems: vec!["the overhead of process 2 exceeded the ceiling 2 times".to_owned()],
             ..Snapshot::default()
         };

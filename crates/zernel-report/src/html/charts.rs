@@ -197,11 +197,11 @@ pub(crate) fn draw_phase_timeline(
     axis: &TimeAxis,
     detail: ChartDetail,
 ) -> String {
-    const TOP: f64 = 6.0;
-    const BOTTOM: f64 = 116.0;
+    const TIMELINE_TOP: f64 = 6.0;
+    const TIMELINE_BOTTOM: f64 = 116.0;
     let heading = format!("{}: phases over time", rank_name(rank));
-    let mut drawing = Drawing::new(id, BOTTOM + 24.0, &heading, &phase_summary(rank));
-    let y = |share: f64| BOTTOM - share * (BOTTOM - TOP);
+    let mut drawing = Drawing::new(id, TIMELINE_BOTTOM + 24.0, &heading, &phase_summary(rank));
+    let y = |share: f64| TIMELINE_BOTTOM - share * (TIMELINE_BOTTOM - TIMELINE_TOP);
     for tick in [0.0, 0.5, 1.0] {
         draw_grid_line(&mut drawing, y(tick), &format!("{:.0} %", 100.0 * tick));
     }
@@ -209,7 +209,10 @@ pub(crate) fn draw_phase_timeline(
     // Back to front: each area covers the lower part of the one before.
     for phase in (0..PHASE_NAMES_AND_LETTERS.len()).rev() {
         let Some(first) = drawn.first() else { break };
-        let mut path = format!("M{} {BOTTOM}", Coordinate(axis.x_at_ns(first.begin_ns)));
+        let mut path = format!(
+            "M{} {TIMELINE_BOTTOM}",
+            Coordinate(axis.x_at_ns(first.begin_ns))
+        );
         for column in &drawn {
             let top: f64 = column.shares[..=phase].iter().sum();
             let (top, right) = (Coordinate(y(top)), Coordinate(axis.x_at_ns(column.end_ns)));
@@ -227,9 +230,14 @@ pub(crate) fn draw_phase_timeline(
             axis.seconds_since_begin(column.end_ns),
             describe_shares(&column.shares)
         );
-        drawing.add_rectangle((left, TOP), (right - left, BOTTOM - TOP), "hit", &tooltip);
+        drawing.add_rectangle(
+            (left, TIMELINE_TOP),
+            (right - left, TIMELINE_BOTTOM - TIMELINE_TOP),
+            "hit",
+            &tooltip,
+        );
     }
-    drawing.add_time_axis(axis, BOTTOM);
+    drawing.add_time_axis(axis, TIMELINE_BOTTOM);
     drawing.into_svg()
 }
 

@@ -23,7 +23,7 @@ use super::render::{
 };
 use super::report::Report;
 use super::steps::{Interruption, StepReport};
-use crate::text::shorten;
+use crate::text::shorten_text;
 use charts::{ChartDetail, PHASE_NAMES_AND_LETTERS};
 use markup::{Escaped, format_date, format_percent, format_time, push_markup, share_of_whole};
 use plot::TimeAxis;
@@ -43,7 +43,7 @@ pub fn render_html(report: &Report) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
          <title>{} {}</title>\n<style>\n{}</style></head><body>\n",
         command_name(report),
-        Escaped(&shorten(&command, MAX_TITLE_LENGTH)),
+        Escaped(&shorten_text(&command, MAX_TITLE_LENGTH)),
         include_str!("style.css")
     );
     write_header(&mut out, report, &command);
@@ -71,7 +71,7 @@ fn command_name(report: &Report) -> &'static str {
 }
 
 fn write_header(out: &mut String, report: &Report, command: &str) {
-    let title = shorten(command, MAX_TITLE_LENGTH);
+    let title = shorten_text(command, MAX_TITLE_LENGTH);
     push_markup(
         out,
         format_args!(

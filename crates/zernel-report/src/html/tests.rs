@@ -5,19 +5,19 @@ use zernel_phase::steps::{Mark, Step};
 use super::render_html;
 
 use crate::phases::PhaseSeconds;
-use crate::process::{ProcessReport, Training};
+use crate::process::{ProcessReport, TrainingTime};
 use crate::record::RecordSample;
 use crate::report::{CommandExit, ObservationReport, Report};
 use crate::steps::{Interruption, StepReport};
 use crate::times::{ProcessTimes, RankTimes, TimePart};
 use crate::verdict::tests::{gpu_rank, no_communication, waiting_rank};
-use crate::verdict::{SlowestRank, judge};
+use crate::verdict::{SlowestRank, judge_ranks};
 
-const SECOND: u64 = 1_000_000_000;
-const BEGIN_NS: u64 = 77 * SECOND;
+const SECOND_NS: u64 = 1_000_000_000;
+const BEGIN_NS: u64 = 77 * SECOND_NS;
 const STEP_NS: u64 = 25_000_000;
 
-fn times(wall_seconds: f64) -> ProcessTimes {
+fn example_times(wall_seconds: f64) -> ProcessTimes {
     ProcessTimes {
         wall_seconds,
         phases: PhaseSeconds {
@@ -41,14 +41,14 @@ fn times(wall_seconds: f64) -> ProcessTimes {
     }
 }
 
-fn steps(count: u64) -> StepReport {
+fn example_steps(count: u64) -> StepReport {
     let step = |number: u64| Step {
         begin_ns: BEGIN_NS + number * STEP_NS,
         // Some overlap the next step. The charts do not mind.
         end_ns: BEGIN_NS
             + (number + 1) * STEP_NS
             + number % 97 * 100_000
-            + u64::from(number == count / 2) * 2 * SECOND,
+            + u64::from(number == count / 2) * 2 * SECOND_NS,
         launches: None,
         marks: [0; 7],
         lacks_marks: false,
@@ -77,17 +77,17 @@ fn steps(count: u64) -> StepReport {
 }
 
 /// A rank with `step_count` steps, sampled five times per second.
-fn rank(number: u32, step_count: u64) -> ProcessReport {
+fn example_rank(number: u32, step_count: u64) -> ProcessReport {
     let wall_seconds = step_count as f64 * STEP_NS as f64 / 1e9;
     let samples = 1 + (5.0 * wall_seconds) as u64;
     let sample = |number: u64| {
-        let mut times = times(number as f64 / 5.0);
+        let mut times = example_times(number as f64 / 5.0);
         // Columns differ, so that none can be merged.
         let swing = 0.001 * (number * 7919 % 31) as f64;
         times.phases.data_loading += swing;
         times.phases.gpu_compute -= swing;
         RecordSample {
-            at_ns: BEGIN_NS + number * SECOND / 5,
+            at_ns: BEGIN_NS + number * SECOND_NS / 5,
             times,
             memory_bytes: number.min(20) << 28,
         }
@@ -98,12 +98,12 @@ fn rank(number: u32, step_count: u64) -> ProcessReport {
         rank: Some(number),
         complete: Some(true),
         before_first_call_seconds: Some(5.42),
-        times: times(wall_seconds),
-        training: Some(Training {
+        times: example_times(wall_seconds),
+        training: Some(TrainingTime {
             begin_seconds: 0.0,
-            times: times(wall_seconds),
+            times: example_times(wall_seconds),
         }),
-        steps: Some(steps(step_count)),
+        steps: Some(example_steps(step_count)),
         collectives: vec![CollectiveTotals {
             op: "AllReduce".into(),
             calls: 1_234_567,
@@ -147,7 +147,7 @@ fn report_on(ranks: Vec<ProcessReport>) -> Report {
         not_observed: None,
         loaders: 2 * ranks.len(),
         others: 0,
-        verdict: judge(&times.collect::<Vec<_>>()),
+        verdict: judge_ranks(&times.collect::<Vec<_>>()),
         slowest: (ranks.len() > 1).then_some(SlowestRank {
             index: 1,
             seconds: 1.5,
@@ -165,12 +165,14 @@ fn report_on(ranks: Vec<ProcessReport>) -> Report {
     }
 }
 
-fn ranks(count: u32, steps: u64) -> Vec<ProcessReport> {
-    (0..count).map(|number| rank(number, steps)).collect()
+fn example_ranks(count: u32, steps: u64) -> Vec<ProcessReport> {
+    (0..count)
+        .map(|number| example_rank(number, steps))
+        .collect()
 }
 
 /// Renders a page, parses it strictly, and checks what every page must fulfil.
-fn checked(report: &Report) -> String {
+fn render_and_check(report: &Report) -> String {
     let page = render_html(report);
     let options = ParsingOptions {
         allow_dtd: true,
@@ -234,7 +236,7 @@ fn assert_is_harmless(node: &Node) {
 
 #[test]
 fn the_page_has_all_key_numbers() {
-    let page = checked(&report_on(ranks(2, 10_000)));
+    let page = render_and_check(&report_on(example_ranks(2, 10_000)));
     for part in [
         "torchrun --nproc-per-node=2 train.py",
         "2024-02-29 23:59:59 UTC",
@@ -275,32 +277,38 @@ fn a_rank_is_complete_only_if_all_of_it_was_observed() {
         let process = ProcessReport {
             complete,
             launches: 0,
-            ..rank(0, 100)
+            ..example_rank(0, 100)
         };
-        let page = checked(&report_on(vec![process]));
+        let page = render_and_check(&report_on(vec![process]));
         assert!(page.contains(&format!("<td>{text}</td>")), "{text}");
     }
 }
 
 #[test]
 fn a_straggler_is_named() {
-    let mut report = report_on(ranks(4, 200));
-    report.verdict = judge(&[waiting_rank(), waiting_rank(), waiting_rank(), gpu_rank()]);
-    assert!(checked(&report).contains("rank 3: its peers waited for it"));
+    let mut report = report_on(example_ranks(4, 200));
+    report.verdict = judge_ranks(&[waiting_rank(), waiting_rank(), waiting_rank(), gpu_rank()]);
+    assert!(render_and_check(&report).contains("rank 3: its peers waited for it"));
 }
 
 #[test]
 fn the_page_is_small() {
     let length = |page: String| page.len() / 1024;
-    let (two, many) = (report_on(ranks(2, 10_000)), report_on(ranks(64, 10_000)));
-    let (two, many) = (length(checked(&two)), length(checked(&many)));
+    let (two, many) = (
+        report_on(example_ranks(2, 10_000)),
+        report_on(example_ranks(64, 10_000)),
+    );
+    let (two, many) = (
+        length(render_and_check(&two)),
+        length(render_and_check(&many)),
+    );
     assert!(two <= 300 && many <= 2048, "{two} KiB, {many} KiB");
 }
 
 #[test]
 fn any_number_of_ranks_has_a_page() {
     for (count, folded) in [(0, 0), (1, 0), (16, 0), (17, 3), (64, 3)] {
-        let page = checked(&report_on(ranks(count, 200)));
+        let page = render_and_check(&report_on(example_ranks(count, 200)));
         assert_eq!(page.matches("<details>").count(), folded, "{count}");
         let timelines = page.matches("Phases, share of the time").count();
         assert_eq!(timelines, count as usize);
@@ -323,17 +331,17 @@ fn a_run_of_no_length_has_a_page() {
         let mut report = report_on(vec![process.clone(), ProcessReport { pid: 1, ..process }]);
         report.wall_seconds = 0.0;
         report.verdict = no_communication();
-        checked(&report);
+        render_and_check(&report);
     }
 }
 
 #[test]
 fn nan_and_infinity_are_not_drawn() {
-    let mut strange = rank(0, 50);
-    strange.times = times(f64::NAN);
+    let mut strange = example_rank(0, 50);
+    strange.times = example_times(f64::NAN);
     strange.training = None;
     for sample in &mut strange.timeline {
-        sample.times = times(f64::INFINITY);
+        sample.times = example_times(f64::INFINITY);
     }
     let page = render_html(&report_on(vec![strange]));
     assert!(!page.contains("=\"NaN") && !page.contains("=\"inf"));
@@ -341,10 +349,10 @@ fn nan_and_infinity_are_not_drawn() {
 
 #[test]
 fn a_page_without_steps_says_so() {
-    let mut process = rank(0, 1000);
+    let mut process = example_rank(0, 1000);
     process.steps = None;
     process.training = None;
-    let page = checked(&report_on(vec![process]));
+    let page = render_and_check(&report_on(vec![process]));
     assert!(page.contains("No steps were detected"));
     assert!(!page.contains("99th percentile"));
 }
@@ -354,7 +362,7 @@ fn a_run_that_was_not_observed_shows_the_reason() {
     let mut report = report_on(Vec::new());
     report.not_observed = Some("not <root>".to_owned());
     report.observing = None;
-    let page = checked(&report);
+    let page = render_and_check(&report);
     assert!(page.contains("Missing") && page.contains("not &lt;root&gt;"));
 }
 
@@ -362,7 +370,7 @@ fn a_run_that_was_not_observed_shows_the_reason() {
 fn a_long_command_is_cut_in_the_title_only() {
     let mut report = report_on(Vec::new());
     report.command.push("--flag ".repeat(1000) + "--last");
-    let page = checked(&report);
+    let page = render_and_check(&report);
     assert!(page.contains("Full command") && page.contains("--last</code>"));
     assert!(page.contains("…</h1>"));
 }
@@ -371,7 +379,7 @@ fn a_long_command_is_cut_in_the_title_only() {
 fn hostile_texts_are_escaped() {
     let hostile = "</title></style><script>alert(\"1\")</script><img src='x' onerror=alert(1)>&amp;\0\x1b]0;\u{202e}";
     let invalid = String::from_utf8_lossy(b"\xff\xfe<b>").into_owned();
-    let mut process = rank(0, 100);
+    let mut process = example_rank(0, 100);
     process.comm = hostile.to_owned();
     process.job = Some(hostile.to_owned());
     process.collectives[0].op = hostile.to_owned().into();
@@ -382,7 +390,7 @@ fn hostile_texts_are_escaped() {
         observing.sampled = vec![hostile.to_owned()];
         observing.rung = hostile.to_owned();
     }
-    let page = checked(&report);
+    let page = render_and_check(&report);
     assert!(page.contains("&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;"));
     assert!(page.contains("\u{fffd}\u{fffd}&lt;b&gt;"));
     assert!(page.chars().all(|c| c == '\n' || !c.is_control()));

@@ -15,7 +15,7 @@ use std::fmt::Write;
 use anstyle::Style;
 
 use super::report::{CommandExit, Report};
-use crate::text::{shorten, wrap_lines};
+use crate::text::{shorten_text, wrap_lines};
 pub(crate) use ranks::{rank_name, why_no_ranks};
 pub(crate) use verdict::{evidence_text, next_step_text, slowest_rank_text};
 
@@ -74,7 +74,7 @@ fn write_summary(out: &mut TextPage, report: &Report) -> std::fmt::Result {
     let rest = format!(": {:.2} s, {end}", report.wall_seconds);
     let room = out.width - title.len() - 1;
     let command_width = room.saturating_sub(rest.len()).max(MIN_COMMAND_WIDTH);
-    let command = shorten(&report.command.join(" "), command_width);
+    let command = shorten_text(&report.command.join(" "), command_width);
     let text = format!("{command}{rest}");
     // Wrapping would merge consecutive spaces of the command.
     let lines = match text.chars().count() <= room {

@@ -8,7 +8,7 @@ use super::{BOLD_STYLE, TextPage, write_paragraph};
 use crate::process::ProcessReport;
 use crate::report::Report;
 use crate::steps::{Interruption, StepReport};
-use crate::text::{format_bytes, format_estimate, format_time, keep_on_one_line, shorten};
+use crate::text::{format_bytes, format_estimate, format_time, keep_on_one_line, shorten_text};
 
 /// Width of a phase bar.
 const BAR_WIDTH: usize = 40;
@@ -117,7 +117,7 @@ fn write_phase_bar(out: &mut TextPage, rank: &ProcessReport) -> std::fmt::Result
         write!(out, "{style}{letters}{style:#}")?;
         drawn = until;
     }
-    let comm = shorten(&rank.comm, 15);
+    let comm = shorten_text(&rank.comm, 15);
     let gaps = " ".repeat(width - drawn);
     writeln!(
         out,

@@ -2,13 +2,13 @@ use super::*;
 use zernel_model::snapshot::{CollectiveTotals, DataWaits};
 
 use crate::phases::PhaseSeconds;
-use crate::process::{ProcessReport, Training};
+use crate::process::{ProcessReport, TrainingTime};
 use crate::report::ObservationReport;
 use crate::steps::StepReport;
 use crate::times::{ProcessTimes, RankTimes, TimePart};
-use crate::verdict::{SlowestRank, judge};
+use crate::verdict::{SlowestRank, judge_ranks};
 
-fn rank(number: u32) -> ProcessReport {
+fn example_rank(number: u32) -> ProcessReport {
     ProcessReport {
         pid: 4_000_000 + number,
         comm: "a-very-long-command-name".to_owned(),
@@ -52,7 +52,7 @@ fn rank(number: u32) -> ProcessReport {
     }
 }
 
-fn report(ranks: u32) -> Report {
+fn example_report(ranks: u32) -> Report {
     let times = RankTimes {
         wall: 123_456.78,
         data_waits: 23_456.78,
@@ -73,10 +73,10 @@ fn report(ranks: u32) -> Report {
         }),
         observing_began_seconds: None,
         not_observed: None,
-        ranks: (0..ranks).map(rank).collect(),
+        ranks: (0..ranks).map(example_rank).collect(),
         loaders: 0,
         others: 0,
-        verdict: judge(&vec![times; ranks as usize]),
+        verdict: judge_ranks(&vec![times; ranks as usize]),
         slowest: (ranks > 1).then_some(SlowestRank {
             index: 1,
             seconds: 345.6,
@@ -93,18 +93,18 @@ fn report(ranks: u32) -> Report {
     }
 }
 
-fn plain(report: &Report) -> String {
-    plain_in(report, None)
+fn render_plain(report: &Report) -> String {
+    render_plain_in_width(report, None)
 }
 
-fn plain_in(report: &Report, width: Option<usize>) -> String {
+fn render_plain_in_width(report: &Report, width: Option<usize>) -> String {
     anstream::adapter::strip_str(&render_text(report, width)).to_string()
 }
 
 #[test]
 fn the_report_fits_a_screen() {
     for ranks in [0, 1, 2, 3, 8, 64] {
-        let text = plain(&report(ranks));
+        let text = render_plain(&example_report(ranks));
         for line in text.lines() {
             assert!(line.chars().count() <= MAX_LINE_WIDTH, "{line}");
         }
@@ -116,11 +116,11 @@ fn the_report_fits_a_screen() {
 fn the_report_fits_a_narrow_terminal() {
     for (terminal, width) in [(40, 60), (60, 60), (72, 72), (80, 80), (99, 99), (200, 100)] {
         for ranks in [0, 1, 2, 64] {
-            let mut report = report(ranks);
+            let mut report = example_report(ranks);
             for rank in &mut report.ranks {
                 rank.steps = Some(StepReport::default());
             }
-            let text = plain_in(&report, Some(terminal));
+            let text = render_plain_in_width(&report, Some(terminal));
             let longest = text.lines().map(|line| line.chars().count()).max();
             assert!(longest <= Some(width), "{width}: {text}");
             assert!(ranks == 0 || longest > Some(width - 10), "{width}: {text}");
@@ -130,7 +130,7 @@ fn the_report_fits_a_narrow_terminal() {
 
 #[test]
 fn the_report_has_all_key_numbers() {
-    let text = plain(&report(2));
+    let text = render_plain(&example_report(2));
     for part in [
         "rank 0",
         "rank 1",
@@ -151,12 +151,12 @@ fn the_report_has_all_key_numbers() {
 #[test]
 fn start_up_time_is_shown_if_it_is_known_and_not_negligible() {
     let text_with = |before_first_call_seconds| {
-        let mut report = report(1);
+        let mut report = example_report(1);
         report.ranks[0].steps = Some(StepReport::default());
-        report.ranks[0].training = Some(Training::default());
+        report.ranks[0].training = Some(TrainingTime::default());
         report.ranks[0].before_first_call_seconds = before_first_call_seconds;
         // The line breaks do not matter.
-        let text = plain(&report);
+        let text = render_plain(&report);
         text.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     let text = text_with(Some(5.42));
@@ -173,20 +173,22 @@ fn start_up_time_is_shown_if_it_is_known_and_not_negligible() {
 
 #[test]
 fn ranks_without_collectives_have_no_slowest_rank() {
-    let mut report = report(2);
+    let mut report = example_report(2);
     report.slowest = None;
-    assert!(plain(&report).contains("no rank stands out"));
+    assert!(render_plain(&report).contains("no rank stands out"));
     for rank in &mut report.ranks {
         rank.times.phases.nccl_collective = 0.0;
     }
-    assert!(plain(&report).contains("no rank spent more than 1 % of its time in collectives"));
+    assert!(
+        render_plain(&report).contains("no rank spent more than 1 % of its time in collectives")
+    );
 }
 
 #[test]
 fn a_run_that_was_not_observed_shows_the_reason() {
-    let mut report = report(0);
+    let mut report = example_report(0);
     report.not_observed = Some("not root".to_owned());
-    let text = plain(&report);
+    let text = render_plain(&report);
     assert!(
         text.contains("not root") && text.contains("missing"),
         "{text}"

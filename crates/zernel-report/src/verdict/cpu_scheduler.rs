@@ -15,7 +15,7 @@ pub(super) static RESOURCE: Resource = Resource {
     remedy: |_, _| REMEDY,
     most: |_| f64::INFINITY,
     next_steps: |_, _| Vec::new(),
-    verdict,
+    verdict: cpu_scheduler_verdict,
 };
 
 const REMEDY: &str = "fewer threads on these CPUs, or moving other processes off them";
@@ -30,7 +30,7 @@ pub(crate) struct CpuSchedulerBound {
     ranks: f64,
 }
 
-fn verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
+fn cpu_scheduler_verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
     let loaders: f64 = ranks.iter().map(|rank| rank.data_delay).sum();
     Verdict::CpuScheduler(CpuSchedulerBound {
         time,

@@ -13,7 +13,7 @@ pub(super) static RESOURCE: Resource = Resource {
     remedy: |_, _| FASTER_GPU,
     most: |_| f64::INFINITY,
     next_steps: |_, _| Vec::new(),
-    verdict,
+    verdict: gpu_verdict,
 };
 
 const FASTER_GPU: &str = "faster kernels or GPUs";
@@ -33,7 +33,7 @@ pub(crate) struct GpuBound {
     inference: Option<InferenceWork>,
 }
 
-fn verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
+fn gpu_verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
     Verdict::Gpu(GpuBound {
         time,
         collectives: ranks.iter().map(|rank| rank.shared_with_collectives).sum(),
@@ -78,7 +78,7 @@ mod tests {
 
     use super::*;
     use crate::times::RankTimes;
-    use crate::verdict::judge;
+    use crate::verdict::judge_ranks;
     use crate::verdict::tests::{
         assert_bound, assert_json, bound_of, gpu_rank, remedy_of, starved_rank,
     };
@@ -127,7 +127,7 @@ mod tests {
             until_sync: 70.0,
             ..gpu_rank()
         };
-        let verdict = judge(&[overlaps; 2]);
+        let verdict = judge_ranks(&[overlaps; 2]);
         assert_eq!(bound_of(&verdict), "gpu");
         assert!(remedy_of(&verdict).contains("fewer bytes"));
         assert!(
@@ -144,12 +144,12 @@ mod tests {
             cpu: 100.0,
             ..gpu_rank()
         };
-        assert_eq!(bound_of(&judge(&[works])), "host");
+        assert_eq!(bound_of(&judge_ranks(&[works])), "host");
         let is_ahead = RankTimes {
             gpu_busy: Some(97.0),
             ..works
         };
-        let verdict = judge(&[is_ahead]);
+        let verdict = judge_ranks(&[is_ahead]);
         assert_eq!(bound_of(&verdict), "gpu");
         assert!(
             verdict.describe().evidence.contains("NVML"),
@@ -160,18 +160,18 @@ mod tests {
             gpu_busy: Some(70.0),
             ..works
         };
-        assert_eq!(bound_of(&judge(&[has_gaps])), "host");
+        assert_eq!(bound_of(&judge_ranks(&[has_gaps])), "host");
         // It waits for the GPU for longer than the GPU is idle.
         let waits = RankTimes {
             gpu_waits: 40.0,
             ..has_gaps
         };
-        assert_eq!(bound_of(&judge(&[waits])), "gpu");
+        assert_eq!(bound_of(&judge_ranks(&[waits])), "gpu");
         let waits_less = RankTimes {
             gpu_waits: 20.0,
             ..has_gaps
         };
-        assert_eq!(bound_of(&judge(&[waits_less])), "host");
+        assert_eq!(bound_of(&judge_ranks(&[waits_less])), "host");
     }
 
     #[test]

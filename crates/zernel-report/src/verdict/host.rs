@@ -11,11 +11,11 @@ pub(super) static RESOURCE: Resource = Resource {
     title: "host-bound",
     time: "host work",
     parts: &[(TimePart::Host, "running on CPUs")],
-    remedy,
+    remedy: host_remedy,
     // A host that launches less leaves the GPU idle for less time, and no more than that can be saved.
     most: |rank| rank.gpu_idle.unwrap_or(f64::INFINITY),
     next_steps,
-    verdict,
+    verdict: host_verdict,
 };
 
 /// Warm-up from which a job may have compiled its model already, in seconds.
@@ -41,12 +41,12 @@ enum GpuActivity {
     Busy(f64),
 }
 
-fn verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
+fn host_verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
     Verdict::Host(HostBound {
         time,
         gpu: GpuActivity::new(ranks),
         inference: InferenceWork::new(ranks),
-        remedy: remedy(TimePart::Host, ranks),
+        remedy: host_remedy(TimePart::Host, ranks),
     })
 }
 
@@ -91,7 +91,7 @@ fn use_gpu(ranks: &[RankTimeParts]) -> bool {
     ranks.iter().any(|rank| rank.uses_gpu)
 }
 
-fn remedy(_: TimePart, ranks: &[RankTimeParts]) -> &'static str {
+fn host_remedy(_: TimePart, ranks: &[RankTimeParts]) -> &'static str {
     match use_gpu(ranks) {
         true => "CUDA graphs, torch.compile or larger batches (less host work per kernel)",
         false => "a GPU, or more or faster CPUs",
@@ -133,7 +133,7 @@ mod tests {
     use serde_json::json;
 
     use crate::times::RankTimes;
-    use crate::verdict::judge;
+    use crate::verdict::judge_ranks;
     use crate::verdict::tests::{assert_bound, assert_json, bound_of, gpu_rank, remedy_of};
 
     #[test]
@@ -159,7 +159,7 @@ mod tests {
             unknown: 10.0,
             ..RankTimes::default()
         };
-        let verdict = judge(&[computes]);
+        let verdict = judge_ranks(&[computes]);
         assert_eq!(bound_of(&verdict), "host");
         assert!(verdict.describe().evidence.contains("no rank used a GPU"));
         assert!(!remedy_of(&verdict).contains("CUDA"));
@@ -174,7 +174,7 @@ mod tests {
             gpu_busy: Some(87.0),
             ..gpu_rank()
         };
-        let description = judge(&[launching]).describe();
+        let description = judge_ranks(&[launching]).describe();
         assert_eq!(description.bound, "host");
         assert_eq!(description.at_most_seconds, Some(13.0));
         let [graphs, compiler, _] = &description.next_steps[..] else {
@@ -187,7 +187,7 @@ mod tests {
             warm_up: 40.0,
             ..launching
         };
-        let description = judge(&[compiled]).describe();
+        let description = judge_ranks(&[compiled]).describe();
         assert!(!format!("{:?}", description.next_steps).contains("torch.compile"));
     }
 
@@ -200,7 +200,7 @@ mod tests {
             only_infers: true,
             ..gpu_rank()
         };
-        let description = judge(&[decoding]).describe();
+        let description = judge_ranks(&[decoding]).describe();
         assert_eq!(description.bound, "host");
         assert!(
             description.evidence.contains("100 launches and 20.5 ms"),
@@ -218,7 +218,7 @@ mod tests {
             cpu: 95.0,
             ..RankTimes::default()
         };
-        let verdict = judge(&[alone]);
+        let verdict = judge_ranks(&[alone]);
         assert_eq!(
             bound_of(&verdict),
             "host",
@@ -232,7 +232,7 @@ mod tests {
             ..alone
         };
         let asleep = RankTimes { cpu: 12.0, ..alone };
-        let verdict = judge(&[waiting, asleep]);
+        let verdict = judge_ranks(&[waiting, asleep]);
         assert_eq!(
             bound_of(&verdict),
             "straggler",

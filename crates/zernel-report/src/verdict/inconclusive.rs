@@ -145,7 +145,7 @@ mod tests {
     use serde_json::json;
 
     use crate::times::RankTimes;
-    use crate::verdict::judge;
+    use crate::verdict::judge_ranks;
     use crate::verdict::tests::{assert_bound, assert_json, bound_of, gpu_rank};
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn processes_that_do_not_train_have_no_verdict() {
-        let verdict = judge(&[]);
+        let verdict = judge_ranks(&[]);
         assert_eq!(bound_of(&verdict), "cannot-tell");
         assert!(
             verdict
@@ -215,7 +215,7 @@ mod tests {
             cpu: 0.1,
             ..RankTimes::default()
         };
-        assert_eq!(bound_of(&judge(&[idle])), "cannot-tell");
+        assert_eq!(bound_of(&judge_ranks(&[idle])), "cannot-tell");
     }
 
     /// Waits that were seen while probes were attached say nothing of the time without them.
@@ -230,7 +230,7 @@ mod tests {
             not_observed: 94.0,
             ..waits
         };
-        let verdict = judge(&[paused]);
+        let verdict = judge_ranks(&[paused]);
         assert_eq!(bound_of(&verdict), "cannot-tell");
         let evidence = verdict.describe().evidence;
         assert!(evidence.contains("not observed for 94.0 s"), "{evidence}");
@@ -238,7 +238,7 @@ mod tests {
             not_observed: 20.0,
             ..waits
         };
-        let verdict = judge(&[mostly_observed]);
+        let verdict = judge_ranks(&[mostly_observed]);
         assert_eq!(bound_of(&verdict), "input");
         assert_eq!(verdict.describe().at_most_seconds, Some(80.0));
     }
@@ -251,7 +251,7 @@ mod tests {
             warm_up: 130.0,
             ..gpu_rank()
         };
-        let description = judge(&[compiling]).describe();
+        let description = judge_ranks(&[compiling]).describe();
         assert_eq!(description.bound, "cannot-tell");
         assert!(description.evidence.contains("compiled"), "{description:?}");
         assert!(description.next_steps.is_empty());

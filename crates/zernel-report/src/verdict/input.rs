@@ -21,10 +21,10 @@ pub(super) static RESOURCE: Resource = Resource {
             "waiting for data that no loader worked on",
         ),
     ],
-    remedy,
+    remedy: input_remedy,
     most: |_| f64::INFINITY,
     next_steps,
-    verdict,
+    verdict: input_verdict,
 };
 
 /// The ranks wait for data.
@@ -85,7 +85,7 @@ fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
     steps
 }
 
-fn verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
+fn input_verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
     let prepare = sum_of_part(ranks, TimePart::Prepare);
     let fetch = sum_of_part(ranks, TimePart::Fetch);
     let other = sum_of_part(ranks, TimePart::OtherData);
@@ -104,11 +104,11 @@ fn verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
         fetch,
         other,
         cause,
-        remedy: remedy(cause, ranks),
+        remedy: input_remedy(cause, ranks),
     })
 }
 
-fn remedy(part: TimePart, ranks: &[RankTimeParts]) -> &'static str {
+fn input_remedy(part: TimePart, ranks: &[RankTimeParts]) -> &'static str {
     let loaders_fill_cpus = ranks.iter().all(|rank| rank.loaders_fill_cpus);
     match part {
         TimePart::Fetch => "faster storage or network, or deeper prefetching",
@@ -144,7 +144,7 @@ mod tests {
     use serde_json::json;
 
     use crate::times::RankTimes;
-    use crate::verdict::judge;
+    use crate::verdict::judge_ranks;
     use crate::verdict::tests::{
         assert_bound, assert_json, bound_of, gpu_rank, remedy_of, starved_rank,
     };
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn the_gain_is_at_most_the_time_of_the_worst_rank() {
-        let verdict = judge(&[starved_rank(), starved_rank()]);
+        let verdict = judge_ranks(&[starved_rank(), starved_rank()]);
         assert_eq!(bound_of(&verdict), "input");
         assert_eq!(verdict.describe().at_most_seconds, Some(29.5));
         assert_eq!(verdict.describe().share, Some(0.295));
@@ -183,7 +183,7 @@ mod tests {
             loaders_fill_cpus: true,
             ..starved_rank()
         };
-        let helps = |ranks: &[RankTimes]| remedy_of(&judge(ranks));
+        let helps = |ranks: &[RankTimes]| remedy_of(&judge_ranks(ranks));
         assert!(helps(&[starved_rank()]).contains("more loaders"));
         assert!(helps(&[full, starved_rank()]).contains("more loaders"));
         let advice = helps(&[full, full]);

@@ -97,7 +97,7 @@ static RESOURCES: &[&Resource] = &[
 ];
 
 /// Judges what bounds a job.
-pub(crate) fn judge(ranks: &[RankTimes]) -> Verdict {
+pub(crate) fn judge_ranks(ranks: &[RankTimes]) -> Verdict {
     let job = JobTimes::new(ranks);
     let verdict = RULES.iter().find_map(|rule| rule(&job));
     verdict.unwrap_or_else(|| inconclusive::nothing_dominates(&job))

@@ -64,7 +64,7 @@ pub(super) fn one_rank_is_slow(job: &JobTimes) -> Option<Verdict> {
         waited_seconds: gain,
         peer_wall_seconds,
         share: gain * count / job.total.wall_seconds,
-        remedy: remedy(slowest.reason, slow),
+        remedy: straggler_remedy(slowest.reason, slow),
     }))
 }
 
@@ -76,7 +76,7 @@ fn is_slowed_by_loaders(reason: Option<TimePart>, slow: &RankTimeParts) -> bool 
 }
 
 /// What makes the slow rank faster: the remedy for the part that makes it slow.
-fn remedy(reason: Option<TimePart>, slow: &RankTimeParts) -> &'static str {
+fn straggler_remedy(reason: Option<TimePart>, slow: &RankTimeParts) -> &'static str {
     let resource = reason.and_then(|part| Some((part, Resource::taking_part(part)?)));
     resource.map_or(DUMP_STACK, |(part, resource)| {
         (resource.remedy)(part, slice::from_ref(slow))
@@ -112,7 +112,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::verdict::judge;
+    use crate::verdict::judge_ranks;
     use crate::verdict::tests::{assert_json, bound_of, gpu_rank, starved_rank, waiting_rank};
 
     /// The peer waited for the slow rank to begin, not in each step.
@@ -132,13 +132,13 @@ mod tests {
             cpu: 30.1,
             ..RankTimes::default()
         };
-        assert_eq!(bound_of(&judge(&[early, late])), "communication");
+        assert_eq!(bound_of(&judge_ranks(&[early, late])), "communication");
         let slow = RankTimes {
             wall: 100.0,
             cpu: 58.0,
             ..late
         };
-        assert_eq!(bound_of(&judge(&[early, slow])), "straggler");
+        assert_eq!(bound_of(&judge_ranks(&[early, slow])), "straggler");
     }
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
             for peers in [1, 7] {
                 let mut ranks = vec![waiting_rank(); peers];
                 ranks.push(rank);
-                let verdict = judge(&ranks);
+                let verdict = judge_ranks(&ranks);
                 assert_eq!(
                     bound_of(&verdict),
                     "straggler",
@@ -199,7 +199,7 @@ mod tests {
             ..gpu_rank()
         };
         let ranks = [waiting_rank(), asleep, waiting_rank(), waiting_rank()];
-        let verdict = judge(&ranks);
+        let verdict = judge_ranks(&ranks);
         assert_eq!(
             bound_of(&verdict),
             "straggler",
@@ -234,7 +234,7 @@ mod tests {
         };
         let mut ranks = vec![ahead; 7];
         ranks.push(starved_rank());
-        let verdict = judge(&ranks);
+        let verdict = judge_ranks(&ranks);
         assert_eq!(
             bound_of(&verdict),
             "input",
@@ -266,7 +266,7 @@ mod tests {
             loader_busy: Some(0.75),
             ..lacks_cpus
         };
-        let verdict = judge(&[ahead, lacks_cpus]);
+        let verdict = judge_ranks(&[ahead, lacks_cpus]);
         assert_eq!(
             bound_of(&verdict),
             "cpu-scheduler",

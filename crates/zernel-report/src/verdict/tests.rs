@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::job::TotalTime;
 use super::resource::ResourceTime;
-use super::{Verdict, communication, judge};
+use super::{Verdict, communication, judge_ranks};
 use crate::times::{RankTimeParts, RankTimes};
 
 /// A rank that waits for its GPU.
@@ -79,7 +79,7 @@ pub(super) fn remedy_of(verdict: &Verdict) -> &'static str {
 pub(super) fn assert_bound(bound: &str, cases: &[(&str, RankTimes)]) {
     for (name, rank) in cases {
         for ranks in [vec![*rank], vec![*rank; 8]] {
-            let verdict = judge(&ranks);
+            let verdict = judge_ranks(&ranks);
             let description = verdict.describe();
             assert_eq!(
                 bound_of(&verdict),
@@ -96,7 +96,7 @@ pub(super) fn assert_bound(bound: &str, cases: &[(&str, RankTimes)]) {
 
 /// Checks the JSON of the verdict on ranks, without its two sentences. `values` are in the order of the keys.
 pub(super) fn assert_json(ranks: &[RankTimes], values: &Value) {
-    let mut json = serde_json::to_value(judge(ranks)).expect("JSON");
+    let mut json = serde_json::to_value(judge_ranks(ranks)).expect("JSON");
     let keys = json.as_object_mut().expect("an object");
     let sentences = ["evidence", "helps"].map(|key| keys.remove(key).expect(key));
     let steps = keys.remove("next_steps").expect("next steps");

@@ -3,7 +3,7 @@ use zernel_identity::Tenant;
 
 use super::*;
 
-const TOKEN: &str = "0123456789/+=abcdef";
+const TEST_TOKEN: &str = "0123456789/+=abcdef";
 
 const TRUSTED_GRANT: AccessGrant = AccessGrant {
     scope: Scope::All,
@@ -26,7 +26,7 @@ fn authorize_request(
 ) -> Result<AccessGrant, RequestRefusal> {
     let policy = AccessPolicy {
         expose,
-        token: (expose != Expose::All).then(|| Secret::new(TOKEN).unwrap()),
+        token: (expose != Expose::All).then(|| Secret::new(TEST_TOKEN).unwrap()),
         hosts: vec![Host::Name("gpu7".into())],
     };
     let local = "10.0.0.7".parse().unwrap();
@@ -176,7 +176,7 @@ fn a_refusal_names_the_file_and_the_lines_for_prometheus() {
 fn unix_socket_clients_need_no_host_and_no_token() {
     let policy = AccessPolicy {
         expose: Expose::Token,
-        token: Some(Secret::new(TOKEN).unwrap()),
+        token: Some(Secret::new(TEST_TOKEN).unwrap()),
         hosts: Vec::new(),
     };
     let scope = Scope::User(1);

@@ -122,12 +122,12 @@ pub(crate) fn test_options(folder: &TempDir) -> Options {
 }
 
 /// The token of [`require_token`].
-pub(crate) const TOKEN: &str = "0123456789abcdef";
+pub(crate) const TEST_TOKEN: &str = "0123456789abcdef";
 
 /// Makes TCP clients send the token.
 pub(crate) fn require_token(options: &mut Options) {
     options.expose = Expose::Token;
-    options.token = Some(Secret::new(TOKEN).unwrap());
+    options.token = Some(Secret::new(TEST_TOKEN).unwrap());
 }
 
 /// Starts a server with the default test options after `change`.

@@ -20,11 +20,11 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 macro_rules! trials {
     ($needs:expr; $($module:ident::$test:ident,)*) => {
-        [$(asynchronous(concat!(stringify!($module), "::", stringify!($test)), $needs, $module::$test)),*]
+        [$(asynchronous_trial(concat!(stringify!($module), "::", stringify!($test)), $needs, $module::$test)),*]
     };
 }
 
-fn asynchronous<F: Future<Output = ()>>(
+fn asynchronous_trial<F: Future<Output = ()>>(
     name: &str,
     needs: &[Need],
     test: impl FnOnce() -> F + Send + 'static,

@@ -14,7 +14,7 @@ exports! { "cuda" =>
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        driver::initialise()
+        driver::initialise_driver()
     }
 
     fn cuDriverGetVersion(_call, version: Out<i32>) -> Outcome {

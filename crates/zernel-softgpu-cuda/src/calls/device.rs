@@ -30,11 +30,11 @@ exports! { "cuda" =>
     }
 
     fn cuDeviceGetUuid(_call, uuid: Out<[u8; 16]>, device: i32) -> Outcome {
-        Ok(uuid.set(device::uuid(initialised_driver()?.device(device)?.index()))?)
+        Ok(uuid.set(device::uuid_of_device(initialised_driver()?.device(device)?.index()))?)
     }
 
     fn cuDeviceGetUuid_v2(_call, uuid: Out<[u8; 16]>, device: i32) -> Outcome {
-        Ok(uuid.set(device::uuid(initialised_driver()?.device(device)?.index()))?)
+        Ok(uuid.set(device::uuid_of_device(initialised_driver()?.device(device)?.index()))?)
     }
 
     fn cuDeviceGetPCIBusId(_call, text: Out<c_char>, capacity: i32, device: i32) -> Outcome {
@@ -96,7 +96,7 @@ exports! { "cuda" =>
 
 /// `CUdevice_attribute`: what the simulated device has; 0 for what it has not.
 fn attribute_value(attribute: i32, index: usize) -> Option<i32> {
-    const KNOWN: std::ops::RangeInclusive<i32> = 1..=143;
+    const KNOWN_ATTRIBUTES: std::ops::RangeInclusive<i32> = 1..=143;
     let value = match attribute {
         // Limits of a launch.
         1..=3 => 1024,
@@ -133,5 +133,5 @@ fn attribute_value(attribute: i32, index: usize) -> Option<i32> {
         126 => 4,
         _ => 0,
     };
-    KNOWN.contains(&attribute).then_some(value)
+    KNOWN_ATTRIBUTES.contains(&attribute).then_some(value)
 }

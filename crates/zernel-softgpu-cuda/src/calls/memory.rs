@@ -24,7 +24,7 @@ struct IpcHandle {
     _reserved: [u8; 64],
 }
 
-fn allocate(call: &mut OpenCall, bytes: usize, kind: MemoryKind) -> Result<u64, CudaError> {
+fn allocate_memory(call: &mut OpenCall, bytes: usize, kind: MemoryKind) -> Result<u64, CudaError> {
     call.bytes = bytes as u64;
     let context = current_context()?;
     if bytes == 0 {
@@ -52,7 +52,7 @@ exports! { "cuda" =>
     }
 
     fn cuMemAlloc_v2(call, address: Out<u64>, bytes: usize) -> Outcome {
-        let allocated = allocate(call, bytes, MemoryKind::Device)?;
+        let allocated = allocate_memory(call, bytes, MemoryKind::Device)?;
         Ok(address.set(allocated)?)
     }
 
@@ -64,7 +64,7 @@ exports! { "cuda" =>
         }
         let row = width.next_multiple_of(PITCH_BYTES);
         let bytes = row.checked_mul(height).ok_or(OUT_OF_MEMORY)?;
-        let allocated = allocate(call, bytes, MemoryKind::Device)?;
+        let allocated = allocate_memory(call, bytes, MemoryKind::Device)?;
         pitch.set(row)?;
         Ok(address.set(allocated)?)
     }
@@ -74,7 +74,7 @@ exports! { "cuda" =>
         if ![1, 2].contains(&flags) {
             return Err(INVALID_VALUE);
         }
-        let allocated = allocate(call, bytes, MemoryKind::Managed)?;
+        let allocated = allocate_memory(call, bytes, MemoryKind::Managed)?;
         Ok(address.set(allocated)?)
     }
 
@@ -93,7 +93,7 @@ exports! { "cuda" =>
     }
 
     fn cuMemAllocHost_v2(call, address: Out<u64>, bytes: usize) -> Outcome {
-        let allocated = allocate(call, bytes, MemoryKind::Host)?;
+        let allocated = allocate_memory(call, bytes, MemoryKind::Host)?;
         Ok(address.set(allocated)?)
     }
 
@@ -102,7 +102,7 @@ exports! { "cuda" =>
         if flags & !7 != 0 {
             return Err(INVALID_VALUE);
         }
-        let allocated = allocate(call, bytes, MemoryKind::Host)?;
+        let allocated = allocate_memory(call, bytes, MemoryKind::Host)?;
         Ok(address.set(allocated)?)
     }
 

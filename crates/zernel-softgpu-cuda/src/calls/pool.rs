@@ -88,7 +88,7 @@ fn pool_of_handle(handle: u64) -> Result<Arc<MemoryPool>, CudaError> {
     MEMORY_POOLS.get(handle).ok_or(INVALID_HANDLE)
 }
 
-fn allocate(
+fn allocate_from_pool(
     call: &mut OpenCall,
     address: &Out<u64>,
     bytes: usize,
@@ -128,14 +128,14 @@ exports! { "cuda" =>
     fn cuMemAllocAsync(call, address: Out<u64>, bytes: usize, stream_handle: u64) -> Outcome {
         let ordinal = stream_of_handle(call, stream_handle)?.context()?.ordinal;
         let current = with_device_pools(ordinal, |pools| pools.current)?;
-        allocate(call, &address, bytes, &*pool_of_handle(current)?, stream_handle)
+        allocate_from_pool(call, &address, bytes, &*pool_of_handle(current)?, stream_handle)
     }
 
     per_thread(cuMemAllocFromPoolAsync_ptsz)
     fn cuMemAllocFromPoolAsync(
         call, address: Out<u64>, bytes: usize, pool_handle: u64, stream_handle: u64,
     ) -> Outcome {
-        allocate(call, &address, bytes, &*pool_of_handle(pool_handle)?, stream_handle)
+        allocate_from_pool(call, &address, bytes, &*pool_of_handle(pool_handle)?, stream_handle)
     }
 
     per_thread(cuMemFreeAsync_ptsz)

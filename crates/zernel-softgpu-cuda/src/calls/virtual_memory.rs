@@ -36,7 +36,7 @@ fn check_properties(
     Ok(properties)
 }
 
-fn allocation(handle: u64) -> Result<Arc<PhysicalAllocation>, CudaError> {
+fn allocation_of_handle(handle: u64) -> Result<Arc<PhysicalAllocation>, CudaError> {
     initialised_driver()?;
     PHYSICAL_ALLOCATIONS.get(handle).ok_or(INVALID_HANDLE)
 }
@@ -96,7 +96,7 @@ exports! { "cuda" =>
 
     fn cuMemRelease(call, handle: u64) -> Outcome {
         call.object = handle;
-        let allocation = allocation(handle)?;
+        let allocation = allocation_of_handle(handle)?;
         call.bytes = allocation.memory.bytes;
         if allocation.references.fetch_sub(1, Relaxed) == 1 {
             PHYSICAL_ALLOCATIONS.remove(handle);
@@ -117,7 +117,7 @@ exports! { "cuda" =>
     fn cuMemGetAllocationPropertiesFromHandle(
         _call, properties: Out<AllocationProperties>, handle: u64,
     ) -> Outcome {
-        Ok(properties.set(allocation(handle)?.properties)?)
+        Ok(properties.set(allocation_of_handle(handle)?.properties)?)
     }
 
     fn cuMemMap(
@@ -125,7 +125,7 @@ exports! { "cuda" =>
     ) -> Outcome {
         call.object = address;
         call.bytes = bytes as u64;
-        let memory = &allocation(handle)?.memory;
+        let memory = &allocation_of_handle(handle)?.memory;
         if offset != 0 || flags != 0 || bytes as u64 != memory.bytes {
             return Err(INVALID_VALUE);
         }

@@ -97,7 +97,7 @@ impl OpenLogEntry {
     fn leave(self, call: &OpenCall, result: i32) {
         self.thread.count_return(self.symbol, result, call.bytes);
         if let Some(event) = self.event {
-            log::end_event(event, call, result, clock::now());
+            log::end_event(event, call, result, clock::now_ns());
         }
     }
 }

@@ -103,7 +103,7 @@ impl LogFile {
         let process = process::ProcessIdentity::of_this_process();
         std::fs::create_dir_all(directory)?;
         // One process may exec several programs. The time makes the names of their files differ.
-        let (pid, start_time, now) = (process.pid, process.start_time, clock::now());
+        let (pid, start_time, now) = (process.pid, process.start_time, clock::now_ns());
         let path = directory.join(format!("{pid}-{start_time}-{now}-{library}.truth"));
         let file = OpenOptions::new()
             .read(true)
@@ -196,7 +196,7 @@ pub(super) fn log_of_thread(library: &str) -> Option<&'static ThreadLog> {
     }
 }
 
-fn add(word: &AtomicU64, value: u64) {
+fn add_to_word(word: &AtomicU64, value: u64) {
     word.store(word.load(Relaxed).wrapping_add(value), Relaxed);
 }
 
@@ -221,13 +221,13 @@ impl ThreadLog {
     }
 
     pub(super) fn count_entry(&self, symbol: usize) {
-        add(&self.counters[ENTERED_COUNTS_OFFSET + symbol], 1);
+        add_to_word(&self.counters[ENTERED_COUNTS_OFFSET + symbol], 1);
     }
 
     pub(super) fn count_return(&self, symbol: usize, result: i32, bytes: u64) {
         let entry = self.return_entry(symbol, result);
-        add(&entry[2], bytes);
-        add(&entry[1], 1);
+        add_to_word(&entry[2], bytes);
+        add_to_word(&entry[1], 1);
     }
 
     fn return_entry(&self, symbol: usize, result: i32) -> &'static [AtomicU64] {
@@ -256,7 +256,7 @@ impl ThreadLog {
             return None;
         }
         let event = self.next_event();
-        event[EVENT_ENTER].store(clock::now(), Relaxed);
+        event[EVENT_ENTER].store(clock::now_ns(), Relaxed);
         event[EVENT_KIND_AND_SYMBOL].store(event_kind_and_symbol(EVENT_CALL, symbol), Release);
         Some(event)
     }

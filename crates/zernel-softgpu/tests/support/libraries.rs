@@ -181,60 +181,62 @@ pub(crate) struct UniqueId(pub(crate) [u8; 128]);
 
 /// Panics unless a call succeeded.
 #[track_caller]
-pub(crate) fn ok(code: i32) {
+pub(crate) fn assert_success(code: i32) {
     assert_eq!(code, 0);
 }
 
 /// The value a call stores.
 #[track_caller]
-pub(crate) fn got<T: Default>(call: impl FnOnce(&mut T) -> i32) -> T {
+pub(crate) fn value_stored_by<T: Default>(call: impl FnOnce(&mut T) -> i32) -> T {
     let mut value = T::default();
-    ok(call(&mut value));
+    assert_success(call(&mut value));
     value
 }
 
-pub(crate) const MILLISECOND: u64 = 1_000_000;
-pub(crate) const NON_BLOCKING: u32 = 1;
-pub(crate) const NOT_READY: i32 = 600;
+pub(crate) const MILLISECOND_NS: u64 = 1_000_000;
+pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
+pub(crate) const CUDA_ERROR_NOT_READY: i32 = 600;
 
 /// A process with device 0's primary context current, and a kernel to launch.
-pub(crate) struct Program {
+pub(crate) struct CudaProgram {
     pub(crate) cuda: Cuda,
     pub(crate) kernel: u64,
 }
 
-impl Program {
+impl CudaProgram {
     pub(crate) fn new() -> Self {
         Self::on_device(0)
     }
 
     pub(crate) fn on_device(device: i32) -> Self {
         let cuda = Cuda::load();
-        ok((cuda.cuInit)(0));
-        let context = got(|context| (cuda.cuDevicePrimaryCtxRetain)(context, device));
-        ok((cuda.cuCtxSetCurrent)(context));
-        let module =
-            got(|module| (cuda.cuModuleLoadData)(module, c"softgpu kernel step\n".as_ptr()));
-        let kernel = got(|kernel| (cuda.cuModuleGetFunction)(kernel, module, c"step".as_ptr()));
+        assert_success((cuda.cuInit)(0));
+        let context = value_stored_by(|context| (cuda.cuDevicePrimaryCtxRetain)(context, device));
+        assert_success((cuda.cuCtxSetCurrent)(context));
+        let module = value_stored_by(|module| {
+            (cuda.cuModuleLoadData)(module, c"softgpu kernel step\n".as_ptr())
+        });
+        let kernel =
+            value_stored_by(|kernel| (cuda.cuModuleGetFunction)(kernel, module, c"step".as_ptr()));
         Self { cuda, kernel }
     }
 
     pub(crate) fn stream(&self) -> u64 {
-        got(|stream| (self.cuda.cuStreamCreate)(stream, NON_BLOCKING))
+        value_stored_by(|stream| (self.cuda.cuStreamCreate)(stream, STREAM_NON_BLOCKING))
     }
 
     pub(crate) fn event(&self, flags: u32) -> u64 {
-        got(|event| (self.cuda.cuEventCreate)(event, flags))
+        value_stored_by(|event| (self.cuda.cuEventCreate)(event, flags))
     }
 
     pub(crate) fn allocate(&self, bytes: usize) -> u64 {
-        got(|address| (self.cuda.cuMemAlloc_v2)(address, bytes))
+        value_stored_by(|address| (self.cuda.cuMemAlloc_v2)(address, bytes))
     }
 
     /// Launches a kernel of this many nanoseconds.
     pub(crate) fn launch(&self, stream: u64, duration: u64) {
         let parameters = [&raw const duration];
-        ok((self.cuda.cuLaunchKernel)(
+        assert_success((self.cuda.cuLaunchKernel)(
             self.kernel,
             1,
             1,
@@ -250,7 +252,7 @@ impl Program {
     }
 
     pub(crate) fn upload<T: Copy>(&self, address: u64, values: &[T]) {
-        ok((self.cuda.cuMemcpyHtoD_v2)(
+        assert_success((self.cuda.cuMemcpyHtoD_v2)(
             address,
             values.as_ptr().cast(),
             size_of_val(values),
@@ -259,7 +261,7 @@ impl Program {
 
     pub(crate) fn download<T: Copy + Default>(&self, address: u64, count: usize) -> Vec<T> {
         let mut values = vec![T::default(); count];
-        ok((self.cuda.cuMemcpyDtoH_v2)(
+        assert_success((self.cuda.cuMemcpyDtoH_v2)(
             values.as_mut_ptr().cast(),
             address,
             size_of_val(&values[..]),
@@ -270,14 +272,14 @@ impl Program {
     /// Bytes in use on the device.
     pub(crate) fn used_memory(&self) -> usize {
         let (mut free, mut total) = (0, 0);
-        ok((self.cuda.cuMemGetInfo_v2)(&mut free, &mut total));
+        assert_success((self.cuda.cuMemGetInfo_v2)(&mut free, &mut total));
         total - free
     }
 
     /// Milliseconds between two events.
     pub(crate) fn elapsed(&self, start: u64, end: u64) -> f32 {
         let mut milliseconds = 0.0;
-        ok((self.cuda.cuEventElapsedTime)(
+        assert_success((self.cuda.cuEventElapsedTime)(
             &mut milliseconds,
             start,
             end,
@@ -287,7 +289,7 @@ impl Program {
 
     pub(crate) fn error_name(&self, code: i32) -> String {
         let mut name = ptr::null();
-        ok((self.cuda.cuGetErrorName)(code, &mut name));
+        assert_success((self.cuda.cuGetErrorName)(code, &mut name));
         // SAFETY: a constant of the library.
         unsafe { CStr::from_ptr(name) }
             .to_string_lossy()

@@ -70,7 +70,7 @@ impl Stage {
     }
 
     /// Starts this test again as a process in `role`.
-    pub(crate) fn start(&self, role: &str) -> Actor {
+    pub(crate) fn start(&self, role: &str) -> RoleProcess {
         let output = self.path.join(format!("output-{role}"));
         let child = Command::new(env::current_exe().unwrap())
             .args(["--exact", self.test, "--nocapture", "--test-threads=1"])
@@ -81,7 +81,7 @@ impl Stage {
             .stdout(fs::File::create(&output).unwrap())
             .spawn()
             .unwrap();
-        Actor {
+        RoleProcess {
             child,
             role: role.into(),
             output,
@@ -90,10 +90,10 @@ impl Stage {
 
     /// Starts processes in roles `0` to `count - 1`, and waits until all have succeeded.
     pub(crate) fn play(&self, count: usize) {
-        let actors: Vec<Actor> = (0..count)
+        let actors: Vec<RoleProcess> = (0..count)
             .map(|rank| self.start(&rank.to_string()))
             .collect();
-        actors.into_iter().for_each(Actor::succeeds);
+        actors.into_iter().for_each(RoleProcess::expect_success);
     }
 }
 
@@ -104,18 +104,18 @@ impl Drop for Stage {
 }
 
 /// A process of a test. Killed if the test gives up on it.
-pub(crate) struct Actor {
+pub(crate) struct RoleProcess {
     child: Child,
     role: String,
     output: PathBuf,
 }
 
-impl Actor {
+impl RoleProcess {
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub(crate) fn succeeds(mut self) {
+    pub(crate) fn expect_success(mut self) {
         let status = self.child.wait().unwrap();
         assert!(
             status.success(),
@@ -137,7 +137,7 @@ impl Actor {
     }
 }
 
-impl Drop for Actor {
+impl Drop for RoleProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -145,7 +145,7 @@ impl Drop for Actor {
 }
 
 /// The role of this process; `None` in the test itself.
-pub(crate) fn role() -> Option<String> {
+pub(crate) fn role_of_process() -> Option<String> {
     env::var(ROLE_VARIABLE).ok()
 }
 
@@ -166,15 +166,15 @@ pub(crate) fn stage_path() -> PathBuf {
 }
 
 /// Runs `body` in a fresh process with a stage of its own.
-pub(crate) fn alone(test: &'static str, body: fn()) {
-    match role() {
+pub(crate) fn run_in_fresh_process(test: &'static str, body: fn()) {
+    match role_of_process() {
         Some(_) => body(),
         None => Stage::new(test).play(1),
     }
 }
 
 /// Writes `content` to a file of the stage, atomically.
-pub(crate) fn publish(name: &str, content: &[u8]) {
+pub(crate) fn publish_file(name: &str, content: &[u8]) {
     let path = stage_path().join(name);
     let temporary = path.with_extension("new");
     fs::write(&temporary, content).unwrap();
@@ -182,7 +182,7 @@ pub(crate) fn publish(name: &str, content: &[u8]) {
 }
 
 /// Waits for a file that another process publishes.
-pub(crate) fn published(name: &str) -> Vec<u8> {
+pub(crate) fn wait_for_file(name: &str) -> Vec<u8> {
     let path = stage_path().join(name);
     eventually(name, || path.exists());
     fs::read(path).unwrap()

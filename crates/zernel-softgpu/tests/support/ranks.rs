@@ -1,35 +1,35 @@
 //! Processes that are ranks of one communicator.
 
-use super::libraries::{Nccl, Program, UniqueId, got, ok};
-use super::{publish, published, role};
+use super::libraries::{CudaProgram, Nccl, UniqueId, assert_success, value_stored_by};
+use super::{publish_file, role_of_process, wait_for_file};
 
-pub(crate) const INT32: i32 = 2;
-pub(crate) const FLOAT32: i32 = 7;
-pub(crate) const SUM: i32 = 0;
+pub(crate) const NCCL_INT32: i32 = 2;
+pub(crate) const NCCL_FLOAT32: i32 = 7;
+pub(crate) const NCCL_SUM: i32 = 0;
 
 /// One rank's process.
-pub(crate) struct Rank {
-    pub(crate) program: Program,
+pub(crate) struct RankProcess {
+    pub(crate) program: CudaProgram,
     pub(crate) nccl: Nccl,
     pub(crate) communicator: u64,
     pub(crate) stream: u64,
     pub(crate) rank: usize,
 }
 
-impl Rank {
+impl RankProcess {
     /// Joins as the role says.
     pub(crate) fn join(ranks: usize) -> Self {
-        let rank: usize = role().unwrap().parse().unwrap();
-        let program = Program::new();
+        let rank: usize = role_of_process().unwrap().parse().unwrap();
+        let program = CudaProgram::new();
         let nccl = Nccl::load();
         let mut id = UniqueId([0; 128]);
         if rank == 0 {
-            ok((nccl.ncclGetUniqueId)(&mut id));
-            publish("id", &id.0);
+            assert_success((nccl.ncclGetUniqueId)(&mut id));
+            publish_file("id", &id.0);
         } else {
-            id.0.copy_from_slice(&published("id"));
+            id.0.copy_from_slice(&wait_for_file("id"));
         }
-        let communicator = got(|communicator| {
+        let communicator = value_stored_by(|communicator| {
             (nccl.ncclCommInitRank)(communicator, ranks as i32, id, rank as i32)
         });
         let stream = program.stream();
@@ -49,17 +49,17 @@ impl Rank {
     }
 
     pub(crate) fn synchronize(&self) {
-        ok((self.program.cuda.cuStreamSynchronize)(self.stream));
+        assert_success((self.program.cuda.cuStreamSynchronize)(self.stream));
     }
 
     pub(crate) fn all_reduce_i32(&self, communicator: u64, stream: u64, value: i32) -> u64 {
         let buffer = self.upload(&[value]);
-        ok((self.nccl.ncclAllReduce)(
+        assert_success((self.nccl.ncclAllReduce)(
             buffer,
             buffer,
             1,
-            INT32,
-            SUM,
+            NCCL_INT32,
+            NCCL_SUM,
             communicator,
             stream,
         ));
@@ -67,6 +67,6 @@ impl Rank {
     }
 
     pub(crate) fn leave(&self) {
-        ok((self.nccl.ncclCommDestroy)(self.communicator));
+        assert_success((self.nccl.ncclCommDestroy)(self.communicator));
     }
 }

@@ -29,7 +29,7 @@ fn link_targets(text: &str) -> Vec<&str> {
 }
 
 /// The anchors of the headings, as GitHub makes them.
-fn anchors(text: &str) -> BTreeSet<String> {
+fn heading_anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter_map(|line| line.strip_prefix('#'));
     let anchor = |heading: &str| {
         let heading = heading.trim_start_matches('#').trim().to_lowercase();
@@ -47,7 +47,8 @@ fn leads_somewhere(document: &Path, link: &str) -> bool {
         true => document.to_owned(),
         false => document.parent().expect("in a folder").join(file),
     };
-    target.exists() && (anchor.is_empty() || anchors(&read_document(&target)).contains(anchor))
+    target.exists()
+        && (anchor.is_empty() || heading_anchors(&read_document(&target)).contains(anchor))
 }
 
 #[test]
@@ -84,7 +85,7 @@ fn links_to_nowhere_are_found() {
     assert!(!leads_somewhere(&document, "lab-machine.md#kernel"));
     assert!(!leads_somewhere(&document, "nothing.md"));
     assert_eq!(link_targets("[a](b.md#c) and [d](https://e)."), ["b.md#c"]);
-    let anchors = anchors("## Does it help here?\ntext\n### /api/v1\n");
+    let anchors = heading_anchors("## Does it help here?\ntext\n### /api/v1\n");
     let expected = ["apiv1", "does-it-help-here"].map(str::to_owned);
     assert_eq!(anchors, BTreeSet::from(expected));
 }

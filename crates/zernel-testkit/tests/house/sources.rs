@@ -70,10 +70,10 @@ fn test_modules(path: &Path) -> Vec<PathBuf> {
 
 /// Where `#[cfg(test)] mod name` begins, and its `{` or `;`.
 fn test_module_starts(tokens: &[Token]) -> impl Iterator<Item = (usize, usize)> {
-    const START: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
-    let starts = (0..tokens.len()).filter(|start| tokens_match(tokens, *start, &START));
+    const TEST_MODULE_START: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
+    let starts = (0..tokens.len()).filter(|start| tokens_match(tokens, *start, &TEST_MODULE_START));
     starts.filter_map(|start| {
-        let visibility_and_module = start + START.len();
+        let visibility_and_module = start + TEST_MODULE_START.len();
         let module = (visibility_and_module..tokens.len().min(visibility_and_module + 5))
             .find(|place| tokens[*place].text == "mod")?;
         (module + 2 < tokens.len()).then_some((start, module + 2))

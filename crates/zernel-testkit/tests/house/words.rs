@@ -137,7 +137,7 @@ fn is_allowed(words: &[TextWord<'_>], start: usize, end: usize) -> bool {
 }
 
 /// The denied phrases of a text: the line, the phrase and what to write instead.
-fn denied(text: &str) -> Vec<(usize, &'static str, &'static str)> {
+fn denied_phrases_in(text: &str) -> Vec<(usize, &'static str, &'static str)> {
     let words = words_of_text(text);
     let rules: Vec<_> = DENIED_PHRASES
         .iter()
@@ -156,7 +156,7 @@ fn denied(text: &str) -> Vec<(usize, &'static str, &'static str)> {
 }
 
 /// The paths of all files in the repository that are read.
-fn paths() -> Vec<String> {
+fn paths_to_read() -> Vec<String> {
     let mut git = Command::new("git");
     git.args(["ls-files", "-z"]).current_dir(workspace());
     let output = git.output().expect("git runs");
@@ -172,7 +172,7 @@ fn paths() -> Vec<String> {
 
 #[test]
 fn no_text_contains_a_denied_word() {
-    let (workspace, paths) = (workspace(), paths());
+    let (workspace, paths) = (workspace(), paths_to_read());
     assert!(paths.len() > 300, "{} files", paths.len());
     let mut found: BTreeMap<String, String> = BTreeMap::new();
     for path in paths {
@@ -180,7 +180,7 @@ fn no_text_contains_a_denied_word() {
         let Ok(text) = fs::read(workspace.join(&path)) else {
             continue;
         };
-        for (line, phrase, instead) in denied(&String::from_utf8_lossy(&text)) {
+        for (line, phrase, instead) in denied_phrases_in(&String::from_utf8_lossy(&text)) {
             let places = found.entry(format!("{path} {phrase}")).or_default();
             *places += &format!("\n    {path}:{line}: write {instead}");
         }
@@ -200,35 +200,44 @@ fn no_text_contains_a_denied_word() {
 mod tests {
     use super::*;
 
-    fn phrases(text: &str) -> Vec<(usize, &'static str)> {
-        let found = denied(text).into_iter();
+    fn lines_and_phrases(text: &str) -> Vec<(usize, &'static str)> {
+        let found = denied_phrases_in(text).into_iter();
         found.map(|(line, phrase, _)| (line, phrase)).collect()
     }
 
     #[test]
     fn a_bad_sentence_is_found_with_its_line() {
         let text = "/// Told of nobody.\nfn f() {}\n// It has so\n// many children.\n";
-        assert_eq!(phrases(text), [(1, "told"), (3, "so many")]);
-        assert_eq!(phrases("# The process is gone."), [(1, "gone")]);
-        assert_eq!(phrases("panic!(\"somebody's file\")"), [(1, "somebody")]);
+        assert_eq!(lines_and_phrases(text), [(1, "told"), (3, "so many")]);
+        assert_eq!(lines_and_phrases("# The process is gone."), [(1, "gone")]);
+        assert_eq!(
+            lines_and_phrases("panic!(\"somebody's file\")"),
+            [(1, "somebody")]
+        );
     }
 
     #[test]
     fn parts_of_names_are_words() {
-        assert_eq!(phrases("let is_told = 1;"), [(1, "told")]);
-        assert_eq!(phrases("Stage::Gone"), [(1, "gone")]);
-        assert_eq!(phrases("let (go, gate) = channel();"), []);
+        assert_eq!(lines_and_phrases("let is_told = 1;"), [(1, "told")]);
+        assert_eq!(lines_and_phrases("Stage::Gone"), [(1, "gone")]);
+        assert_eq!(lines_and_phrases("let (go, gate) = channel();"), []);
     }
 
     #[test]
     fn right_uses_are_allowed() {
-        assert_eq!(phrases("\"Can't tell\" is a verdict (`cannot-tell`)."), []);
         assert_eq!(
-            phrases("/// A user\n    /// who starts it, and users, who see it"),
+            lines_and_phrases("\"Can't tell\" is a verdict (`cannot-tell`)."),
             []
         );
-        assert_eq!(phrases("/// The user. Who starts it?"), [(1, "who")]);
-        assert_eq!(phrases("a process whose files"), []);
-        assert_eq!(phrases("/// Whose files?"), [(1, "Whose")]);
+        assert_eq!(
+            lines_and_phrases("/// A user\n    /// who starts it, and users, who see it"),
+            []
+        );
+        assert_eq!(
+            lines_and_phrases("/// The user. Who starts it?"),
+            [(1, "who")]
+        );
+        assert_eq!(lines_and_phrases("a process whose files"), []);
+        assert_eq!(lines_and_phrases("/// Whose files?"), [(1, "Whose")]);
     }
 }

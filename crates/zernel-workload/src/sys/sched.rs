@@ -44,7 +44,7 @@ pub(crate) fn set_sched_attributes(
 }
 
 /// Reads the scheduling class of a thread.
-pub(crate) fn attributes(thread: pid_t) -> Result<SchedAttributes, Errno> {
+pub(crate) fn read_sched_attributes(thread: pid_t) -> Result<SchedAttributes, Errno> {
     let mut attributes = SchedAttributes::default();
     let size = size_of::<SchedAttributes>();
     // SAFETY: the kernel writes at most `size` bytes.

@@ -14,7 +14,7 @@ struct ThreadStart<'a> {
     argument: usize,
 }
 
-extern "C" fn enter(start: *mut c_void) -> *mut c_void {
+extern "C" fn thread_entry(start: *mut c_void) -> *mut c_void {
     // SAFETY: `run_threads` keeps the `ThreadStart` alive until this thread is joined.
     let start = unsafe { &*start.cast::<ThreadStart<'_>>() };
     // A container is a process of its own: a panic ends it the same way in builds that unwind and
@@ -69,7 +69,12 @@ fn create_thread(stack_bytes: usize, start: &ThreadStart<'_>) -> Result<libc::pt
         libc::pthread_attr_setstacksize(&raw mut attributes, stack_bytes);
         let mut thread: libc::pthread_t = std::mem::zeroed();
         let argument = std::ptr::from_ref(start).cast_mut().cast::<c_void>();
-        let result = libc::pthread_create(&raw mut thread, &raw const attributes, enter, argument);
+        let result = libc::pthread_create(
+            &raw mut thread,
+            &raw const attributes,
+            thread_entry,
+            argument,
+        );
         libc::pthread_attr_destroy(&raw mut attributes);
         (result, thread)
     };

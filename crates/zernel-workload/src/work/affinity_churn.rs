@@ -5,7 +5,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
 use crate::keys::table;
-use crate::worker::{FailingStep, Failure, Worker};
+use crate::worker::{FailingStep, WorkFailure, Worker};
 
 table! {
     /// See [`WorkType::AffinityChurn`](super::WorkType::AffinityChurn).
@@ -25,7 +25,7 @@ impl Work for AffinityChurn {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let allowed = sched_getaffinity(None).map_err(FailingStep::SetAffinity.failed())?;
         let mut cpu = worker.index();
         while worker.proceed() {

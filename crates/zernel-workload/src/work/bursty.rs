@@ -3,7 +3,7 @@
 use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us_to_ns};
 use crate::keys::table;
-use crate::worker::{Failure, Worker};
+use crate::worker::{WorkFailure, Worker};
 
 table! {
     /// See [`WorkType::Bursty`](super::WorkType::Bursty).
@@ -25,7 +25,7 @@ impl Work for Bursty {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         while worker.proceed() {
             worker.burn_ns(us_to_ns(self.burst_us));
             worker.done(1);

@@ -3,7 +3,7 @@
 use super::{Work, WorkTypeInfo};
 use crate::keys::table;
 use crate::sys::memory::PrivateMapping;
-use crate::worker::{FailingStep, Failure, Worker};
+use crate::worker::{FailingStep, WorkFailure, Worker};
 
 const CACHE_LINE: usize = 64;
 /// Lines touched between two looks at the stop word.
@@ -31,7 +31,7 @@ impl Work for CachePressure {
         super::check_kib("work.size_kib", self.size_kib)
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let mut memory =
             PrivateMapping::new(self.size_kib << 10).map_err(FailingStep::MapMemory.failed())?;
         'sweeps: loop {

@@ -8,7 +8,7 @@ use rustix::thread::gettid;
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
 use crate::keys::table;
-use crate::worker::{FailingStep, Failure, Worker};
+use crate::worker::{FailingStep, WorkFailure, Worker};
 
 table! {
     /// See [`WorkType::CgroupChurn`](super::WorkType::CgroupChurn).
@@ -55,10 +55,10 @@ impl Work for CgroupChurn {
         Some("writing to cgroup.procs would move every sibling thread along")
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let mut turn = worker.index();
         while worker.proceed() {
-            enter(&self.cgroups[turn % self.cgroups.len()])?;
+            move_calling_thread(&self.cgroups[turn % self.cgroups.len()])?;
             turn += 1;
             worker.burn_ns(us_to_ns(self.spin_us));
             worker.done(1);
@@ -68,7 +68,7 @@ impl Work for CgroupChurn {
 }
 
 /// Moves the calling thread only. A thread of a process with several threads is moved by `cgroup.threads`.
-fn enter(cgroup: &Path) -> Result<(), Failure> {
+fn move_calling_thread(cgroup: &Path) -> Result<(), WorkFailure> {
     let is_alone = gettid() == rustix::process::getpid();
     let file = if is_alone {
         c"cgroup.procs"

@@ -5,34 +5,38 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use crate::worker::{FailingStep, Failure, Worker};
+use crate::worker::{FailingStep, WorkFailure, Worker};
 
 /// Size of one write while a file is filled.
-const BLOCK: usize = 64 << 10;
+const FILL_BLOCK_BYTES: usize = 64 << 10;
 
 /// Makes a file without a name in `folder`. Fork safe for short paths.
-pub(super) fn temporary(folder: &Path) -> Result<OwnedFd, Failure> {
+pub(super) fn create_unnamed_file(folder: &Path) -> Result<OwnedFd, WorkFailure> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR).map_err(FailingStep::MakeFile.failed())
 }
 
 /// Creates such a file and writes `bytes` bytes to it, or fewer after the stop request.
-pub(super) fn filled(
+pub(super) fn create_filled_file(
     folder: &Path,
     bytes: u64,
     worker: &mut Worker<'_>,
-) -> Result<OwnedFd, Failure> {
-    let file = temporary(folder)?;
-    let block = [0x5a; BLOCK];
+) -> Result<OwnedFd, WorkFailure> {
+    let file = create_unnamed_file(folder)?;
+    let block = [0x5a; FILL_BLOCK_BYTES];
     let mut written = 0;
     while written < bytes && worker.proceed() {
-        written += write_at(&file, &block, written)?;
+        written += write_block_at(&file, &block, written)?;
     }
     Ok(file)
 }
 
 /// Writes a block; a signal in between is no failure.
-pub(super) fn write_at(file: &OwnedFd, block: &[u8], offset: u64) -> Result<u64, Failure> {
+pub(super) fn write_block_at(
+    file: &OwnedFd,
+    block: &[u8],
+    offset: u64,
+) -> Result<u64, WorkFailure> {
     match rustix::io::pwrite(file, block, offset) {
         Ok(written) => Ok(written as u64),
         Err(rustix::io::Errno::INTR) => Ok(0),

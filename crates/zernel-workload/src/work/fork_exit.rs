@@ -2,7 +2,7 @@
 
 use super::{Work, WorkTypeInfo};
 use crate::sys::process::fork_and_exit;
-use crate::worker::{FailingStep, Failure, Worker};
+use crate::worker::{FailingStep, WorkFailure, Worker};
 
 /// See the module.
 pub(crate) struct ForkExit;
@@ -20,7 +20,7 @@ impl Work for ForkExit {
         Some("a fork copies the locks that sibling threads hold at that moment")
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         while worker.proceed() {
             fork_and_exit().map_err(FailingStep::ForkChild.failed())?;
             worker.done(1);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Acquire;
 use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us_to_ns};
 use crate::keys::table;
-use crate::worker::{Failure, Worker};
+use crate::worker::{WorkFailure, Worker};
 
 table! {
     /// See [`WorkType::FutexFanOut`](super::WorkType::FutexFanOut).
@@ -39,7 +39,7 @@ impl Work for FutexFanOut {
         team_size
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let own = &team.slots[team.index];
         let mut seen = 0;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Acquire;
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
 use crate::keys::table;
-use crate::worker::{Failure, Worker};
+use crate::worker::{WorkFailure, Worker};
 
 table! {
     /// See [`WorkType::FutexPingPong`](super::WorkType::FutexPingPong).
@@ -33,7 +33,7 @@ impl Work for FutexPingPong {
         1
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let turn = &team.slots[0];
         while worker.proceed() {

@@ -10,14 +10,16 @@ use crate::affinity::SplitMix64;
 use crate::clock::{self, us_to_ns};
 use crate::keys::table;
 use crate::shared::FutexSlot;
-use crate::worker::{FailingStep, Failure, Worker};
+use crate::worker::{FailingStep, WorkFailure, Worker};
 
 mod collective;
 mod gpu;
 mod inference;
 mod loaders;
 
-use collective::{Collective, CollectiveInterval, CollectiveSlots, Reduced, SLOTS_PER_JOB};
+use collective::{
+    Collective, CollectiveInterval, CollectiveResult, CollectiveSlots, SLOTS_PER_JOB,
+};
 use gpu::OpenGpu;
 pub use gpu::{GpuBackend, GpuWait};
 pub use inference::Inference;
@@ -32,13 +34,13 @@ pub(crate) const PHASE_NAMES: [&str; 5] = [
     "NcclCollective",
     "OptimizerStep",
 ];
-const DATA_LOADING: u32 = 1;
-const GPU_COMPUTE: u32 = 2;
-const COLLECTIVE: u32 = 3;
-const OPTIMIZER: u32 = 4;
+const DATA_LOADING_PHASE: u32 = 1;
+const GPU_COMPUTE_PHASE: u32 = 2;
+const COLLECTIVE_PHASE: u32 = 3;
+const OPTIMIZER_PHASE: u32 = 4;
 
 /// Size of one read of a loader.
-const READ: usize = 64 << 10;
+const LOADER_READ_BYTES: usize = 64 << 10;
 /// Limit of `traced_steps`: shared memory holds all phases, about 100 MB per trainer.
 const MAX_TRACED_STEPS: usize = 1_000_000;
 /// Phases of a trainer's step.
@@ -98,16 +100,16 @@ table! {
 }
 
 /// What the trainer and the loaders of a rank share.
-struct Rank<'a> {
+struct RankSlots<'a> {
     free: &'a FutexSlot,
     filled: &'a FutexSlot,
     collective: CollectiveSlots<'a>,
-    backward: Backward<'a>,
+    backward: BackwardSlots<'a>,
 }
 
 /// Where the trainer and its backward thread wake each other.
 #[derive(Clone, Copy)]
-struct Backward<'a> {
+struct BackwardSlots<'a> {
     wanted: &'a FutexSlot,
     done: &'a FutexSlot,
 }
@@ -176,12 +178,12 @@ impl Work for MlTraining {
         self.forked_loaders.then_some(why)
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let number = team.index / self.workers_per_rank();
         let slot =
             |rank: usize, slot: usize| &team.slots[(rank % self.ranks) * SLOTS_PER_RANK + slot];
-        let rank = Rank {
+        let rank = RankSlots {
             free: slot(number, 0),
             filled: slot(number, 1),
             collective: CollectiveSlots {
@@ -189,7 +191,7 @@ impl Work for MlTraining {
                 next_arrived: slot(number + 1, 2),
                 job: &team.slots[self.ranks * SLOTS_PER_RANK..],
             },
-            backward: Backward {
+            backward: BackwardSlots {
                 wanted: slot(number, 3),
                 done: slot(number, 4),
             },
@@ -224,7 +226,7 @@ impl MlTraining {
             .saturating_add(usize::from(self.backward_us > 0))
     }
 
-    fn run_backward(&self, worker: &mut Worker<'_>, backward: Backward<'_>) {
+    fn run_backward(&self, worker: &mut Worker<'_>, backward: BackwardSlots<'_>) {
         let _ = rustix::thread::set_name(c"backward");
         while worker.proceed() && worker.take_from_slot(backward.wanted) {
             worker.burn_ns(us_to_ns(self.backward_us));
@@ -233,17 +235,22 @@ impl MlTraining {
         }
     }
 
-    fn load(&self, worker: &mut Worker<'_>, rank: &Rank<'_>, seed: u64) -> Result<(), Failure> {
+    fn load(
+        &self,
+        worker: &mut Worker<'_>,
+        rank: &RankSlots<'_>,
+        seed: u64,
+    ) -> Result<(), WorkFailure> {
         let _ = rustix::thread::set_name(c"loader");
         let file_bytes = (self.file_kib as u64) << 10;
-        let file = files::filled(&self.folder, file_bytes, worker)?;
+        let file = files::create_filled_file(&self.folder, file_bytes, worker)?;
         let mut random = SplitMix64(seed);
         let mut batch = 0;
         while worker.proceed() && worker.take_from_slot(rank.free) {
             let mut laps = StepPhases::new(batch);
             self.read_batch(worker, &file, &mut random)?;
             worker.burn_ns(us_to_ns(self.decode_us));
-            laps.lap(worker, DATA_LOADING);
+            laps.record_phase_until_now(worker, DATA_LOADING_PHASE);
             worker.post_to_slot(rank.filled, 1);
             worker.done(1);
             batch += 1;
@@ -256,12 +263,13 @@ impl MlTraining {
         worker: &mut Worker<'_>,
         file: &std::os::fd::OwnedFd,
         random: &mut SplitMix64,
-    ) -> Result<(), Failure> {
-        let mut buffer = [0; READ];
+    ) -> Result<(), WorkFailure> {
+        let mut buffer = [0; LOADER_READ_BYTES];
         let mut left = self.batch_kib << 10;
         while left > 0 && !worker.is_stopped() {
-            let offset = random.random_below((self.file_kib << 10).div_ceil(READ)) * READ;
-            let wanted = left.min(READ);
+            let offset = random.random_below((self.file_kib << 10).div_ceil(LOADER_READ_BYTES))
+                * LOADER_READ_BYTES;
+            let wanted = left.min(LOADER_READ_BYTES);
             match worker
                 .count_as_blocked(|| rustix::io::pread(file, &mut buffer[..wanted], offset as u64))
             {
@@ -277,9 +285,9 @@ impl MlTraining {
     fn train(
         &self,
         worker: &mut Worker<'_>,
-        rank: &Rank<'_>,
+        rank: &RankSlots<'_>,
         number: usize,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), WorkFailure> {
         // The name only helps users of `ps` and `top`, so a failure does not matter.
         let _ = rustix::thread::set_name(c"trainer");
         let mut gpu = OpenGpu::open(self, number)?;
@@ -293,8 +301,8 @@ impl MlTraining {
         // Other ranks may wait for this rank, even if its training failed.
         let last = collective.finish(worker);
         trained?;
-        if let Reduced::Together(interval) = last? {
-            worker.trace_interval(step, COLLECTIVE, interval.start_ns, interval.end_ns);
+        if let CollectiveResult::Together(interval) = last? {
+            worker.trace_interval(step, COLLECTIVE_PHASE, interval.start_ns, interval.end_ns);
         }
         Ok(())
     }
@@ -302,27 +310,29 @@ impl MlTraining {
     fn train_until_stopped(
         &self,
         worker: &mut Worker<'_>,
-        rank: &Rank<'_>,
+        rank: &RankSlots<'_>,
         gpu: &mut OpenGpu,
         collective: &mut Collective<'_>,
         step: &mut u32,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), WorkFailure> {
         while worker.proceed() {
             let mut laps = StepPhases::new(*step);
             if !worker.take_from_slot(rank.filled) {
                 break;
             }
             worker.post_to_slot(rank.free, 1);
-            laps.lap(worker, DATA_LOADING);
+            laps.record_phase_until_now(worker, DATA_LOADING_PHASE);
             self.compute(worker, gpu, rank.backward)?;
-            laps.lap(worker, GPU_COMPUTE);
+            laps.record_phase_until_now(worker, GPU_COMPUTE_PHASE);
             match collective.all_reduce(worker)? {
-                Reduced::Together(interval) => laps.note(worker, COLLECTIVE, &interval),
-                Reduced::Alone => {}
-                Reduced::Stopped => break,
+                CollectiveResult::Together(interval) => {
+                    laps.note(worker, COLLECTIVE_PHASE, &interval);
+                }
+                CollectiveResult::Alone => {}
+                CollectiveResult::Stopped => break,
             }
             worker.burn_ns(us_to_ns(self.optimizer_us));
-            laps.lap(worker, OPTIMIZER);
+            laps.record_phase_until_now(worker, OPTIMIZER_PHASE);
             worker.done(1);
             *step += 1;
         }
@@ -333,8 +343,8 @@ impl MlTraining {
         &self,
         worker: &mut Worker<'_>,
         gpu: &mut OpenGpu,
-        backward: Backward<'_>,
-    ) -> Result<(), Failure> {
+        backward: BackwardSlots<'_>,
+    ) -> Result<(), WorkFailure> {
         gpu.copy_batch(worker)?;
         for _ in 0..self.launches {
             worker.burn_ns(us_to_ns(self.launch_us));
@@ -364,7 +374,7 @@ impl StepPhases {
         }
     }
 
-    fn lap(&mut self, worker: &Worker<'_>, phase: u32) {
+    fn record_phase_until_now(&mut self, worker: &Worker<'_>, phase: u32) {
         let now_ns = clock::now_ns();
         worker.trace_interval(self.step, phase, self.since_ns, now_ns);
         self.since_ns = now_ns;

@@ -6,7 +6,7 @@ use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
 use crate::keys::table;
 use crate::shared::{FutexSlot, wake_waiters};
-use crate::worker::{Failure, Worker};
+use crate::worker::{WorkFailure, Worker};
 
 table! {
     /// See [`WorkType::MutexContention`](super::WorkType::MutexContention).
@@ -40,10 +40,10 @@ impl Work for MutexContention {
         1
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let lock = &worker.team().slots[0];
         while worker.proceed() {
-            if !acquire(worker, lock) {
+            if !acquire_lock(worker, lock) {
                 break;
             }
             worker.burn_ns(us_to_ns(self.hold_us));
@@ -57,7 +57,7 @@ impl Work for MutexContention {
 
 /// Takes the lock; false after the stop request. A waiter leaves the word contended, so that the next
 /// release wakes another waiter.
-fn acquire(worker: &mut Worker<'_>, lock: &FutexSlot) -> bool {
+fn acquire_lock(worker: &mut Worker<'_>, lock: &FutexSlot) -> bool {
     if lock
         .word
         .compare_exchange(LOCK_FREE, LOCK_HELD, Acquire, Acquire)

@@ -1,7 +1,7 @@
 //! A spinning task that changes its own weight.
 
 use super::{Work, WorkTypeInfo};
-use crate::worker::{FailingStep, Failure, Worker};
+use crate::worker::{FailingStep, WorkFailure, Worker};
 use rustix::process::{getpriority_process, setpriority_process};
 
 /// See the module.
@@ -20,7 +20,7 @@ impl Work for NiceSweep {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let own = getpriority_process(None).map_err(FailingStep::SetNice.failed())?;
         // Going down takes a privilege; without it the sweep ends at 19 and stays there.
         let lowest = if setpriority_process(None, -20).is_ok() {

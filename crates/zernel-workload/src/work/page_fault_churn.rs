@@ -3,7 +3,7 @@
 use super::{Work, WorkTypeInfo};
 use crate::keys::table;
 use crate::sys::memory::PrivateMapping;
-use crate::worker::{FailingStep, Failure, Worker};
+use crate::worker::{FailingStep, WorkFailure, Worker};
 
 const PAGE_BYTES: usize = 4096;
 
@@ -29,7 +29,7 @@ impl Work for PageFaultChurn {
         super::check_kib("work.region_kib", self.region_kib)
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let mut region =
             PrivateMapping::new(self.region_kib << 10).map_err(FailingStep::MapMemory.failed())?;
         'rounds: loop {

@@ -3,7 +3,7 @@
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
 use crate::keys::table;
-use crate::worker::{FailingStep, Failure, Worker};
+use crate::worker::{FailingStep, WorkFailure, Worker};
 
 table! {
     /// See [`WorkType::PipePingPong`](super::WorkType::PipePingPong).
@@ -31,7 +31,7 @@ impl Work for PipePingPong {
         2
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let [own, partner] = [&team.pipes[team.index], &team.pipes[1 - team.index]];
         if team.index == 0 {

@@ -7,7 +7,7 @@ use rustix::fs::{Advice, fadvise, fdatasync};
 use super::{Work, WorkTypeInfo, files};
 use crate::affinity::SplitMix64;
 use crate::keys::table;
-use crate::worker::{FailingStep, Failure, Worker};
+use crate::worker::{FailingStep, WorkFailure, Worker};
 
 const BLOCK_BYTES: usize = 4096;
 
@@ -39,9 +39,9 @@ impl Work for RandomRead {
         files::check_folder("work.folder", &self.folder)
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let bytes = (self.file_kib as u64) << 10;
-        let file = files::filled(&self.folder, bytes, worker)?;
+        let file = files::create_filled_file(&self.folder, bytes, worker)?;
         worker
             .count_as_blocked(|| fdatasync(&file))
             .map_err(FailingStep::WriteFile.failed())?;

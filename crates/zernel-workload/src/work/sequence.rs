@@ -3,7 +3,7 @@
 use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us_to_ns};
 use crate::keys::{choice, table};
-use crate::worker::{Failure, Worker};
+use crate::worker::{WorkFailure, Worker};
 
 choice! {
     /// One phase of a [`Sequence`].
@@ -45,7 +45,7 @@ impl Work for Sequence {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         for phase in self.phases.iter().cycle() {
             if !worker.proceed() {
                 break;

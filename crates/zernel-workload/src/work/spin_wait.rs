@@ -1,7 +1,7 @@
 //! Spinning: a task that never blocks.
 
 use super::{Work, WorkTypeInfo};
-use crate::worker::{Failure, Worker};
+use crate::worker::{WorkFailure, Worker};
 
 /// See the module.
 pub(crate) struct SpinWait;
@@ -15,7 +15,7 @@ impl Work for SpinWait {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         while worker.proceed() {
             worker.spin();
             worker.done(1);

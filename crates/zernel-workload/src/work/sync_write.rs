@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::{Work, WorkTypeInfo, files};
 use crate::keys::table;
 use crate::sys::memory::PrivateMapping;
-use crate::worker::{FailingStep, Failure, Worker};
+use crate::worker::{FailingStep, WorkFailure, Worker};
 use rustix::fs::fdatasync;
 
 /// Blocks after which the file is written from its beginning again.
@@ -37,8 +37,8 @@ impl Work for SyncWrite {
         files::check_folder("work.folder", &self.folder)
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
-        let file = files::temporary(&self.folder)?;
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
+        let file = files::create_unnamed_file(&self.folder)?;
         let mut block =
             PrivateMapping::new(self.block_kib << 10).map_err(FailingStep::MapMemory.failed())?;
         let block = block.bytes();
@@ -46,7 +46,7 @@ impl Work for SyncWrite {
         while worker.proceed() {
             let offset = (number % BLOCKS_PER_FILE) * block.len() as u64;
             worker.count_as_blocked(|| {
-                files::write_at(&file, block, offset)?;
+                files::write_block_at(&file, block, offset)?;
                 fdatasync(&file).map_err(FailingStep::WriteFile.failed())
             })?;
             number += 1;

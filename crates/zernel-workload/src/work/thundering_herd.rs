@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Acquire;
 use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us_to_ns};
 use crate::keys::table;
-use crate::worker::{Failure, Worker};
+use crate::worker::{WorkFailure, Worker};
 
 table! {
     /// See [`WorkType::ThunderingHerd`](super::WorkType::ThunderingHerd).
@@ -39,7 +39,7 @@ impl Work for ThunderingHerd {
         1
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let gate = &team.slots[0];
         let mut seen = 0;

@@ -3,7 +3,7 @@
 use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us_to_ns};
 use crate::keys::table;
-use crate::worker::{Failure, Worker};
+use crate::worker::{WorkFailure, Worker};
 
 table! {
     /// See [`WorkType::TimerDeadline`](super::WorkType::TimerDeadline).
@@ -35,7 +35,7 @@ impl Work for TimerDeadline {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let period_ns = us_to_ns(self.period_us);
         let mut next_ns = clock::now_ns().saturating_add(period_ns);
         while worker.proceed() {

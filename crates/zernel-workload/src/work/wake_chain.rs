@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Acquire;
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
 use crate::keys::table;
-use crate::worker::{Failure, Worker};
+use crate::worker::{WorkFailure, Worker};
 
 table! {
     /// See [`WorkType::WakeChain`](super::WorkType::WakeChain).
@@ -37,7 +37,7 @@ impl Work for WakeChain {
         team_size
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let team = worker.team();
         let own = &team.slots[team.index];
         let next = &team.slots[(team.index + 1) % team.size];

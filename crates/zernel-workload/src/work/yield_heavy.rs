@@ -1,7 +1,7 @@
 //! Yielding: a task that offers the CPU all the time.
 
 use super::{Work, WorkTypeInfo};
-use crate::worker::{Failure, Worker};
+use crate::worker::{WorkFailure, Worker};
 
 /// See the module.
 pub(crate) struct YieldHeavy;
@@ -15,7 +15,7 @@ impl Work for YieldHeavy {
         }
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         while worker.proceed() {
             rustix::thread::sched_yield();
             worker.done(1);

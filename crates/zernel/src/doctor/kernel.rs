@@ -11,7 +11,7 @@ use rustix::thread::CapabilitySet;
 use zernel_ebpf::privilege;
 
 use super::row::CheckRow;
-use zernel_report::text::shorten;
+use zernel_report::text::shorten_text;
 
 pub(super) fn kernel_rows(processes: &ProcessVisibility) -> Vec<CheckRow> {
     let lacking = privilege::lacking_capabilities(
@@ -148,7 +148,7 @@ impl ProcessVisibility {
         let unseen = others.iter().filter_map(|(followed, process)| {
             let error = followed.as_ref().err()?;
             let name = process.stat().map_or(String::new(), |stat| stat.comm);
-            let name = shorten(&name, 15);
+            let name = shorten_text(&name, 15);
             Some(format!("{} {name}: {}", process.pid, os_message(error)))
         });
         Self {

@@ -72,7 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     } else {
         render::write_table(&mut text, &report)?;
     }
-    crate::print(&text)?;
+    crate::print_to_stdout(&text)?;
     Ok(ExitCode::from(u8::from(!report.observe.possible)))
 }
 

@@ -12,7 +12,7 @@ use procfs::process::{FDTarget, ProcState, Process, Stat, Syscall, Task};
 use serde::Serialize;
 
 use super::syscalls;
-use zernel_report::text::shorten;
+use zernel_report::text::shorten_text;
 
 /// How long the CPU time of threads is measured.
 const CPU_SAMPLE_TIME: Duration = Duration::from_millis(200);
@@ -197,7 +197,7 @@ impl SampledThread {
             pid: task.pid,
             tid: task.tid,
             state: stat.state().ok()?,
-            name: shorten(&stat.comm, 15),
+            name: shorten_text(&stat.comm, 15),
             busy,
             syscall,
             target,
@@ -278,7 +278,7 @@ impl SampledThread {
         let call = self.syscall.and_then(syscalls::file_call_name);
         match (call, &self.target) {
             (Some(call), Some(FDTarget::Path(path))) => {
-                let path = shorten(&path.to_string_lossy(), 200);
+                let path = shorten_text(&path.to_string_lossy(), 200);
                 format!("its {call} of {path} has not returned")
             }
             (Some(call), _) => format!("its {call} has not returned"),

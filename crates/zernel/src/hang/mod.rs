@@ -92,7 +92,7 @@ fn write_report(options: &Options) -> Result<HangVerdict, Box<dyn Error>> {
         true => format!("{:#}\n", serde_json::to_value(&report)?),
         false => render::render_text(&report),
     };
-    crate::print(text.as_bytes())?;
+    crate::print_to_stdout(text.as_bytes())?;
     Ok(report.verdict)
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::analysis::RankProblem;
 use super::report::{CommunicatorReport, HangReport, HangVerdict, LateRankReport, RankReport};
-use zernel_report::text::{format_bytes, keep_on_one_line, shorten, wrap_lines};
+use zernel_report::text::{format_bytes, keep_on_one_line, shorten_text, wrap_lines};
 
 /// Renders the whole report.
 pub(super) fn render_text(report: &HangReport) -> String {
@@ -18,7 +18,9 @@ pub(super) fn render_text(report: &HangReport) -> String {
             _ => "can't tell",
         };
         let job = report.job.as_deref();
-        let of_job = job.map_or(String::new(), |job| format!(" of job {}", shorten(job, 30)));
+        let of_job = job.map_or(String::new(), |job| {
+            format!(" of job {}", shorten_text(job, 30))
+        });
         let note =
             format!("{verdict}: no process{of_job} that you may see has a known NCCL communicator");
         push_paragraph(&mut out, "", &note);
@@ -40,7 +42,9 @@ pub(super) fn render_text(report: &HangReport) -> String {
 
 fn write_communicator(out: &mut String, ranks: &CommunicatorReport) {
     let job = ranks.job.as_deref();
-    let job = job.map_or(String::new(), |job| format!(" of job {}", shorten(job, 30)));
+    let job = job.map_or(String::new(), |job| {
+        format!(" of job {}", shorten_text(job, 30))
+    });
     let exited = ranks
         .members
         .iter()
@@ -96,7 +100,7 @@ fn member_row(member: &RankReport) -> String {
     format_row([
         &member.rank.map_or("-".to_owned(), |rank| rank.to_string()),
         &member.pid.to_string(),
-        &shorten(&member.comm, 15),
+        &shorten_text(&member.comm, 15),
         &member.sequence.to_string(),
         if is_any { &member.op } else { "-" },
         &if is_any {

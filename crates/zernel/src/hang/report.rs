@@ -228,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    const THRESHOLD: HangThreshold = HangThreshold {
+    const TEST_THRESHOLD: HangThreshold = HangThreshold {
         seconds: 5.0,
         allows_longest_gap: true,
     };
@@ -237,7 +237,7 @@ mod tests {
         let snapshot: Snapshot = serde_json::from_value(snapshot).unwrap();
         let inspect =
             |_: &ProcessSnapshot| ProcessActivity::new(ActivityState::Stopped, "is stopped");
-        HangReport::new(&snapshot, job, THRESHOLD, |_| false, inspect)
+        HangReport::new(&snapshot, job, TEST_THRESHOLD, |_| false, inspect)
     }
 
     fn member_on(communicator: &str, sequence: u64) -> serde_json::Value {

@@ -12,7 +12,7 @@ use zernel_lab::compare::baseline::regressions;
 use zernel_lab::compare::{ComparisonProgress, ComparisonReport, RULE, SchedulerComparison};
 
 use super::scenario::{CommonOptions, WRONG_INPUT_EXIT_CODE, load_scenarios_and_schedulers};
-use crate::{help, interrupt, print};
+use crate::{help, interrupt, print_to_stdout};
 
 /// Compare schedulers in scenarios, seed by seed
 ///
@@ -21,7 +21,7 @@ use crate::{help, interrupt, print};
 ///
 /// Exit code: 1 if something became worse than in --baseline, else 0. Failed assertions are in the table.
 #[derive(Debug, Args)]
-#[command(after_help = help::LAB_COMPARE)]
+#[command(after_help = help::LAB_COMPARE_EXAMPLES)]
 pub(super) struct CompareOptions {
     /// Scenario files
     #[arg(required = true)]
@@ -77,7 +77,7 @@ pub(super) fn run(options: &CompareOptions) -> Result<ExitCode, Box<dyn Error>> 
     let Some(report) = report else {
         return Ok(ExitCode::from(interrupt::INTERRUPTED_EXIT_CODE));
     };
-    print(report.to_string().as_bytes())?;
+    print_to_stdout(report.to_string().as_bytes())?;
     if let Some(file) = &options.json {
         fs::write(file, serde_json::to_vec_pretty(&report)?)
             .map_err(|error| error_with_path(file, &error))?;

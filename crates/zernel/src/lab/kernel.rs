@@ -11,7 +11,7 @@ use crate::help;
 
 /// List, download and choose the kernels of virtual machines
 #[derive(Debug, Args)]
-#[command(after_help = help::LAB_KERNEL)]
+#[command(after_help = help::LAB_KERNEL_EXAMPLES)]
 pub(super) struct Options {
     #[command(subcommand)]
     command: Command,
@@ -56,7 +56,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
             eprintln!("zernel: downloading the kernel {kernel}");
             let kernel = cache.fetch(kernel)?;
             let support = kernel.scheduler_support();
-            crate::print(format!("{}  {support}\n", kernel.version).as_bytes())?;
+            crate::print_to_stdout(format!("{}  {support}\n", kernel.version).as_bytes())?;
         }
         Command::Use { kernel: None, .. } => cache.set_default(None)?,
         Command::Use {
@@ -101,7 +101,7 @@ fn list_kernels(cache: &KernelCache, available: bool) -> Result<(), Box<dyn Erro
         true => cache.available()?,
         false => Vec::new(),
     };
-    crate::print(kernel_table(&kernels, default.as_ref(), &offered).as_bytes())?;
+    crate::print_to_stdout(kernel_table(&kernels, default.as_ref(), &offered).as_bytes())?;
     Ok(())
 }
 
@@ -163,7 +163,7 @@ fn use_kernel(
     };
     cache.set_default(Some(&kernel))?;
     let support = kernel.scheduler_support();
-    crate::print(format!("{}  {support}\n", kernel.version).as_bytes())?;
+    crate::print_to_stdout(format!("{}  {support}\n", kernel.version).as_bytes())?;
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use crate::help;
 /// The first build takes some ten minutes on two cores, later ones share its dependencies. Schedulers that are built
 /// already are left alone.
 #[derive(Debug, Args)]
-#[command(after_help = help::LAB_PEERS)]
+#[command(after_help = help::LAB_PEERS_EXAMPLES)]
 pub(super) struct Options {
     /// Schedulers to build; all by default
     #[arg(value_name = "NAME")]
@@ -38,7 +38,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     };
     if options.list {
         let rows: String = chosen.iter().map(|peer| peer_row(&cache, *peer)).collect();
-        crate::print(rows.as_bytes())?;
+        crate::print_to_stdout(rows.as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut failed = false;
@@ -52,7 +52,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
                 continue;
             }
         }
-        crate::print(peer_row(&cache, peer).as_bytes())?;
+        crate::print_to_stdout(peer_row(&cache, peer).as_bytes())?;
     }
     Ok(ExitCode::from(u8::from(failed)))
 }

@@ -12,14 +12,14 @@ use zernel_lab::scenario::figures::{GroupFigures, RunFigures, exact_quantile};
 use zernel_lab::{GuestAnswer, RunResult, Scenario, ScenarioRun, Scheduler, Ticks, Verdict};
 use zernel_lab_schedulers::Fault;
 
-use crate::{help, interrupt, print};
+use crate::{help, interrupt, print_to_stdout};
 
 /// Run one scenario under one scheduler and print what was measured
 ///
 /// The scenario runs in a deterministic virtual machine: the same scenario, scheduler and seed give
 /// the same figures to the last digit.
 #[derive(Debug, Args)]
-#[command(after_help = help::LAB_SCENARIO)]
+#[command(after_help = help::LAB_SCENARIO_EXAMPLES)]
 pub(super) struct ScenarioOptions {
     /// Scenario file
     file: PathBuf,
@@ -41,7 +41,7 @@ pub(super) struct ScenarioOptions {
 ///
 /// Exit code: 0 all passed, 1 one failed, 3 one was inconclusive, 4 one was skipped.
 #[derive(Debug, Args)]
-#[command(after_help = help::LAB_TEST)]
+#[command(after_help = help::LAB_TEST_EXAMPLES)]
 pub(super) struct TestOptions {
     /// Scenario files
     #[arg(required = true)]
@@ -150,7 +150,7 @@ pub(super) fn run_scenario(options: &ScenarioOptions) -> Result<ExitCode, Box<dy
             write!(text, "\n{}", group_table(figures))?;
         }
     }
-    print(&text)?;
+    print_to_stdout(&text)?;
     Ok(exit_code_of_result(&result))
 }
 
@@ -175,7 +175,7 @@ pub(super) fn test_scenarios(options: &TestOptions) -> Result<ExitCode, Box<dyn 
                 return Ok(ExitCode::from(interrupt::INTERRUPTED_EXIT_CODE));
             }
             worst = worst.max(result.verdict());
-            print(result.to_string().as_bytes())?;
+            print_to_stdout(result.to_string().as_bytes())?;
         }
     }
     Ok(ExitCode::from(worst.exit_code()))
@@ -234,13 +234,13 @@ pub(super) fn run_plan_in_guest(options: &GuestOptions) -> Result<ExitCode, Box<
         Ok(figures) => GuestAnswer::Figures(figures),
         Err(problem) => GuestAnswer::Error(problem),
     };
-    print(&serde_json::to_vec(&answer)?)?;
+    print_to_stdout(&serde_json::to_vec(&answer)?)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Loads one of the lab's schedulers until it is asked to stop.
 pub(super) fn run_lab_scheduler(options: &SchedulerOptions) -> Result<ExitCode, Box<dyn Error>> {
     let stop = interrupt::interrupt_flag()?;
-    zernel_lab_schedulers::run(options.name, &stop)?;
+    zernel_lab_schedulers::run_scheduler(options.name, &stop)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -199,7 +199,7 @@ fn terminal_width() -> Option<usize> {
 
 fn write_file_or_stdout(file: &Path, text: &str, caller: Option<&SudoCaller>) -> io::Result<()> {
     match file.as_os_str() == "-" {
-        true => crate::print(text.as_bytes()),
+        true => crate::print_to_stdout(text.as_bytes()),
         false => write_report_file(file, text.as_bytes(), caller),
     }
 }

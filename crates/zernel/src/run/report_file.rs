@@ -49,7 +49,9 @@ pub(crate) fn write_report_file(
     with_rights_of(caller, || {
         match ReportDestination::follow_own_links(path)? {
             ReportDestination::File(path) => match TemporaryFile::create(parent_folder_of(&path)) {
-                Err(error) if forbids_new_files(&error) && path.exists() => overwrite(&path, text),
+                Err(error) if forbids_new_files(&error) && path.exists() => {
+                    overwrite_existing(&path, text)
+                }
                 created => created?.write_as(&path, text),
             },
             ReportDestination::Device(path) => open_device(&path)?.write_all(text),
@@ -117,7 +119,7 @@ fn open_existing(path: &Path) -> io::Result<File> {
 }
 
 /// Overwrites an existing file, once there is space for the text.
-fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
+fn overwrite_existing(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut file = open_existing(path)?;
     let length = text.len() as u64;
     match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, length) {

@@ -75,7 +75,7 @@ pub(super) fn run(
     let mut blocks = PairedBlocks::default();
     let ended = measure_pairs(&comparison, schedule.pairs, &mut blocks);
     // What was measured is printed even if the comparison could not go on.
-    crate::print(format_result(&blocks).as_bytes())?;
+    crate::print_to_stdout(format_result(&blocks).as_bytes())?;
     ended?;
     Ok(match blocks.sign_test_outcome() {
         SignTestOutcome::Worse => ExitCode::from(WORSE_EXIT_CODE),

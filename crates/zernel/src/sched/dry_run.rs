@@ -14,10 +14,10 @@ use zernel_ebpf::observer::{
     ClassDecisions, Observer, ObserverOptions, ObserverThread, ProcessDecisions,
 };
 use zernel_phase::class::TaskClass;
-use zernel_report::text::{replace_control_characters, shorten};
+use zernel_report::text::{replace_control_characters, shorten_text};
 
 use crate::run::attach::parse_duration;
-use crate::{interrupt, print};
+use crate::{interrupt, print_to_stdout};
 
 /// How often decisions are read, and the end is checked. A process that lives for a shorter time may be missed.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -58,7 +58,7 @@ pub(super) fn run(options: &DryRunOptions) -> Result<ExitCode, Box<dyn Error>> {
         true => format!("{:#}\n", jobs_as_json(&jobs, wall)),
         false => job_table(&jobs, wall),
     };
-    print(text.as_bytes())?;
+    print_to_stdout(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -104,7 +104,7 @@ fn job_table(jobs: &[JobDecisions], wall: Duration) -> String {
             0 => String::new(),
             loaders => format!("+{loaders}"),
         };
-        let name = shorten(&replace_control_characters(&job.comm), 12);
+        let name = shorten_text(&replace_control_characters(&job.comm), 12);
         let name = format!("{} {name}{loaders}", job.pid);
         for (class, decisions) in &job.classes {
             let seconds = |ns: u64| ns as f64 / 1e9;

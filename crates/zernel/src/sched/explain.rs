@@ -11,7 +11,7 @@ use serde::Serialize;
 use zernel_ebpf::task_reader::TaskReader;
 use zernel_phase::class::{ClassReason, ClassWord, TaskClass, TaskRole};
 use zernel_phase::shared::{PIN_DIRECTORY, RawTaskState};
-use zernel_report::text::{replace_control_characters, shorten};
+use zernel_report::text::{replace_control_characters, shorten_text};
 
 use super::published;
 
@@ -73,7 +73,7 @@ pub(super) fn run(options: &ExplainOptions) -> Result<ExitCode, Box<dyn Error>> 
         true => format!("{:#}\n", serde_json::to_value(&threads)?),
         false => thread_table(&threads) + &effect_of_classes(),
     };
-    crate::print(text.as_bytes())?;
+    crate::print_to_stdout(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -112,7 +112,7 @@ fn thread_table(threads: &[ExplainedThread]) -> String {
     let mut text =
         "    TID  COMM             ROLE     CLASS     SINCE        WORKS FOR  WHY\n".to_owned();
     for thread in threads {
-        let comm = shorten(&replace_control_characters(&thread.comm), 15);
+        let comm = shorten_text(&replace_control_characters(&thread.comm), 15);
         let since = format!("{:.3} s", thread.since_seconds);
         let _ = writeln!(
             text,

@@ -37,7 +37,7 @@ pub(super) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
         }
         next = Instant::now() + interval;
         if let Some(text) = table.add_interval(&statistics) {
-            crate::print(text.as_bytes())?;
+            crate::print_to_stdout(text.as_bytes())?;
             has_printed = true;
         }
     }

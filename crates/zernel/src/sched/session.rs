@@ -200,7 +200,7 @@ impl IntervalPrinter {
         self.next = Instant::now() + self.interval;
         if let Some(text) = self.table.add_interval(&statistics()) {
             // Scheduling goes on without a reader.
-            let _ = crate::print(text.as_bytes());
+            let _ = crate::print_to_stdout(text.as_bytes());
         }
     }
 }

@@ -26,7 +26,7 @@ pub(super) fn read_maybe_compressed(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Compresses bytes.
-pub(super) fn compress(bytes: &[u8]) -> io::Result<Vec<u8>> {
+pub(super) fn compress_bytes(bytes: &[u8]) -> io::Result<Vec<u8>> {
     let mut child = spawn_gzip("-9nc", Stdio::piped())?;
     let (input, output) = (child.stdin.take(), child.stdout.take());
     let compressed = thread::scope(|scope| {
@@ -75,7 +75,10 @@ mod tests {
     fn compressed_files_are_read_as_they_were() {
         let folder = tempfile::tempdir().unwrap();
         let bytes: Vec<u8> = (0..200_000_u32).flat_map(u32::to_le_bytes).collect();
-        for (name, content) in [("a", bytes.clone()), ("a.gz", compress(&bytes).unwrap())] {
+        for (name, content) in [
+            ("a", bytes.clone()),
+            ("a.gz", compress_bytes(&bytes).unwrap()),
+        ] {
             let path = folder.path().join(name);
             std::fs::write(&path, content).unwrap();
             assert_eq!(read_maybe_compressed(&path).unwrap(), bytes, "{name}");

@@ -30,7 +30,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Observes COMMAND as `zernel run` does. FILE is compressed if its name ends in .gz. With --pid, observes until that
 /// process exits, the time is over or Ctrl-C is pressed. Needs root.
 #[derive(Debug, Args)]
-#[command(after_help = help::TRUTH_RECORD)]
+#[command(after_help = help::TRUTH_RECORD_EXAMPLES)]
 pub(super) struct Options {
     /// File to write
     #[arg(short, long, value_name = "FILE", default_value = "zernel.trace.gz")]
@@ -130,7 +130,7 @@ fn record_running_process(
 
 fn write_trace(path: &Path, bytes: &[u8], caller: Option<&SudoCaller>) -> std::io::Result<()> {
     match gzip::is_compressed(path) {
-        true => write_report_file(path, &gzip::compress(bytes)?, caller),
+        true => write_report_file(path, &gzip::compress_bytes(bytes)?, caller),
         false => write_report_file(path, bytes, caller),
     }
 }

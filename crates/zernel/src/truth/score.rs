@@ -19,7 +19,7 @@ use crate::help;
 /// Prints time-weighted confusion matrices, precision, recall and F1, the errors of shares and boundaries, and delays.
 /// Files may be compressed.
 #[derive(Debug, Args)]
-#[command(after_help = help::TRUTH_SCORE)]
+#[command(after_help = help::TRUTH_SCORE_EXAMPLES)]
 pub(super) struct Options {
     /// Trace, as `zernel truth record` writes it
     #[arg(value_name = "TRACE")]
@@ -54,6 +54,6 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
         true => serde_json::to_string_pretty(&report)? + "\n",
         false => render(&report),
     };
-    crate::print(text.as_bytes())?;
+    crate::print_to_stdout(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }

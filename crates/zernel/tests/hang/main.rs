@@ -260,7 +260,7 @@ fn a_rank_of_another_pid_namespace_is_named() {
     let pid = findings[0]["pid"].as_i64().expect("a pid");
     let process = Process::new(pid as i32).expect("a process here");
     let environment = process.environ().expect("ours");
-    let rank = environment.get(OsStr::new(communicator::RANK));
+    let rank = environment.get(OsStr::new(communicator::RANK_VARIABLE));
     assert_eq!(rank, Some(&ranks::UNLUCKY_RANK.to_string().into()));
     assert_eq!(
         process.status().expect("ours").nspid.map(|pids| pids.len()),

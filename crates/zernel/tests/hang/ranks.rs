@@ -11,7 +11,7 @@ use std::{env, thread};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use serde_json::Value;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::communicator::{RANK, join, own_rank, stream};
+use zernel_testkit::communicator::{RANK_VARIABLE, create_stream, join_communicator, own_rank};
 use zernel_testkit::daemon::Daemon;
 use zernel_testkit::eventually_ok;
 use zernel_testkit::target::{Driver, Stage, Target, TargetRole, call, out_pointer};
@@ -46,7 +46,7 @@ fn run_rank(driver: &Driver, _rounds: u64) {
     if fate.as_deref() == Some("absent") {
         thread::sleep(Duration::MAX);
     }
-    let communicator = join(driver, rank, RANK_COUNT);
+    let communicator = join_communicator(driver, rank, RANK_COUNT);
     if env::var(FATE_VARIABLE).as_deref() == Ok("no part") {
         if rank == UNLUCKY_RANK {
             thread::sleep(Duration::MAX);
@@ -63,7 +63,7 @@ fn run_rank(driver: &Driver, _rounds: u64) {
             0
         );
     }
-    let stream = stream(driver);
+    let stream = create_stream(driver);
     let (from, to) = (
         driver.allocate(4 * ALL_REDUCE_ELEMENTS),
         driver.allocate(4 * ALL_REDUCE_ELEMENTS),
@@ -155,7 +155,9 @@ impl ObservedJob {
         let daemon = Daemon::start(ZERNEL_PATH, &stage);
         let targets = (0..RANK_COUNT).map(|rank| {
             let mut command = stage.target_command("rank", 0);
-            command.env(RANK, rank.to_string()).env(FATE_VARIABLE, fate);
+            command
+                .env(RANK_VARIABLE, rank.to_string())
+                .env(FATE_VARIABLE, fate);
             command.env("TORCHELASTIC_RUN_ID", job_name_of_stage(&stage));
             command
                 .env("RANK", rank.to_string())
@@ -179,8 +181,9 @@ impl ObservedJob {
         let daemon = Daemon::start(ZERNEL_PATH, &stage);
         let program = env::current_exe().expect("we run");
         let mut command = stage.target_command_of("unshare".as_ref(), "rank", 0);
-        let start_all =
-            format!("for rank in 0 1 2 3; do {RANK}=$rank \"$0\" < /dev/null & done; wait");
+        let start_all = format!(
+            "for rank in 0 1 2 3; do {RANK_VARIABLE}=$rank \"$0\" < /dev/null & done; wait"
+        );
         command
             .args([
                 "--pid",

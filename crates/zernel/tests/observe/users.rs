@@ -13,7 +13,7 @@ use rustix::thread::set_thread_uid;
 use serde_json::Value;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
-use zernel_testkit::daemon::{Daemon, HttpAnswer, ask};
+use zernel_testkit::daemon::{Daemon, HttpAnswer, request_on_stream};
 use zernel_testkit::target::{Stage, Target};
 
 use crate::{exported_launches, start_launching_target};
@@ -53,7 +53,7 @@ fn ask_as(user: u32, daemon: &Daemon, path: &str) -> HttpAnswer {
         set_thread_uid(Uid::from_raw(user)).expect("we are root");
         UnixStream::connect(socket).expect("every user may")
     });
-    ask(connect.join().expect("connected"), path, "*/*")
+    request_on_stream(connect.join().expect("connected"), path, "*/*")
 }
 
 pub(crate) fn pids_in_list(list: &Value) -> Vec<u64> {

@@ -56,7 +56,7 @@ for plan in /lab/plan-*.json; do
     /bin/busybox find /sys/fs/cgroup -mindepth 1 -depth -type d -exec /bin/busybox rmdir {} \;
 done
 "#;
-const SEED: u64 = 1;
+const SCENARIO_SEED: u64 = 1;
 /// The group of `fakers` with the privileged thread that only pretends to train.
 const FAKER: &str = "first-faker";
 /// What a tenant may get beyond its share by a thread that only pretends to train.
@@ -92,7 +92,7 @@ fn run_together(runs: &[PlannedRun]) -> Vec<RunResult> {
 fn run_alone((scenario, scheduler): &PlannedRun) -> RunResult {
     ScenarioRun::new(scenario.clone(), scheduler.clone())
         .guest(ZERNEL_PATH)
-        .seed(SEED + 1)
+        .seed(SCENARIO_SEED + 1)
         .run_twice_if_inconclusive()
 }
 
@@ -103,7 +103,7 @@ fn boot_and_run(runs: &[PlannedRun]) -> Option<Vec<RunResult>> {
         .add_program_at(stripped_copy(ZERNEL_PATH.as_ref()), GUEST)
         .unwrap();
     for (index, (scenario, scheduler)) in runs.iter().enumerate() {
-        let plan = GuestPlan::new(scenario, scheduler, SEED).unwrap();
+        let plan = GuestPlan::new(scenario, scheduler, SCENARIO_SEED).unwrap();
         let plan = serde_json::to_vec(&plan).unwrap();
         files
             .add_bytes(format!("/lab/plan-{index}.json"), plan, 0o644)
@@ -116,7 +116,7 @@ fn boot_and_run(runs: &[PlannedRun]) -> Option<Vec<RunResult>> {
         .files(files)
         .timeout(Duration::from_secs(900))
         .boot_timeout(Duration::from_secs(900))
-        .deterministic(Deterministic::new(SEED).virtual_limit(Duration::from_secs(100)))
+        .deterministic(Deterministic::new(SCENARIO_SEED).virtual_limit(Duration::from_secs(100)))
         .run("/bin/busybox", ["sh", "-c", RUN_PLANS_SCRIPT])
         .ok()?;
     let output = String::from_utf8_lossy(&outcome.stdout);
@@ -142,7 +142,7 @@ fn boot_and_run(runs: &[PlannedRun]) -> Option<Vec<RunResult>> {
             RunResult {
                 scenario: scenario.name.clone(),
                 scheduler: scheduler.name(),
-                seed: SEED,
+                seed: SCENARIO_SEED,
                 figures,
                 findings,
                 kernel_warning: warning.clone(),
@@ -201,13 +201,13 @@ pub(super) fn scenarios_pass() {
 /// A thread that only launches is critical all the time. Its tenant as a whole gets no more than its share: the tenant's
 /// spinners pay for what the thread takes.
 pub(super) fn a_tenant_pays_for_its_faker() {
-    let (scenario, _) = shipped("fakers");
+    let (scenario, _) = shipped_scenario("fakers");
     is_paid_for(scenario);
 }
 
 /// The same for a thread that may use one CPU only.
 pub(super) fn a_tenant_pays_for_a_pinned_faker() {
-    let (mut scenario, _) = shipped("fakers");
+    let (mut scenario, _) = shipped_scenario("fakers");
     for group in &mut scenario.groups {
         if group.name == FAKER {
             group.affinity = Affinity::Exact([0].into());

@@ -9,27 +9,27 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 use zernel_ebpf::capability::Capability;
-use zernel_testjob::{Bottleneck, Job, JobPlan, LoadMethod, SlownessCause, act};
+use zernel_testjob::{Bottleneck, Job, JobPlan, LoadMethod, SlownessCause, run_part_of_job};
 use zernel_testkit::needs::bpf;
 use zernel_testkit::{root, trial};
 
 const SEED_COUNT: u64 = 5;
 
 /// `ZERNEL_SEED=n` runs other jobs.
-fn seeds() -> std::ops::Range<u64> {
+fn seeds_to_run() -> std::ops::Range<u64> {
     let first = std::env::var("ZERNEL_SEED").ok();
     let first = first.and_then(|seed| seed.parse().ok()).unwrap_or(0);
     first..first + SEED_COUNT
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = act() {
+    if let Some(code) = run_part_of_job() {
         return code.into();
     }
     let observing = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
     let jobs = Bottleneck::ALL.into_iter().flat_map(|cause| {
         let name = move |seed| format!("{}_{seed}_is_found", cause.name().replace('-', "_"));
-        seeds().map(move |seed| {
+        seeds_to_run().map(move |seed| {
             trial(&name(seed), &observing, move || {
                 check_verdict(JobPlan::new(cause, seed));
             })

@@ -113,25 +113,25 @@ impl EstimateQuality {
 
 type MakeStep = fn(&mut Rng, usize, &mut f64) -> (f64, f64);
 
-fn normal(random: &mut Rng) -> f64 {
+fn normal_deviate(random: &mut Rng) -> f64 {
     (0..12).map(|_| random.f64()).sum::<f64>() - 6.0
 }
 
 /// Step time in milliseconds and launches.
 fn steady_step(random: &mut Rng, _: usize, _: &mut f64) -> (f64, f64) {
-    (10.0 + 0.5 * normal(random), 260.0)
+    (10.0 + 0.5 * normal_deviate(random), 260.0)
 }
 
-fn alternating(random: &mut Rng, number: usize, _: &mut f64) -> (f64, f64) {
+fn alternating_step(random: &mut Rng, number: usize, _: &mut f64) -> (f64, f64) {
     match number % 2 {
-        0 => (10.0 + 0.5 * normal(random), 200.0),
-        _ => (20.0 + 0.5 * normal(random), 400.0),
+        0 => (10.0 + 0.5 * normal_deviate(random), 200.0),
+        _ => (20.0 + 0.5 * normal_deviate(random), 400.0),
     }
 }
 
 /// Neighbouring steps are alike: launches per step drift around 300.
 fn drifting_step(random: &mut Rng, _: usize, state: &mut f64) -> (f64, f64) {
-    *state = 0.9 * *state + 0.436 * normal(random);
+    *state = 0.9 * *state + 0.436 * normal_deviate(random);
     let launches = 300.0 + 6.0 * *state;
     (launches / 30.0, launches)
 }
@@ -181,7 +181,7 @@ fn steady_steps_are_known_from_few_windows() {
 #[test]
 fn long_steps_count_as_often_as_they_come() {
     let bounds = [(3, 95, 0.25), (5, 95, 0.16), (40, 100, 0.02)];
-    assert_regime("alternating", alternating, 84, bounds);
+    assert_regime("alternating", alternating_step, 84, bounds);
 }
 
 #[test]
@@ -198,7 +198,8 @@ fn without_steps_calls_are_estimated_by_time() {
         let mut quality = EstimateQuality::default();
         for _ in 0..SIMULATED_RUNS {
             // Steps stand for spans of 5 ms here.
-            let copies = (0..4000).map(|_| (10.0 + 3.162 * normal(&mut random)).round() as u32);
+            let copies =
+                (0..4000).map(|_| (10.0 + 3.162 * normal_deviate(&mut random)).round() as u32);
             let run = SimulatedRun {
                 copies: copies.collect(),
                 steps: vec![

@@ -78,7 +78,7 @@ pub(super) fn window_share(cost: f64, left: f64) -> f64 {
 mod tests {
     use super::*;
 
-    const BUDGET: f64 = 0.005;
+    const TEST_BUDGET: f64 = 0.005;
 
     fn symbol_index(name: &str) -> usize {
         let place = SYMBOLS.iter().position(|symbol| symbol.name() == name);
@@ -89,10 +89,11 @@ mod tests {
     fn names_of_sampled(costs: &[(&str, f64)]) -> Vec<&'static str> {
         let costs: Vec<(usize, f64)> = costs
             .iter()
-            .map(|(name, share)| (symbol_index(name), share * BUDGET))
+            .map(|(name, share)| (symbol_index(name), share * TEST_BUDGET))
             .collect();
         let share = costs.iter().map(|(_, cost)| cost).sum();
-        let (sampled, _) = choose_sampled(costs, share, BUDGET, |symbol| SYMBOLS[symbol].frequent);
+        let (sampled, _) =
+            choose_sampled(costs, share, TEST_BUDGET, |symbol| SYMBOLS[symbol].frequent);
         sampled
             .iter()
             .map(|symbol| SYMBOLS[*symbol].name())

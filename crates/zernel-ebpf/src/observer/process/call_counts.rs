@@ -9,7 +9,7 @@ use zernel_model::snapshot::CountedCalls;
 use zernel_phase::steps::{Step, StepDetector, WindowStep};
 use zerocopy::FromZeros;
 
-use super::sampled_calls::{ElapsedWork, SampledCalls, add};
+use super::sampled_calls::{ElapsedWork, SampledCalls, add_counter};
 use crate::observer::estimate::{CallEstimator, ConfidenceInterval, LaunchesPerStep, WindowTotals};
 use crate::observer::governor::LONGEST_WINDOW;
 use crate::probes::{CallKind, ProbedFunction, SYMBOLS, layout};
@@ -87,7 +87,7 @@ impl EstimateSubject {
         let included = counters
             .iter()
             .filter(|(symbol, _)| self.includes(**symbol));
-        included.for_each(|(_, counter)| add(&mut sum, *counter));
+        included.for_each(|(_, counter)| add_counter(&mut sum, *counter));
         sum
     }
 }

@@ -17,7 +17,7 @@ pub struct ProcessCost {
 
 /// Overhead and call rates, measured once per round.
 #[derive(Debug, Default)]
-pub(in crate::observer) struct Overhead {
+pub(in crate::observer) struct ProcessOverhead {
     pub(in crate::observer) cost: ProcessCost,
     /// Overhead of permanent probes on the busiest thread, as a share of its time.
     pub(in crate::observer) permanent: f64,
@@ -31,7 +31,7 @@ pub(in crate::observer) struct Overhead {
     rates: BTreeMap<usize, f64>,
 }
 
-impl Overhead {
+impl ProcessOverhead {
     /// Measures a round of `elapsed` seconds. `hits` and `counters` are totals; `busiest` is the probe hits per second of
     /// the busiest thread.
     pub(super) fn measure_round(

@@ -79,13 +79,13 @@ impl SampledCalls {
         if self.is_sampled {
             self.estimator.advance(elapsed.seconds, elapsed.steps);
         } else {
-            add(&mut self.exact, more);
+            add_counter(&mut self.exact, more);
         }
         if self.is_sampled && elapsed.is_in_window {
-            add(&mut self.in_windows, more);
+            add_counter(&mut self.in_windows, more);
         }
         if !self.is_sampled || elapsed.is_in_window || is_exact {
-            add(&mut self.counted, more);
+            add_counter(&mut self.counted, more);
             self.counted_seconds += elapsed.seconds;
         }
     }
@@ -135,7 +135,7 @@ fn counter_difference(counter: layout::Counter, before: layout::Counter) -> layo
     }
 }
 
-pub(super) fn add(sum: &mut layout::Counter, more: layout::Counter) {
+pub(super) fn add_counter(sum: &mut layout::Counter, more: layout::Counter) {
     sum.calls += more.calls;
     sum.failed += more.failed;
     sum.bytes += more.bytes;

@@ -16,7 +16,7 @@ use crate::shared::FutexSlot;
 use crate::sys::cuda::CudaDevice;
 use crate::sys::library::{DeviceAddress, LibraryError};
 use crate::sys::nccl::{JoinedCommunicator, LoadedNccl, UniqueId};
-use crate::worker::{FailingStep, Failure, Worker};
+use crate::worker::{FailingStep, WorkFailure, Worker};
 
 /// Slots that the ranks of a job share.
 pub(super) const SLOTS_PER_JOB: usize = 3;
@@ -38,7 +38,7 @@ pub(super) enum Collective<'a> {
 }
 
 /// The result of a collective.
-pub(super) enum Reduced {
+pub(super) enum CollectiveResult {
     /// All ranks have the sum. The interval is from the entry of this rank to the end of its wait.
     Together(CollectiveInterval),
     /// There was no collective to join.
@@ -53,7 +53,7 @@ pub(super) struct CollectiveInterval {
     pub(super) end_ns: u64,
 }
 
-impl Reduced {
+impl CollectiveResult {
     fn ended_now(start_ns: u64) -> Self {
         Self::Together(CollectiveInterval {
             start_ns,
@@ -70,7 +70,7 @@ impl<'a> Collective<'a> {
         rank: usize,
         gpu: &OpenGpu,
         slots: CollectiveSlots<'a>,
-    ) -> Result<Option<Self>, Failure> {
+    ) -> Result<Option<Self>, WorkFailure> {
         if job.ranks == 1 {
             return Ok(Some(Self::Alone));
         }
@@ -88,19 +88,25 @@ impl<'a> Collective<'a> {
     }
 
     /// Adds up the gradients of all ranks.
-    pub(super) fn all_reduce(&mut self, worker: &mut Worker<'_>) -> Result<Reduced, Failure> {
+    pub(super) fn all_reduce(
+        &mut self,
+        worker: &mut Worker<'_>,
+    ) -> Result<CollectiveResult, WorkFailure> {
         match self {
-            Self::Alone => Ok(Reduced::Alone),
+            Self::Alone => Ok(CollectiveResult::Alone),
             Self::Ring(ring) => Ok(ring.all_reduce(worker)),
             Self::Nccl(rank) => rank.all_reduce(worker),
         }
     }
 
     /// Closes the agreement and joins the last committed collective, in which another rank may wait.
-    pub(super) fn finish(&mut self, worker: &mut Worker<'_>) -> Result<Reduced, Failure> {
+    pub(super) fn finish(
+        &mut self,
+        worker: &mut Worker<'_>,
+    ) -> Result<CollectiveResult, WorkFailure> {
         match self {
             Self::Nccl(rank) => rank.finish(worker),
-            Self::Alone | Self::Ring(_) => Ok(Reduced::Alone),
+            Self::Alone | Self::Ring(_) => Ok(CollectiveResult::Alone),
         }
     }
 }
@@ -114,7 +120,7 @@ pub(super) struct RingRank<'a> {
 
 impl RingRank<'_> {
     /// Passes parts around the ring twice, once to add and once to share.
-    fn all_reduce(&self, worker: &mut Worker<'_>) -> Reduced {
+    fn all_reduce(&self, worker: &mut Worker<'_>) -> CollectiveResult {
         let start_ns = clock::now_ns();
         let done = (0..self.hops).all(|_| {
             worker.burn_ns(self.hop_ns);
@@ -122,8 +128,8 @@ impl RingRank<'_> {
             worker.take_from_slot(self.slots.arrived)
         });
         match done {
-            true => Reduced::ended_now(start_ns),
-            false => Reduced::Stopped,
+            true => CollectiveResult::ended_now(start_ns),
+            false => CollectiveResult::Stopped,
         }
     }
 }
@@ -173,7 +179,7 @@ impl<'a> NcclRank<'a> {
         rank: usize,
         (nccl, device): (LoadedNccl, Rc<CudaDevice>),
         slots: &'a [FutexSlot],
-    ) -> Result<Option<Self>, Failure> {
+    ) -> Result<Option<Self>, WorkFailure> {
         let [agreement, ready, id] = slots else {
             return Ok(None);
         };
@@ -208,12 +214,12 @@ impl<'a> NcclRank<'a> {
         }))
     }
 
-    fn all_reduce(&mut self, worker: &mut Worker<'_>) -> Result<Reduced, Failure> {
+    fn all_reduce(&mut self, worker: &mut Worker<'_>) -> Result<CollectiveResult, WorkFailure> {
         if worker.is_stopped() {
             self.agreement.close();
         }
         if !self.agreement.commit_to_next(self.joined) {
-            return Ok(Reduced::Stopped);
+            return Ok(CollectiveResult::Stopped);
         }
         self.joined += 1;
         let (communicator, device) = (&self.communicator, &self.device);
@@ -224,13 +230,13 @@ impl<'a> NcclRank<'a> {
         worker
             .count_as_blocked(|| device.synchronize())
             .map_err(gpu::library_failure)?;
-        Ok(Reduced::ended_now(start_ns))
+        Ok(CollectiveResult::ended_now(start_ns))
     }
 
-    fn finish(&mut self, worker: &mut Worker<'_>) -> Result<Reduced, Failure> {
+    fn finish(&mut self, worker: &mut Worker<'_>) -> Result<CollectiveResult, WorkFailure> {
         match self.agreement.close() > self.joined {
             true => self.all_reduce(worker),
-            false => Ok(Reduced::Stopped),
+            false => Ok(CollectiveResult::Stopped),
         }
     }
 }
@@ -252,13 +258,13 @@ fn wait_until_all_ranks_are_ready(
     }
 }
 
-fn library_failure(error: LibraryError) -> Failure {
+fn library_failure(error: LibraryError) -> WorkFailure {
     match error {
-        LibraryError::NotLoaded => Failure {
+        LibraryError::NotLoaded => WorkFailure {
             step: FailingStep::LoadNccl,
             errno: Errno::NOENT,
         },
-        LibraryError::Code(code) => Failure {
+        LibraryError::Code(code) => WorkFailure {
             step: FailingStep::UseNccl,
             errno: Errno::from_raw_os_error(code),
         },

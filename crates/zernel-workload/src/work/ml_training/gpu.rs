@@ -12,7 +12,7 @@ use crate::keys::choice;
 use crate::sys::cuda::{CudaDevice, CudaWaitMode};
 use crate::sys::library::LibraryError;
 use crate::sys::memory::PrivateMapping;
-use crate::worker::{FailingStep, Failure, Worker};
+use crate::worker::{FailingStep, WorkFailure, Worker};
 
 /// A module of the software GPU with one kernel, which takes the time that a launch asks for.
 const MODULE_IMAGE: &CStr = c"softgpu kernel step\n";
@@ -83,7 +83,7 @@ enum GpuTarget {
 }
 
 impl OpenGpu {
-    pub(super) fn open(job: &MlTraining, rank: usize) -> Result<Self, Failure> {
+    pub(super) fn open(job: &MlTraining, rank: usize) -> Result<Self, WorkFailure> {
         let bytes = job.copy_kib << 10;
         let map = || PrivateMapping::new(bytes).map_err(FailingStep::MapMemory.failed());
         let target = match &job.gpu {
@@ -110,7 +110,7 @@ impl OpenGpu {
     }
 
     /// Copies a batch to the GPU.
-    pub(super) fn copy_batch(&mut self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    pub(super) fn copy_batch(&mut self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let batch = self.batch.bytes();
         match &mut self.target {
             GpuTarget::CpuTime { staging, .. } => staging.bytes().copy_from_slice(batch),
@@ -122,7 +122,7 @@ impl OpenGpu {
     }
 
     /// Queues a kernel.
-    pub(super) fn launch_kernel(&mut self, duration_ns: u64) -> Result<(), Failure> {
+    pub(super) fn launch_kernel(&mut self, duration_ns: u64) -> Result<(), WorkFailure> {
         match &mut self.target {
             GpuTarget::CpuTime { busy_until_ns, .. } => {
                 *busy_until_ns = (*busy_until_ns)
@@ -143,7 +143,7 @@ impl OpenGpu {
     }
 
     /// Waits until all kernels have ended, or until the stop request.
-    pub(super) fn synchronize(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    pub(super) fn synchronize(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         match &self.target {
             GpuTarget::Driver(device) => worker
                 .count_as_blocked(|| device.synchronize())
@@ -172,13 +172,13 @@ fn wait_until(worker: &mut Worker<'_>, moment_ns: u64, wait: GpuWait) {
     }
 }
 
-pub(super) fn library_failure(error: LibraryError) -> Failure {
+pub(super) fn library_failure(error: LibraryError) -> WorkFailure {
     match error {
-        LibraryError::NotLoaded => Failure {
+        LibraryError::NotLoaded => WorkFailure {
             step: FailingStep::LoadDriver,
             errno: Errno::NOENT,
         },
-        LibraryError::Code(code) => Failure {
+        LibraryError::Code(code) => WorkFailure {
             step: FailingStep::UseGpu,
             errno: Errno::from_raw_os_error(code),
         },

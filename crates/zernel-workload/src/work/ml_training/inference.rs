@@ -1,10 +1,10 @@
 //! An inference server: requests that arrive at fixed moments, each a few launches and a wait for the GPU.
 
 use super::super::{Work, WorkTypeInfo};
-use super::{GPU_COMPUTE, GpuBackend, GpuWait, MAX_TRACED_STEPS, MlTraining, OpenGpu};
+use super::{GPU_COMPUTE_PHASE, GpuBackend, GpuWait, MAX_TRACED_STEPS, MlTraining, OpenGpu};
 use crate::clock::{self, us_to_ns};
 use crate::keys::table;
-use crate::worker::{Failure, Worker};
+use crate::worker::{WorkFailure, Worker};
 
 table! {
     /// See [`WorkType::Inference`](crate::WorkType::Inference).
@@ -58,7 +58,7 @@ impl Work for Inference {
         self.traced_requests
     }
 
-    fn run(&self, worker: &mut Worker<'_>) -> Result<(), Failure> {
+    fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let _ = rustix::thread::set_name(c"inference");
         let mut gpu = OpenGpu::open(&self.gpu_settings(), worker.index())?;
         let period_ns = us_to_ns(self.period_us);
@@ -71,7 +71,7 @@ impl Work for Inference {
                 break;
             }
             self.serve_requests(worker, &mut gpu)?;
-            worker.trace_interval(request, GPU_COMPUTE, arrival_ns, clock::now_ns());
+            worker.trace_interval(request, GPU_COMPUTE_PHASE, arrival_ns, clock::now_ns());
             worker.done(1);
             request += 1;
             arrival_ns = arrival_ns.saturating_add(period_ns);
@@ -90,7 +90,11 @@ impl Inference {
         }
     }
 
-    fn serve_requests(&self, worker: &mut Worker<'_>, gpu: &mut OpenGpu) -> Result<(), Failure> {
+    fn serve_requests(
+        &self,
+        worker: &mut Worker<'_>,
+        gpu: &mut OpenGpu,
+    ) -> Result<(), WorkFailure> {
         gpu.copy_batch(worker)?;
         for _ in 0..self.launches {
             worker.burn_ns(us_to_ns(self.launch_us));

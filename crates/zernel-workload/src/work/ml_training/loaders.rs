@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use crate::shared::SharedState;
 use crate::sys::process::{self, ChildEnd};
-use crate::worker::{FailingStep, Failure, Worker, WorkerTeam};
+use crate::worker::{FailingStep, WorkFailure, Worker, WorkerTeam};
 
 /// The loaders of one rank.
 pub(super) struct ForkedLoaders(Vec<pid_t>);
@@ -16,8 +16,8 @@ impl ForkedLoaders {
     /// Forks `count` loaders. Each runs `load` with its index. Fork safe.
     pub(super) fn fork(
         count: usize,
-        load: impl Fn(usize, &mut Worker<'_>) -> Result<(), Failure>,
-    ) -> Result<Self, Failure> {
+        load: impl Fn(usize, &mut Worker<'_>) -> Result<(), WorkFailure>,
+    ) -> Result<Self, WorkFailure> {
         let trainer = rustix::process::getpid().as_raw_nonzero().get();
         let mut loaders = Self(Vec::with_capacity(count));
         for number in 0..count {
@@ -35,7 +35,7 @@ impl ForkedLoaders {
     }
 
     /// Ends them. Returns an error if one had failed before.
-    pub(super) fn end_loaders(mut self) -> Result<(), Failure> {
+    pub(super) fn end_loaders(mut self) -> Result<(), WorkFailure> {
         match self.kill_and_reap() {
             Some(errno) => Err(FailingStep::RunLoader.failed()(errno)),
             None => Ok(()),
@@ -63,7 +63,7 @@ impl Drop for ForkedLoaders {
 }
 
 /// Runs a loader and returns its exit code, from which the trainer learns how it ended.
-fn run_loader(load: impl FnOnce(&mut Worker<'_>) -> Result<(), Failure>) -> i32 {
+fn run_loader(load: impl FnOnce(&mut Worker<'_>) -> Result<(), WorkFailure>) -> i32 {
     const TEAM_OF_ONE: WorkerTeam<'_> = WorkerTeam {
         index: 0,
         size: 1,

@@ -6,7 +6,7 @@ use zernel_model::snapshot::{NcclSnapshot, PhaseSnapshot, ProbeSnapshots, Role};
 
 /// Pid of a stopped process.
 const STOPPED_PID: u32 = 109;
-const THRESHOLD: HangThreshold = HangThreshold {
+const TEST_THRESHOLD: HangThreshold = HangThreshold {
     seconds: 5.0,
     allows_longest_gap: true,
 };
@@ -68,7 +68,7 @@ fn problems_by_rank(
 
 /// The problems that are hangs.
 fn hanging_problems(observed: Vec<ProcessSnapshot>) -> Vec<(u32, RankProblem)> {
-    let found = problems_by_rank(observed, vec![], THRESHOLD).into_iter();
+    let found = problems_by_rank(observed, vec![], TEST_THRESHOLD).into_iter();
     let hangs = found.filter(|(_, _, hangs)| *hangs);
     hangs.map(|(rank, problem, _)| (rank, problem)).collect()
 }
@@ -113,7 +113,7 @@ fn a_short_wait_is_not_reported() {
         process_in_collective(0, 7, "AllReduce", 0.1),
         process_in_collective(1, 6, "AllReduce", 0.3),
     ];
-    assert_eq!(problems_by_rank(observed, vec![], THRESHOLD), []);
+    assert_eq!(problems_by_rank(observed, vec![], TEST_THRESHOLD), []);
 }
 
 #[test]
@@ -126,11 +126,11 @@ fn a_rank_that_is_as_slow_as_before_is_late() {
         assert_eq!(found.len(), 1);
         found[0].2
     };
-    assert!(!hangs(THRESHOLD));
+    assert!(!hangs(TEST_THRESHOLD));
     // With --after, only the seconds count.
     assert!(hangs(HangThreshold {
         allows_longest_gap: false,
-        ..THRESHOLD
+        ..TEST_THRESHOLD
     }));
 }
 
@@ -213,16 +213,16 @@ fn an_exited_rank_is_reported_if_others_wait_for_it() {
     };
     let behind = after_exit(process_in_collective(2, 6, "AllReduce", 40.0));
     assert_eq!(
-        problems_by_rank(waiting(), vec![behind], THRESHOLD),
+        problems_by_rank(waiting(), vec![behind], TEST_THRESHOLD),
         [(2, RankProblem::Exited, true)]
     );
     // It had entered the same collective. The phase of the others shows whether they wait.
     let equal = || vec![after_exit(process_in_collective(2, 7, "AllReduce", 30.0))];
-    assert_eq!(problems_by_rank(waiting(), equal(), THRESHOLD), []);
+    assert_eq!(problems_by_rank(waiting(), equal(), TEST_THRESHOLD), []);
     let mut waiting = waiting();
     waiting[1].phases.phase = Some(WorkloadPhase::NcclCollective);
     assert_eq!(
-        problems_by_rank(waiting, equal(), THRESHOLD),
+        problems_by_rank(waiting, equal(), TEST_THRESHOLD),
         [(2, RankProblem::Exited, true)]
     );
 }
@@ -251,7 +251,7 @@ fn ranks_that_all_wait_for_their_gpus_may_wait_for_another_node() {
             observed: vec![process(0), process(1)],
             ..Snapshot::default()
         };
-        communicators_of_job(&snapshot, None)[0].all_ranks_wait(THRESHOLD)
+        communicators_of_job(&snapshot, None)[0].all_ranks_wait(TEST_THRESHOLD)
     };
     assert!(all_ranks_wait(WorkloadPhase::GpuCompute, 30.0));
     assert!(!all_ranks_wait(WorkloadPhase::GpuCompute, 1.0));
@@ -295,7 +295,7 @@ fn a_rank_that_does_not_join_is_late_and_then_hangs() {
         };
         let communicators = communicators_of_job(&snapshot, None);
         let found =
-            communicators[0].find_late_ranks(THRESHOLD, |process| process.pid == STOPPED_PID);
+            communicators[0].find_late_ranks(TEST_THRESHOLD, |process| process.pid == STOPPED_PID);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].problem, RankProblem::NotJoined);
         assert_eq!(found[0].member.rank(), Some(3));
@@ -314,7 +314,7 @@ fn a_rank_of_a_communicator_of_another_size_is_not_expected_to_join() {
     for process in &mut observed[..3] {
         process.probes.nccl.communicators[0].ranks = Some(3);
     }
-    assert_eq!(problems_by_rank(observed, vec![], THRESHOLD), []);
+    assert_eq!(problems_by_rank(observed, vec![], TEST_THRESHOLD), []);
 }
 
 #[test]
