@@ -14,18 +14,18 @@ fn main() {
         return;
     }
     let mut comparison = TimedComparison::from_args();
-    comparison.measure("exec", 1, run_true);
-    comparison.measure("dlopen and dlclose", 1, load_and_unload);
+    comparison.measure_routine("exec", 1, run_true);
+    comparison.measure_routine("dlopen and dlclose", 1, load_and_unload);
     do_while_discovering(|| {
-        comparison.measure("exec, discovered", 1, run_true);
-        comparison.measure("dlopen and dlclose, discovered", 1, load_and_unload);
+        comparison.measure_routine("exec, discovered", 1, run_true);
+        comparison.measure_routine("dlopen and dlclose, discovered", 1, load_and_unload);
     });
     let mut iterator = Discovery::start().expect("it did before");
-    comparison.measure("scan by the iterator", 1, || {
+    comparison.measure_routine("scan by the iterator", 1, || {
         scan_all_processes(&mut iterator);
     });
     let mut procfs = Discovery::start_without_iterator().expect("it did before");
-    comparison.measure("scan by procfs", 1, || scan_all_processes(&mut procfs));
+    comparison.measure_routine("scan by procfs", 1, || scan_all_processes(&mut procfs));
     println!();
     comparison.print_ratio("exec, discovered", "exec");
     comparison.print_ratio("dlopen and dlclose, discovered", "dlopen and dlclose");

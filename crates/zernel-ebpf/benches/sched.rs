@@ -81,10 +81,10 @@ fn main() {
     for arm in arms {
         turns.print_median(arm);
     }
-    turns.added(MeasuredArm::Others, MeasuredArm::NoObserver);
-    turns.added(MeasuredArm::Empty, MeasuredArm::NoObserver);
-    turns.added(MeasuredArm::Others, MeasuredArm::Empty);
-    turns.added(MeasuredArm::Both, MeasuredArm::NoObserver);
+    turns.print_difference(MeasuredArm::Others, MeasuredArm::NoObserver);
+    turns.print_difference(MeasuredArm::Empty, MeasuredArm::NoObserver);
+    turns.print_difference(MeasuredArm::Others, MeasuredArm::Empty);
+    turns.print_difference(MeasuredArm::Both, MeasuredArm::NoObserver);
 }
 
 fn attach_empty() -> libbpf_rs::Result<Link> {
@@ -172,7 +172,7 @@ impl PipedChild {
     }
 
     /// Sends a byte, and waits for the answer.
-    fn ask(&mut self, answer: &mut [u8]) {
+    fn exchange_byte(&mut self, answer: &mut [u8]) {
         self.there.write_all(&[0]).expect("the child listens");
         self.back.read_exact(answer).expect("the child answers");
     }
@@ -224,7 +224,7 @@ impl PingPongPlayers {
 
     fn measure_switches(&mut self) -> f64 {
         let mut ns = [0; 8];
-        self.0.ask(&mut ns);
+        self.0.exchange_byte(&mut ns);
         f64::from_ne_bytes(ns)
     }
 }
@@ -232,7 +232,7 @@ impl PingPongPlayers {
 fn ns_per_switch(partner: &mut PipedChild) -> f64 {
     let start = Instant::now();
     for _ in 0..ROUND_TRIPS_PER_BATCH {
-        partner.ask(&mut [0]);
+        partner.exchange_byte(&mut [0]);
     }
     // There and back.
     start.elapsed().as_nanos() as f64 / f64::from(2 * ROUND_TRIPS_PER_BATCH)

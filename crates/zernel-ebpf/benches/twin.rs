@@ -27,10 +27,10 @@ fn main() {
     twin.classify(&mut batch).expect("the twin runs");
 
     let mut comparison = TimedComparison::from_args();
-    comparison.measure("rule in the kernel", BATCH as u64, || {
+    comparison.measure_routine("rule in the kernel", BATCH as u64, || {
         twin.run_in_place("classify").expect("the twin runs");
     });
-    comparison.measure("rule in userspace", BATCH as u64, || {
+    comparison.measure_routine("rule in userspace", BATCH as u64, || {
         for state in &states {
             black_box(classify(&config, black_box(state)));
         }

@@ -141,10 +141,10 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         if !has_room_for_child_of(tenant) {
             return Err(ChildTaskError::TooMany);
         }
-        Self::fork(tenant, limit, kept, work).map_err(|_| ChildTaskError::NotStarted)
+        Self::fork_child(tenant, limit, kept, work).map_err(|_| ChildTaskError::NotStarted)
     }
 
-    fn fork(
+    fn fork_child(
         tenant: &Tenant,
         limit: Duration,
         kept: &[BorrowedFd<'_>],
@@ -185,7 +185,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
     }
 
     /// The result, if there is one by now.
-    pub(crate) fn poll(&mut self) -> Option<Result<ChildOutcome<T>, ChildTaskError>> {
+    pub(crate) fn poll_result(&mut self) -> Option<Result<ChildOutcome<T>, ChildTaskError>> {
         match self.receive_result() {
             Ok(true) => Some(self.take_outcome().ok_or(ChildTaskError::Died)),
             Ok(false) if self.started.elapsed() < self.limit => None,
@@ -202,7 +202,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         let until = (Instant::now() + patience).min(self.started + self.limit);
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let result = self.poll();
+            let result = self.poll_result();
             if result.is_some() || left.is_zero() || is_asked_to_stop() {
                 return result;
             }
@@ -383,7 +383,7 @@ impl DescriptorHandover<'_> {
 
     /// Attaches probes without libbpf's messages, and gives each link to the parent at once. If the child then waits for a file
     /// system and cannot die, the parent still can detach the probes. Returns the number of links, also with an error.
-    pub(crate) fn attach(
+    pub(crate) fn attach_and_hand_over(
         &self,
         attach: impl FnOnce(TakeLink<'_>) -> libbpf_rs::Result<()>,
     ) -> (usize, libbpf_rs::Result<()>) {
@@ -518,7 +518,7 @@ mod tests {
     fn a_task_that_does_not_end_is_killed_at_its_deadline() {
         let (tenant, limit) = (Tenant::User(1), Duration::from_millis(100));
         let mut task = ChildTask::start(&tenant, limit, &[], |_| sleep(LONG_PATIENCE)).unwrap();
-        assert!(task.poll().is_none());
+        assert!(task.poll_result().is_none());
         assert_eq!(
             task.wait(LONG_PATIENCE).unwrap().unwrap_err(),
             ChildTaskError::TimedOut(limit)

@@ -62,7 +62,7 @@ enum PinRemover {
 }
 
 impl LinkDirectory {
-    fn find(shared: &Path) -> Self {
+    fn find_place(shared: &Path) -> Self {
         if let Ok(bpffs) = create_bpffs() {
             let number = bpffs.as_raw_fd();
             return Self {
@@ -86,7 +86,7 @@ impl LinkDirectory {
 
 /// Finds a place to pin links in. The directory is that of the pinned task states.
 pub(crate) fn pin_links(shared: &Path) {
-    LINK_DIRECTORY.get_or_init(|| LinkDirectory::find(shared));
+    LINK_DIRECTORY.get_or_init(|| LinkDirectory::find_place(shared));
 }
 
 /// Leaves links that are dropped from now on to the end of this process, if the kernel then removes their pins. That is faster than
@@ -175,7 +175,7 @@ impl ProbeLink {
     }
 
     /// Pins the link in place of its descriptor, if that is possible. Returns whether it is pinned now.
-    fn pin(&mut self) -> bool {
+    fn pin_or_keep_open(&mut self) -> bool {
         if let (Some(directory), Some(LinkReference::Open(descriptor))) =
             (LINK_DIRECTORY.get(), &self.reference)
             && let Some(pin) = LinkPin::new(directory, descriptor)
@@ -200,7 +200,7 @@ impl Drop for ProbeLink {
             && LINK_DIRECTORY
                 .get()
                 .is_some_and(|it| matches!(it.remover, PinRemover::Kernel { .. }));
-        if self.pin() && is_left_to_kernel {
+        if self.pin_or_keep_open() && is_left_to_kernel {
             std::mem::forget(self.reference.take());
         }
     }
@@ -209,7 +209,7 @@ impl Drop for ProbeLink {
 /// Has the kernel detach links, and waits for none of them if they can be pinned. Probes that are attached to the same functions
 /// soon after may count a call twice: see [`detach_links`].
 pub(crate) fn release_links(mut links: Vec<ProbeLink>) {
-    links.retain_mut(|link| !link.pin());
+    links.retain_mut(|link| !link.pin_or_keep_open());
     close_links_in_parallel(links.into_iter().filter_map(ProbeLink::into_descriptor));
 }
 

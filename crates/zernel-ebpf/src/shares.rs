@@ -16,7 +16,7 @@ pub(crate) struct TenantShares {
 
 impl TenantShares {
     /// Whether a tenant may get another entry. `tenants` has the tenant of every entry in use.
-    pub(crate) fn admits<'a>(
+    pub(crate) fn may_add_entry<'a>(
         &self,
         tenant: &Tenant,
         tenants: impl Iterator<Item = &'a Tenant>,
@@ -50,7 +50,7 @@ mod tests {
     /// Number of entries that a user gets, beside those in use.
     fn entries_gained(user: u32, used: &mut Vec<Tenant>) -> usize {
         let (tenant, before) = (Tenant::User(user), used.len());
-        while EXAMPLE_SHARES.admits(&tenant, used.iter()) {
+        while EXAMPLE_SHARES.may_add_entry(&tenant, used.iter()) {
             used.push(tenant.clone());
         }
         used.len() - before
@@ -62,7 +62,9 @@ mod tests {
         assert_eq!(entries_gained(1, &mut used), 12);
         for user in 2..6 {
             used.extend([Tenant::User(user), Tenant::User(user)]);
-            assert!(EXAMPLE_SHARES.admits(&Tenant::User(user), used[..used.len() - 1].iter()));
+            assert!(
+                EXAMPLE_SHARES.may_add_entry(&Tenant::User(user), used[..used.len() - 1].iter())
+            );
         }
         assert_eq!(entries_gained(6, &mut used), 0, "the table is full");
     }

@@ -46,7 +46,7 @@ impl MemoryFile {
         Self(file.expect("memory").into())
     }
 
-    fn fill(&self, content: &[u8]) -> PathBuf {
+    fn set_content(&self, content: &[u8]) -> PathBuf {
         self.0.set_len(content.len() as u64).expect("memory");
         self.0.write_all_at(content, 0).expect("memory");
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
@@ -95,7 +95,7 @@ fn fuzz_library() {
     let file = MemoryFile::new();
     let mut usable = 0_u64;
     let outcome = fuzz_target("library").run(|content| {
-        let sites = Library::open(&file.fill(content))
+        let sites = Library::open(&file.set_content(content))
             .and_then(|library| library.find_functions(&REQUESTED_NAMES));
         usable += u64::from(sites.is_ok());
         for site in sites.into_iter().flatten().flatten().flatten() {
@@ -110,7 +110,7 @@ fn fuzz_dynamic_loader() {
     let file = MemoryFile::new();
     let mut found = 0_u64;
     let outcome = fuzz_target("dynamic-loader").run(|content| {
-        found += u64::from(LoaderSymbols::read(&file.fill(content)).is_ok());
+        found += u64::from(LoaderSymbols::read(&file.set_content(content)).is_ok());
     });
     assert!(found > outcome.inputs / 50, "{found} loaders: {outcome:?}");
 }

@@ -88,9 +88,9 @@ impl Environment {
             let (name, value) = (&entry[..equals], &entry[equals + 1..]);
             let same = |known: &&&str| known.as_bytes() == name;
             if let Some(known) = SINGLE_VALUE_VARIABLES.iter().find(same) {
-                environment.insert(known, to_printable(value, MAX_NAME_BYTES));
+                environment.insert_variable(known, to_printable(value, MAX_NAME_BYTES));
             } else if let Some(known) = DEVICE_LIST_VARIABLES.iter().find(same) {
-                environment.insert(
+                environment.insert_variable(
                     known,
                     to_printable(truncate_between_entries(value), MAX_DEVICE_LIST_BYTES),
                 );
@@ -99,7 +99,7 @@ impl Environment {
         environment
     }
 
-    fn insert(&mut self, name: &'static str, value: String) {
+    fn insert_variable(&mut self, name: &'static str, value: String) {
         let is_new = self.variables.iter().all(|(known, _)| *known != name);
         if is_new {
             self.variables.push((name, value));
@@ -113,17 +113,17 @@ impl Environment {
     }
 
     /// Returns the value of a variable if it is not empty.
-    pub(super) fn get(&self, name: &str) -> Option<String> {
+    pub(super) fn get_nonempty(&self, name: &str) -> Option<String> {
         self.get_raw(name).filter(|value| !value.is_empty())
     }
 
     fn get_number(&self, name: &str) -> Option<u32> {
-        self.get(name)?.trim().parse().ok()
+        self.get_nonempty(name)?.trim().parse().ok()
     }
 
     /// Returns the rank of the best source. A missing local rank is taken from another source only
     /// if its rank and world size are the same, so that ranks of two launchers never mix.
-    pub(super) fn rank(&self) -> Option<Rank> {
+    pub(super) fn find_rank(&self) -> Option<Rank> {
         let mut candidates = self.ranks_by_source();
         let mut best = candidates.next()?;
         for other in candidates {
@@ -191,13 +191,13 @@ impl Environment {
 
     /// Returns the name of the job. `slurm_job` comes from the cgroup and takes precedence, because
     /// the process cannot forge it.
-    pub(super) fn job(&self, slurm_job: Option<&str>) -> Option<(String, JobSource)> {
+    pub(super) fn find_job(&self, slurm_job: Option<&str>) -> Option<(String, JobSource)> {
         let slurm = slurm_job
             .map(str::to_owned)
-            .or_else(|| self.get("SLURM_JOB_ID"));
+            .or_else(|| self.get_nonempty("SLURM_JOB_ID"));
         // `none` is torchrun's default name.
         let torchrun = self
-            .get("TORCHELASTIC_RUN_ID")
+            .get_nonempty("TORCHELASTIC_RUN_ID")
             .filter(|name| name != "none");
         slurm
             .map(|job| (job, JobSource::Slurm))
@@ -206,15 +206,18 @@ impl Environment {
     }
 
     fn rendezvous_id(&self) -> Option<String> {
-        let (address, port) = (self.get("MASTER_ADDR")?, self.get_number("MASTER_PORT")?);
+        let (address, port) = (
+            self.get_nonempty("MASTER_ADDR")?,
+            self.get_number("MASTER_PORT")?,
+        );
         Some(format!("{address}:{port}"))
     }
 
     /// Returns the name of the pod. `HOSTNAME` is the pod's name only inside a pod; with the host's
     /// network it is the name of the host.
-    pub(super) fn pod(&self, is_in_pod: bool, host_name: &str) -> Option<String> {
-        let host = self.get("HOSTNAME");
-        self.get("POD_NAME")
+    pub(super) fn find_pod(&self, is_in_pod: bool, host_name: &str) -> Option<String> {
+        let host = self.get_nonempty("HOSTNAME");
+        self.get_nonempty("POD_NAME")
             .or_else(|| host.filter(|name| is_in_pod && name != host_name))
     }
 }
@@ -258,7 +261,7 @@ mod tests {
     fn the_first_of_duplicate_variables_wins() {
         assert_eq!(
             parse_environment("RANK=1 RANK=2")
-                .rank()
+                .find_rank()
                 .map(|rank| rank.rank),
             Some(1)
         );
@@ -279,7 +282,7 @@ mod tests {
         #[test]
         fn arbitrary_environments_never_panic_and_stay_bounded(pieces in vec(select(&ENVIRONMENT_PIECES), 0..40)) {
             let kept = Environment::parse(&pieces.concat());
-            kept.rank();
+            kept.find_rank();
             prop_assert!(kept.variables.len() <= SINGLE_VALUE_VARIABLES.len() + DEVICE_LIST_VARIABLES.len());
             prop_assert!(kept.variables.iter().all(|(_, value)| value.len() <= MAX_DEVICE_LIST_BYTES));
         }
@@ -293,7 +296,7 @@ mod tests {
             let start = bytes.len() - rank.len();
             bytes[start..].copy_from_slice(rank);
             let environment = Environment::read_from(&*bytes).ok()?;
-            environment.rank().map(|rank| rank.rank)
+            environment.find_rank().map(|rank| rank.rank)
         };
         assert_eq!(rank_at_the_end_of(MAX_ENVIRONMENT_BYTES), Some(123));
         assert_eq!(rank_at_the_end_of(MAX_ENVIRONMENT_BYTES + 1), None);
@@ -304,7 +307,7 @@ mod tests {
     fn values_are_bounded() {
         let mut bytes = b"POD_NAME=".to_vec();
         bytes.extend([b'a'; 10_000]);
-        let name = Environment::parse(&bytes).get("POD_NAME").unwrap();
+        let name = Environment::parse(&bytes).get_nonempty("POD_NAME").unwrap();
         assert_eq!(name.len(), MAX_NAME_BYTES);
     }
 
@@ -325,7 +328,7 @@ mod tests {
         let kept = parse_environment("CUDA_VISIBLE_DEVICES= RANK=");
         assert_eq!(kept.get_raw("CUDA_VISIBLE_DEVICES"), Some(String::new()));
         assert_eq!(kept.get_raw("NVIDIA_VISIBLE_DEVICES"), None);
-        assert_eq!(kept.rank(), None);
+        assert_eq!(kept.find_rank(), None);
     }
 
     /// Variables; then rank, local rank, world size and source.
@@ -373,7 +376,7 @@ mod tests {
     fn the_rank_comes_from_the_best_launcher() {
         for (text, expected) in RANK_CASES {
             let rank = parse_environment(text)
-                .rank()
+                .find_rank()
                 .map(|rank| (rank.rank, rank.local_rank, rank.world_size, rank.source));
             assert_eq!(rank, *expected, "{text}");
         }
@@ -414,7 +417,7 @@ mod tests {
             ("", None, None),
         ];
         for (text, cgroup, expected) in cases {
-            let job = parse_environment(text).job(cgroup);
+            let job = parse_environment(text).find_job(cgroup);
             let job = job.as_ref().map(|(name, source)| (name.as_str(), *source));
             assert_eq!(job, expected, "{text}");
         }
@@ -431,7 +434,7 @@ mod tests {
             ("", true, None),
         ];
         for (text, is_in_pod, expected) in cases {
-            let pod = parse_environment(text).pod(is_in_pod, "machine");
+            let pod = parse_environment(text).find_pod(is_in_pod, "machine");
             assert_eq!(pod.as_deref(), expected, "{text}");
         }
     }

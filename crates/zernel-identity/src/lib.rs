@@ -59,7 +59,7 @@ pub enum IdentityError {
 impl IdentityError {
     /// Returns the matching I/O error kind.
     #[must_use]
-    pub fn kind(&self) -> io::ErrorKind {
+    pub fn error_kind(&self) -> io::ErrorKind {
         match self {
             Self::NotFound { .. } => io::ErrorKind::NotFound,
             Self::Unreadable { source, .. } => match source {
@@ -137,7 +137,7 @@ fn identity_from_proc(
 ) -> Identity {
     let empty = Environment::default();
     let variables = environment.unwrap_or(&empty);
-    let job = variables.job(cgroup.slurm_job.as_deref());
+    let job = variables.find_job(cgroup.slurm_job.as_deref());
     let (job, job_source) = job.unzip();
     let mut identity = Identity {
         pid: stat.pid.unsigned_abs(),
@@ -149,21 +149,21 @@ fn identity_from_proc(
         unit: cgroup.unit,
         job,
         job_source,
-        namespace: variables.get("POD_NAMESPACE"),
-        pod: variables.pod(cgroup.pod_uid.is_some(), host_name),
+        namespace: variables.get_nonempty("POD_NAMESPACE"),
+        pod: variables.find_pod(cgroup.pod_uid.is_some(), host_name),
         pod_uid: cgroup.pod_uid,
         pod_is_certain: cgroup.is_pod_certain,
         container: cgroup.container,
         cuda_visible_devices: variables.get_raw("CUDA_VISIBLE_DEVICES"),
-        cuda_device_order: variables.get("CUDA_DEVICE_ORDER"),
+        cuda_device_order: variables.get_nonempty("CUDA_DEVICE_ORDER"),
         nvidia_visible_devices: variables.get_raw("NVIDIA_VISIBLE_DEVICES"),
         slurm_gpus: variables
-            .get("SLURM_STEP_GPUS")
-            .or_else(|| variables.get("SLURM_JOB_GPUS")),
+            .get_nonempty("SLURM_STEP_GPUS")
+            .or_else(|| variables.get_nonempty("SLURM_JOB_GPUS")),
         environment_read: environment.is_some(),
         ..Identity::default()
     };
-    if let Some(rank) = variables.rank() {
+    if let Some(rank) = variables.find_rank() {
         identity.set_rank(rank);
     }
     identity
@@ -181,12 +181,12 @@ fn inherit_rank(identity: &mut Identity, process: &Process) {
             return;
         }
         if let Some(environment) = read_environment(&ancestor)
-            && let Some(rank) = environment.rank()
+            && let Some(rank) = environment.find_rank()
         {
             identity.set_rank(rank);
             identity.rank_of = Some(ancestor.pid.unsigned_abs());
             if identity.job.is_none() {
-                (identity.job, identity.job_source) = environment.job(None).unzip();
+                (identity.job, identity.job_source) = environment.find_job(None).unzip();
             }
             return;
         }

@@ -143,9 +143,9 @@ fn an_exited_process_is_not_found() {
     }
     let error = identify(pid).unwrap_err();
     assert!(matches!(error, IdentityError::NotFound { pid: missing } if missing == pid));
-    assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    assert_eq!(error.error_kind(), io::ErrorKind::NotFound);
     assert_eq!(
-        identify(u32::MAX).unwrap_err().kind(),
+        identify(u32::MAX).unwrap_err().error_kind(),
         io::ErrorKind::NotFound
     );
 }

@@ -19,25 +19,25 @@ fn main() {
     let mut comparison = TimedComparison::from_args();
 
     let mut ours = LatencyHistogram::default();
-    comparison.measure(OUR_HISTOGRAM_NAME, count, || {
+    comparison.measure_routine(OUR_HISTOGRAM_NAME, count, || {
         for ns in &durations {
             ours.record(black_box(*ns));
         }
     });
     let mut hdr = hdrhistogram::Histogram::<u64>::new_with_max(u64::MAX >> 1, 1).expect("in range");
-    comparison.measure(HDR_HISTOGRAM_NAME, count, || {
+    comparison.measure_routine(HDR_HISTOGRAM_NAME, count, || {
         for ns in &durations {
             hdr.record(black_box(*ns)).expect("in range");
         }
     });
     let mut h2 = histogram::Histogram::new(4, 64).expect("in range");
-    comparison.measure(H2_HISTOGRAM_NAME, count, || {
+    comparison.measure_routine(H2_HISTOGRAM_NAME, count, || {
         for ns in &durations {
             h2.increment(black_box(*ns)).expect("in range");
         }
     });
     let mut with_rest = HistogramWithTotals::new();
-    comparison.measure(H2_HISTOGRAM_WITH_TOTALS_NAME, count, || {
+    comparison.measure_routine(H2_HISTOGRAM_WITH_TOTALS_NAME, count, || {
         for ns in &durations {
             with_rest.record(black_box(*ns));
         }

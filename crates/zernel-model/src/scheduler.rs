@@ -78,7 +78,7 @@ pub const FIRST_WAIT_BUCKET_ENDS_NS: u64 = 1 << 10;
 
 impl ClassStatistics {
     /// Adds what another CPU counted.
-    pub fn add(&mut self, other: &Self) {
+    pub fn add_from_cpu(&mut self, other: &Self) {
         self.runs += other.runs;
         self.run_ns += other.run_ns;
         self.wakeups += other.wakeups;
@@ -109,7 +109,7 @@ impl ClassStatistics {
     /// Times from a wake-up to running. A quantile is that of the end of its bucket: at most twice as long as the exact
     /// one, within the error of [`LatencyHistogram`].
     #[must_use]
-    pub fn waits(&self) -> LatencyHistogram {
+    pub fn wait_histogram(&self) -> LatencyHistogram {
         let mut histogram = LatencyHistogram::default();
         let (mut longest_ns, mut shortest_ns) = (0, u64::MAX);
         let mut ends_ns = FIRST_WAIT_BUCKET_ENDS_NS;
@@ -122,7 +122,7 @@ impl ClassStatistics {
             ends_ns = ends_ns.saturating_mul(2);
         }
         if histogram.count > 0 {
-            histogram.account(self.wait_ns, shortest_ns, longest_ns);
+            histogram.add_sum_and_extremes(self.wait_ns, shortest_ns, longest_ns);
         }
         histogram
     }
@@ -217,18 +217,18 @@ mod tests {
 
     #[test]
     fn quantiles_are_the_ends_of_their_buckets() {
-        let waits = class_with_wait_buckets(vec![98, 0, 0, 2]).waits();
+        let waits = class_with_wait_buckets(vec![98, 0, 0, 2]).wait_histogram();
         assert_eq!(waits.count, 100);
         assert_eq!(waits.sum_ns, 100_000);
         assert_eq!(waits.p50_ns(), 1023);
         let error = (8191.0 - waits.p99_ns() as f64) / 8191.0;
         assert!((0.0..=LatencyHistogram::MAX_ERROR).contains(&error));
         assert_eq!(
-            class_with_wait_buckets(Vec::new()).waits(),
+            class_with_wait_buckets(Vec::new()).wait_histogram(),
             LatencyHistogram::default()
         );
         assert_eq!(
-            class_with_wait_buckets(vec![0; 28]).waits(),
+            class_with_wait_buckets(vec![0; 28]).wait_histogram(),
             LatencyHistogram::default()
         );
     }

@@ -59,7 +59,7 @@ fn fuzz_snapshot() {
         let own = snapshot.to_json(Scope::User(1000), Duration::from_secs(7));
         serde_json::from_str::<Snapshot>(&own).expect("what is written can be read");
         assert!(snapshot.ledger_json(Scope::All).is_object());
-        let metrics = snapshot.aggregated(Scope::All).to_prometheus();
+        let metrics = snapshot.to_aggregated_metrics(Scope::All).to_prometheus();
         assert!(!metrics.is_empty());
     });
     assert!(read > outcome.inputs / 50, "{read} snapshots: {outcome:?}");

@@ -69,7 +69,7 @@ fn detect(comparison: &mut TimedComparison, name: &str, pids: u32) {
     let tasks = tasks(pids);
     let samples = (rounds(&tasks) * tasks.len()) as u64;
     let mut detector = PhaseDetector::new(PhaseDetectorConfig::default());
-    comparison.measure(name, samples, || {
+    comparison.measure_routine(name, samples, || {
         sample_all(&tasks, |task| {
             black_box(detector.detect(black_box(task)));
         });
@@ -80,7 +80,7 @@ fn naive_detect(comparison: &mut TimedComparison, name: &str, pids: u32) {
     let tasks = tasks(pids);
     let samples = (rounds(&tasks) * tasks.len()) as u64;
     let mut detector = NaiveDetector::default();
-    comparison.measure(name, samples, || {
+    comparison.measure_routine(name, samples, || {
         sample_all(&tasks, |task| {
             black_box(detector.detect(black_box(task)));
         });
@@ -145,7 +145,7 @@ fn measure_tracker(comparison: &mut TimedComparison) {
     let mut tracker = PhaseTracker::new(TrackerConfig::default(), 0);
     let mut times = PhaseTimeAccumulator::default();
     let mut now_ns = 0;
-    comparison.measure("tracker, one event", 100 * step.len() as u64, || {
+    comparison.measure_routine("tracker, one event", 100 * step.len() as u64, || {
         for _ in 0..100 {
             for (elapsed_ns, event) in &step {
                 now_ns += elapsed_ns;
@@ -159,7 +159,7 @@ fn measure_tracker(comparison: &mut TimedComparison) {
 /// Keeps the events of a step and replays all of them for each new event.
 fn naive_tracker(comparison: &mut TimedComparison) {
     let step = step();
-    comparison.measure("naive tracker, one event", step.len() as u64, || {
+    comparison.measure_routine("naive tracker, one event", step.len() as u64, || {
         let mut seen: HashMap<u32, Vec<(u64, ThreadEvent)>> = HashMap::new();
         let mut now_ns = 0;
         for (elapsed_ns, event) in &step {

@@ -35,7 +35,7 @@ impl PhaseSeconds {
     }
 
     /// Combines two of them number by number with `combine_one`. The phases add up to `wall` again.
-    pub(crate) fn combine(
+    pub(crate) fn combine_with(
         &self,
         other: &Self,
         wall: f64,
@@ -115,7 +115,7 @@ mod tests {
                 ..ProcessTimes::default()
             }
         };
-        let part = times(9.0, 6.0).combine(&times(4.0, 2.0), |to, from| to - from);
+        let part = times(9.0, 6.0).combine_with(&times(4.0, 2.0), |to, from| to - from);
         assert_eq!(part, times(5.0, 4.0));
     }
 }

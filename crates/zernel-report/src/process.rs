@@ -112,10 +112,10 @@ impl ProcessReport {
     }
 
     /// Subtracts what was observed before.
-    pub(crate) fn since(mut self, before: &Self) -> Self {
+    pub(crate) fn subtract_baseline(mut self, before: &Self) -> Self {
         let difference = |now: f64, before: f64| (now - before).max(0.0);
         self.complete = Some(false);
-        self.times = self.times.combine(&before.times, difference);
+        self.times = self.times.combine_with(&before.times, difference);
         self.launches = self.launches.saturating_sub(before.launches);
         self.copies = self.copies.saturating_sub(before.copies);
         self.copied_bytes = self.copied_bytes.saturating_sub(before.copied_bytes);
@@ -142,7 +142,7 @@ impl ProcessReport {
     pub(crate) fn is_rank(&self) -> bool {
         let times = &self.times;
         let worked = self.launches > 0 || !self.collectives.is_empty();
-        let waited = times.data_waits.total() + times.peer_wait_seconds > 0.0;
+        let waited = times.data_waits.total_seconds() + times.peer_wait_seconds > 0.0;
         let stepped = self.steps.is_some() || times.phases.total_seconds() > times.phases.unknown;
         !self.is_loader && (worked || waited || stepped)
     }
@@ -198,7 +198,10 @@ mod tests {
         assert_eq!(process(false, "ncclAllReduce").complete, None);
         // The first calls of the process are subtracted, so the rest is incomplete.
         for before in [process(true, "cuInit"), process(false, "ncclAllReduce")] {
-            assert_eq!(before.clone().since(&before).complete, Some(false));
+            assert_eq!(
+                before.clone().subtract_baseline(&before).complete,
+                Some(false)
+            );
         }
     }
 }

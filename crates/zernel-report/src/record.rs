@@ -91,7 +91,7 @@ impl ProcessRecord {
         }
         let report = ProcessReport::new(process);
         let report = match &self.baseline {
-            Some(baseline) => report.since(baseline),
+            Some(baseline) => report.subtract_baseline(baseline),
             None => report,
         };
         self.latest = report;
@@ -149,7 +149,7 @@ impl ProcessRecord {
                 begin_seconds: begin.wall_seconds,
                 times: ProcessTimes {
                     gpu_busy_seconds: gpu_busy_between(&samples, begin_ns, end_ns),
-                    ..end.combine(&begin, |end, begin| (end - begin).max(0.0))
+                    ..end.combine_with(&begin, |end, begin| (end - begin).max(0.0))
                 },
             });
             latest.steps = Some(report);
@@ -188,7 +188,7 @@ fn times_at(samples: &[RecordSample], at_ns: u64) -> Option<ProcessTimes> {
     let before = after.checked_sub(1).map_or(begin, |index| samples[index]);
     let span = next.at_ns.saturating_sub(before.at_ns).max(1) as f64;
     let share = at_ns.saturating_sub(before.at_ns) as f64 / span;
-    Some(next.times.combine(&before.times, |next, before| {
+    Some(next.times.combine_with(&before.times, |next, before| {
         before + share * (next - before)
     }))
 }

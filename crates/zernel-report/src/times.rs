@@ -64,7 +64,7 @@ impl ProcessTimes {
     /// Waits for data, at most as long as the wall time.
     pub(crate) fn bounded_data_waits(&self) -> DataWaits {
         let waits = self.data_waits;
-        let scale = (self.wall_seconds / waits.total().max(f64::EPSILON)).min(1.0);
+        let scale = (self.wall_seconds / waits.total_seconds().max(f64::EPSILON)).min(1.0);
         DataWaits {
             prepare: scale * waits.prepare,
             fetch: scale * waits.fetch,
@@ -96,7 +96,7 @@ impl ProcessTimes {
     }
 
     /// Combines two of them number by number with `combine_one`. The phases add up to the wall time again.
-    pub(crate) fn combine(&self, other: &Self, combine_one: impl Fn(f64, f64) -> f64) -> Self {
+    pub(crate) fn combine_with(&self, other: &Self, combine_one: impl Fn(f64, f64) -> f64) -> Self {
         let data = [&self.data_waits, &other.data_waits];
         let wall_seconds = combine_one(self.wall_seconds, other.wall_seconds);
         Self {
@@ -105,7 +105,7 @@ impl ProcessTimes {
                 self.not_observed_seconds,
                 other.not_observed_seconds,
             ),
-            phases: (self.phases).combine(&other.phases, wall_seconds, &combine_one),
+            phases: (self.phases).combine_with(&other.phases, wall_seconds, &combine_one),
             data_waits: DataWaits {
                 prepare: combine_one(data[0].prepare, data[1].prepare),
                 fetch: combine_one(data[0].fetch, data[1].fetch),
@@ -211,7 +211,7 @@ impl RankTimes {
             launching: times.launch_seconds,
             launches: times.launches,
             unknown: times.phases.unknown,
-            data_waits: data_waits.total(),
+            data_waits: data_waits.total_seconds(),
             data_prepare: data_waits.prepare,
             data_fetch: data_waits.fetch,
             data_sched: data_waits.sched,

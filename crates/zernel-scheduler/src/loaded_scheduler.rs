@@ -116,7 +116,7 @@ impl<'a> LoadedScheduler<'a> {
         let mut sum = ClassStatistics::default();
         for value in values.unwrap_or_default() {
             if let Ok((counted, _)) = RawClassCounters::read_from_prefix(&value) {
-                sum.add(&counted.into());
+                sum.add_from_cpu(&counted.into());
             }
         }
         sum

@@ -77,7 +77,7 @@ pub(crate) async fn enforce_access(
     mut request: Request,
     next: Next,
 ) -> Response {
-    match policy.authorize(&peer, request.uri(), request.headers()) {
+    match policy.authorize_request(&peer, request.uri(), request.headers()) {
         Ok(grant) => {
             slot.assign_to_owner(&grant.owner);
             request.extensions_mut().insert(grant);
@@ -88,7 +88,7 @@ pub(crate) async fn enforce_access(
 }
 
 impl AccessPolicy {
-    fn authorize(
+    fn authorize_request(
         &self,
         peer: &Peer,
         uri: &Uri,

@@ -48,7 +48,7 @@ pub struct BoundAddresses {
 
 impl Server {
     /// Binds every address in `options`. On an error, nothing stays bound.
-    pub fn bind(options: Options, source: impl Source) -> Result<Self, ServeError> {
+    pub fn bind_addresses(options: Options, source: impl Source) -> Result<Self, ServeError> {
         let policy = AccessPolicy {
             expose: options.expose,
             token: options.token.clone(),

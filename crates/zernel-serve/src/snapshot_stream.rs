@@ -36,8 +36,8 @@ impl SnapshotStreams {
 
     /// Subscribes to a scope. The receiver reports an existing snapshot as changed, so a new client
     /// gets it at once.
-    pub(crate) fn subscribe(&self, scope: Scope) -> LatestSnapshot {
-        let mut streams = self.lock();
+    pub(crate) fn subscribe_to_scope(&self, scope: Scope) -> LatestSnapshot {
+        let mut streams = self.lock_streams();
         let stream = streams.entry(scope).or_insert_with(|| {
             let stream = Arc::new(watch::Sender::new(None));
             tokio::spawn(self.clone().publish_snapshots(scope, Arc::clone(&stream)));
@@ -73,7 +73,7 @@ impl SnapshotStreams {
     /// Removes the stream if it has no subscribers. The check runs under the lock, so no client can
     /// subscribe to a stream that is being removed.
     fn remove_if_unused(&self, scope: Scope, stream: &watch::Sender<Option<Utf8Bytes>>) -> bool {
-        let mut streams = self.lock();
+        let mut streams = self.lock_streams();
         let is_unused = stream.receiver_count() == 0;
         if is_unused {
             streams.remove(&scope);
@@ -81,7 +81,7 @@ impl SnapshotStreams {
         is_unused
     }
 
-    fn lock(&self) -> MutexGuard<'_, StreamsByScope> {
+    fn lock_streams(&self) -> MutexGuard<'_, StreamsByScope> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -39,7 +39,7 @@ pub(crate) async fn upgrade_to_websocket(
         .max_frame_size(MAX_MESSAGE_BYTES)
         .max_message_size(MAX_MESSAGE_BYTES)
         .on_upgrade(async move |socket| {
-            let latest = websockets.streams.subscribe(grant.scope);
+            let latest = websockets.streams.subscribe_to_scope(grant.scope);
             let shutdown = websockets.shutdown.clone();
             serve_client(socket, latest, &slot, shutdown, websockets.limits).await;
         })

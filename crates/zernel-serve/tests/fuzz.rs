@@ -77,7 +77,7 @@ impl LocalServer {
         };
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.expect("a runtime");
-        let server = Server::bind(options, FixedSource).expect("free addresses");
+        let server = Server::bind_addresses(options, FixedSource).expect("free addresses");
         let addresses = server.local_addresses();
         runtime.spawn(server.run(std::future::pending()));
         Self {

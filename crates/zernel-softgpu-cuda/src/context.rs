@@ -134,13 +134,13 @@ impl ContextObject {
         })
     }
 
-    fn streams(&self) -> Vec<Arc<Stream>> {
+    fn live_streams(&self) -> Vec<Arc<Stream>> {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         streams.clone()
     }
 
     fn deferred_blocking_streams(&self) -> Vec<Arc<Stream>> {
-        let mut streams = self.streams();
+        let mut streams = self.live_streams();
         streams.retain(|stream| stream.role() == StreamRole::Blocking && stream.is_deferred());
         streams
     }
@@ -157,7 +157,11 @@ impl ContextObject {
 
     /// `cuCtxSynchronize`.
     pub(crate) fn synchronize(&self, symbol: &'static LoggedSymbol) -> Result<(), CudaError> {
-        if self.streams().iter().any(|stream| stream.is_capturing()) {
+        if self
+            .live_streams()
+            .iter()
+            .any(|stream| stream.is_capturing())
+        {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
         self.wait_for_all_streams(symbol);
@@ -166,7 +170,7 @@ impl ContextObject {
 
     fn wait_for_all_streams(&self, symbol: &'static LoggedSymbol) {
         let waiting = self.wait_method();
-        let streams = self.streams();
+        let streams = self.live_streams();
         let all = streams.iter().chain([&self.legacy.stream]);
         let markers: Vec<_> = all.map(|stream| stream.submit_marker(symbol)).collect();
         markers
@@ -182,7 +186,7 @@ impl StreamObject {
     }
 
     /// Puts `work` at its end, or into the graph it is recording.
-    pub(crate) fn submit(
+    pub(crate) fn submit_or_capture(
         &self,
         work: StreamWork,
         symbol: &'static LoggedSymbol,
@@ -212,7 +216,7 @@ impl StreamObject {
                 vec![legacy]
             }
             StreamRole::Legacy => {
-                let streams = self.context()?.streams();
+                let streams = self.context()?.live_streams();
                 let captures = |stream: &Arc<Stream>| {
                     stream.role() == StreamRole::Blocking && stream.is_capturing()
                 };

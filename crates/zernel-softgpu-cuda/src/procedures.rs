@@ -16,7 +16,7 @@ pub(crate) enum FoundProcedure {
 
 impl FoundProcedure {
     /// `CUdriverProcAddressQueryResult`.
-    pub(crate) fn status(&self) -> i32 {
+    pub(crate) fn query_result_code(&self) -> i32 {
         match self {
             Self::At(_) => 0,
             Self::Unknown => 1,

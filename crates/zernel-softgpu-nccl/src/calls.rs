@@ -31,7 +31,7 @@ fn remember_error(outcome: Outcome) -> Outcome {
 
 fn check_rank(rank: i32, communicator: &Communicator) -> Result<usize, NcclError> {
     let rank = usize::try_from(rank).map_err(|_| NcclError::InvalidArgument)?;
-    match rank < communicator.segment.ranks() {
+    match rank < communicator.segment.rank_count() {
         true => Ok(rank),
         false => Err(NcclError::InvalidArgument),
     }
@@ -98,7 +98,7 @@ impl DataCall {
         task: impl FnOnce(&Communicator, DataType, usize) -> Result<IssuedTask, NcclError>,
     ) -> Outcome {
         let data_type = DataType::from_code(self.data_type)?;
-        let bytes = self.count.checked_mul(data_type.bytes());
+        let bytes = self.count.checked_mul(data_type.element_bytes());
         let bytes = bytes.ok_or(NcclError::InvalidArgument)?;
         call.bytes = bytes as u64;
         let communicator = Communicator::usable_from_handle(self.communicator)?;
@@ -258,7 +258,7 @@ exports! { "nccl" =>
 
     fn ncclCommCount(call, handle: u64, count: Out<i32>) -> Outcome {
         call.object = handle;
-        Ok(count.set(Communicator::from_handle(handle)?.segment.ranks() as i32)?)
+        Ok(count.set(Communicator::from_handle(handle)?.segment.rank_count() as i32)?)
     }
 
     fn ncclCommCuDevice(call, handle: u64, device: Out<i32>) -> Outcome {
@@ -268,7 +268,7 @@ exports! { "nccl" =>
 
     fn ncclCommUserRank(call, handle: u64, rank: Out<i32>) -> Outcome {
         call.object = handle;
-        Ok(rank.set(Communicator::from_handle(handle)?.segment.rank() as i32)?)
+        Ok(rank.set(Communicator::from_handle(handle)?.segment.own_rank() as i32)?)
     }
 
     /// Registered or not, buffers are used in place.
@@ -287,7 +287,7 @@ exports! { "nccl" =>
 
     fn ncclMemAlloc(call, address: Out<u64>, bytes: usize) -> Outcome {
         call.bytes = bytes as u64;
-        call.object = loaded_driver()?.allocate(bytes)?;
+        call.object = loaded_driver()?.allocate_device_memory(bytes)?;
         Ok(address.set(call.object)?)
     }
 

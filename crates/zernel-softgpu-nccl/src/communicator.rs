@@ -131,7 +131,7 @@ impl Communicator {
     /// Waits for all operations, and leaves the communicator.
     pub(crate) fn destroy(&self) {
         self.finalize();
-        self.segment.leave();
+        self.segment.mark_left();
         COMMUNICATORS.remove(self.handle);
     }
 
@@ -146,7 +146,7 @@ impl Communicator {
     pub(crate) fn split(&self, color: i32, key: i32) -> Result<Option<Arc<Self>>, NcclError> {
         let check_abort =
             || self.check_abort(self.segment.waits_for_lost_rank(RankWord::ControlArrived));
-        let own_rank = self.segment.rank();
+        let own_rank = self.segment.own_rank();
         let mut message = [0; 8];
         message[0] = u64::from(color.cast_unsigned());
         message[1] = u64::from(key.cast_unsigned());
@@ -158,7 +158,7 @@ impl Communicator {
         let leads = members.first() == Some(&own_rank) && color != NO_COLOR;
         let mut message = [0; 8];
         if leads {
-            message[..3].copy_from_slice(&crate::segment::new_unique_id()?.words());
+            message[..3].copy_from_slice(&crate::segment::new_unique_id()?.control_words());
         }
         let all = self
             .segment

@@ -166,7 +166,7 @@ impl Driver {
         (self.interface.create_external_kernel)(name.as_ptr(), kernel)
     }
 
-    pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {
+    pub(crate) fn allocate_device_memory(&self, bytes: usize) -> Result<u64> {
         let mut address = 0;
         check_driver_code((self.allocate)(&raw mut address, bytes))?;
         Ok(address)

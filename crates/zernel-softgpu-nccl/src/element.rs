@@ -35,7 +35,7 @@ impl DataType {
         all.get(index).copied().ok_or(NcclError::InvalidArgument)
     }
 
-    pub(crate) fn bytes(self) -> usize {
+    pub(crate) fn element_bytes(self) -> usize {
         match self {
             Self::Int8 | Self::Uint8 => 1,
             Self::Float16 | Self::Bfloat16 => 2,

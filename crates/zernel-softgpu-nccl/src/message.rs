@@ -77,7 +77,7 @@ fn step_all_transfers(
     {
         let channel = (transfer.message.direction, transfer.message.peer);
         if !busy.contains(&channel) {
-            moved |= transfer.step(segment, start);
+            moved |= transfer.move_chunk(segment, start);
             busy.push(channel);
         }
     }
@@ -94,7 +94,7 @@ impl MessageTransfer {
         }
     }
 
-    fn step(&mut self, segment: &SharedSegment, start: u64) -> bool {
+    fn move_chunk(&mut self, segment: &SharedSegment, start: u64) -> bool {
         match self.message.direction {
             Direction::Send => self.step_send(segment, start),
             Direction::Receive => self.step_receive(segment, start),
@@ -106,14 +106,14 @@ impl MessageTransfer {
         (self.message.buffer + self.moved as u64, bytes)
     }
 
-    fn finish(&mut self, sender_start: u64, receiver_start: u64) {
+    fn set_ended(&mut self, sender_start: u64, receiver_start: u64) {
         let both_there = sender_start.max(receiver_start);
         let duration = transfer_time(self.message.bytes as u64, nccl_bandwidth());
         self.end = Some(both_there + duration);
     }
 
     fn step_send(&mut self, segment: &SharedSegment, start: u64) -> bool {
-        let word = |word| segment.channel_word(segment.rank(), self.message.peer, word);
+        let word = |word| segment.channel_word(segment.own_rank(), self.message.peer, word);
         let sent = word(ChannelWord::Sent);
         let is_empty = sent.load(Relaxed) == word(ChannelWord::Received).load(Acquire);
         if !is_empty {
@@ -121,7 +121,7 @@ impl MessageTransfer {
         }
         if self.all_put {
             let receiver_start = word(ChannelWord::ReceiverStart).load(Relaxed);
-            self.finish(start, receiver_start);
+            self.set_ended(start, receiver_start);
             return true;
         }
         let (source, bytes) = self.next_chunk();
@@ -134,7 +134,7 @@ impl MessageTransfer {
     }
 
     fn step_receive(&mut self, segment: &SharedSegment, start: u64) -> bool {
-        let word = |word| segment.channel_word(self.message.peer, segment.rank(), word);
+        let word = |word| segment.channel_word(self.message.peer, segment.own_rank(), word);
         let received = word(ChannelWord::Received);
         let is_empty = word(ChannelWord::Sent).load(Acquire) == received.load(Relaxed);
         if is_empty {
@@ -149,7 +149,7 @@ impl MessageTransfer {
         received.fetch_add(1, Release);
         self.moved += bytes;
         if self.moved == self.message.bytes {
-            self.finish(sender_start, start);
+            self.set_ended(sender_start, start);
         }
         true
     }

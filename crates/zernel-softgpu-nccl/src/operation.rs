@@ -115,23 +115,26 @@ impl Operation {
                 end = collective.run(&self.communicator, end)?;
                 self.log_device_work(
                     issued,
-                    collective.offered_byte_count(self.communicator.segment.ranks()),
+                    collective.offered_byte_count(self.communicator.segment.rank_count()),
                     start,
                     end,
                 );
             }
         }
-        let messages: Vec<Message> = self.messages().map(|(message, _)| message).collect();
+        let messages: Vec<Message> = self
+            .messages_of_tasks()
+            .map(|(message, _)| message)
+            .collect();
         if !messages.is_empty() {
             end = run_messages(&self.communicator, &messages, end)?;
-            self.messages().for_each(|(message, issued)| {
+            self.messages_of_tasks().for_each(|(message, issued)| {
                 self.log_device_work(issued, message.bytes, start, end);
             });
         }
         Ok(end)
     }
 
-    fn messages(&self) -> impl Iterator<Item = (Message, &IssuedCall)> {
+    fn messages_of_tasks(&self) -> impl Iterator<Item = (Message, &IssuedCall)> {
         self.tasks.iter().filter_map(|issued| match issued.task {
             IssuedTask::Message(message) => Some((message, issued)),
             IssuedTask::Collective(_) => None,
@@ -234,19 +237,19 @@ impl Collective {
         let segment = &communicator.segment;
         let check_abort =
             || communicator.check_abort(segment.waits_for_lost_rank(RankWord::Arrived));
-        let total = self.offered_byte_count(segment.ranks());
+        let total = self.offered_byte_count(segment.rank_count());
         let mut all_started = start;
         segment
-            .rank_word(segment.rank(), RankWord::Start)
+            .rank_word(segment.own_rank(), RankWord::Start)
             .store(start, Relaxed);
         let mut offset = 0;
         loop {
             let bytes = (total - offset).min(COLLECTIVE_CHUNK_BYTES);
-            if self.contributes(segment.rank()) {
+            if self.contributes(segment.own_rank()) {
                 segment.offer_bytes(self.send + offset as u64, bytes);
             }
             segment.await_all_ranks(RankWord::Arrived, check_abort)?;
-            for rank in 0..segment.ranks() {
+            for rank in 0..segment.rank_count() {
                 all_started =
                     all_started.max(segment.rank_word(rank, RankWord::Start).load(Relaxed));
             }
@@ -262,19 +265,19 @@ impl Collective {
     /// Copies or reduces the parts of the chunk at `offset` that this rank needs.
     fn take_parts_of_chunk(&self, communicator: &Communicator, offset: usize, bytes: usize) {
         let segment = &communicator.segment;
-        let (own, ranks) = (segment.rank(), segment.ranks());
+        let (own, ranks) = (segment.own_rank(), segment.rank_count());
         let here = self.receive + offset as u64;
         match self.pattern {
             CollectivePattern::AllReduce(reduction) => {
-                self.reduce(communicator, reduction, 0..bytes, here);
+                self.reduce_chunk(communicator, reduction, 0..bytes, here);
             }
             CollectivePattern::Reduce(reduction, root) if root == own => {
-                self.reduce(communicator, reduction, 0..bytes, here);
+                self.reduce_chunk(communicator, reduction, 0..bytes, here);
             }
             CollectivePattern::ReduceScatter(reduction) => {
                 if let Some(own) = overlap_of_part(offset, bytes, own * self.part, self.part) {
                     let range = own.in_window..own.in_window + own.bytes;
-                    self.reduce(
+                    self.reduce_chunk(
                         communicator,
                         reduction,
                         range,
@@ -285,9 +288,9 @@ impl Collective {
             CollectivePattern::Broadcast(root) => {
                 write_to_address(here, segment.offered_bytes(root, bytes));
             }
-            CollectivePattern::AllGather => self.gather(communicator, offset, bytes),
+            CollectivePattern::AllGather => self.gather_chunk(communicator, offset, bytes),
             CollectivePattern::Gather(root) if root == own => {
-                self.gather(communicator, offset, bytes);
+                self.gather_chunk(communicator, offset, bytes);
             }
             CollectivePattern::AllToAll => (0..ranks).for_each(|from| {
                 self.take_own_part(communicator, from, offset, bytes, from * self.part);
@@ -299,14 +302,14 @@ impl Collective {
         }
     }
 
-    fn gather(&self, communicator: &Communicator, offset: usize, bytes: usize) {
-        for rank in 0..communicator.segment.ranks() {
+    fn gather_chunk(&self, communicator: &Communicator, offset: usize, bytes: usize) {
+        for rank in 0..communicator.segment.rank_count() {
             let place = self.receive + (rank * self.part + offset) as u64;
             write_to_address(place, communicator.segment.offered_bytes(rank, bytes));
         }
     }
 
-    fn reduce(
+    fn reduce_chunk(
         &self,
         communicator: &Communicator,
         reduction: Reduction,
@@ -315,7 +318,7 @@ impl Collective {
     ) {
         let segment = &communicator.segment;
         let shown = |rank| &segment.offered_bytes(rank, range.end)[range.clone()];
-        let operands: Vec<&[u8]> = (0..segment.ranks()).map(shown).collect();
+        let operands: Vec<&[u8]> = (0..segment.rank_count()).map(shown).collect();
         let mut result = vec![0; range.len()];
         reduce_operands(self.data_type, reduction, &operands, &mut result);
         write_to_address(receive, &result);
@@ -331,7 +334,8 @@ impl Collective {
         place: usize,
     ) {
         let segment = &communicator.segment;
-        if let Some(own) = overlap_of_part(offset, bytes, segment.rank() * self.part, self.part) {
+        if let Some(own) = overlap_of_part(offset, bytes, segment.own_rank() * self.part, self.part)
+        {
             let shown = segment.offered_bytes(from, bytes);
             let address = self.receive + (place + own.in_part) as u64;
             write_to_address(address, &shown[own.in_window..own.in_window + own.bytes]);

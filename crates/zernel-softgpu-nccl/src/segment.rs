@@ -88,7 +88,7 @@ pub(crate) struct UniqueId {
 
 impl UniqueId {
     /// The id as words for a control message.
-    pub(crate) fn words(&self) -> [u64; 3] {
+    pub(crate) fn control_words(&self) -> [u64; 3] {
         let place = u64::from(self.pid) << 32 | u64::from(self.descriptor.cast_unsigned());
         [self.cookie, self.start_time, place]
     }
@@ -109,7 +109,7 @@ impl UniqueId {
         self.cookie
     }
 
-    fn maker(&self) -> ProcessIdentity {
+    fn maker_process(&self) -> ProcessIdentity {
         ProcessIdentity {
             pid: self.pid,
             start_time: self.start_time,
@@ -243,11 +243,12 @@ impl SharedSegment {
         let all_joined =
             || (0..self.ranks).all(|rank| self.rank_word(rank, RankWord::State).load(Acquire) != 0);
         // No rank can join after the process that created the id has exited.
-        let check_joinable =
-            || match id.maker().is_alive() && !(0..self.ranks).any(|rank| self.is_lost(rank)) {
-                true => Ok(()),
-                false => Err(OperationAborted),
-            };
+        let check_joinable = || match id.maker_process().is_alive()
+            && !(0..self.ranks).any(|rank| self.is_lost(rank))
+        {
+            true => Ok(()),
+            false => Err(OperationAborted),
+        };
         match self.wait_until(all_joined, check_joinable) {
             // The rank that made the id may have joined last and left at once.
             Err(OperationAborted) if !all_joined() => Err(NcclError::RemoteError),
@@ -256,12 +257,12 @@ impl SharedSegment {
     }
 
     /// Number of ranks.
-    pub(crate) fn ranks(&self) -> usize {
+    pub(crate) fn rank_count(&self) -> usize {
         self.ranks
     }
 
     /// This rank.
-    pub(crate) fn rank(&self) -> usize {
+    pub(crate) fn own_rank(&self) -> usize {
         self.rank
     }
 
@@ -298,7 +299,7 @@ impl SharedSegment {
         // buffer only between the two steps of a chunk, and this is before the first.
         unsafe {
             self.memory
-                .store(self.buffer_offset(self.rank), source, bytes);
+                .store_bytes(self.buffer_offset(self.rank), source, bytes);
         };
     }
 
@@ -314,7 +315,7 @@ impl SharedSegment {
         // channel only after it is counted as sent.
         unsafe {
             self.memory
-                .store(self.message_offset(self.rank, to), source, bytes);
+                .store_bytes(self.message_offset(self.rank, to), source, bytes);
         };
     }
 
@@ -397,7 +398,7 @@ impl SharedSegment {
     }
 
     /// Marks this rank as left, and wakes the other ranks.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn mark_left(&self) {
         self.rank_word(self.rank, RankWord::State)
             .store(STATE_LEFT, Release);
         self.wake_ranks();

@@ -44,7 +44,7 @@ impl BusyState {
     }
 
     /// Work that overlaps with earlier work keeps the device busy only once.
-    fn add(&mut self, start: u64, end: u64) {
+    fn add_work(&mut self, start: u64, end: u64) {
         let from = start.max(self.until);
         self.busy += end.saturating_sub(from);
         self.until = self.until.max(end);
@@ -65,7 +65,7 @@ impl<'a> BusyMeter<'a> {
         &self.0[start..start + STATE_WORDS]
     }
 
-    pub(crate) fn add(self, start: u64, end: u64) {
+    pub(crate) fn add_busy_time(self, start: u64, end: u64) {
         self.add_at(clock::now_ns(), start, end);
     }
 
@@ -79,7 +79,7 @@ impl<'a> BusyMeter<'a> {
             BusyState { at: now, ..state }.store(self.past_state(recorded));
             self.past_state_count().store(recorded + 1, Relaxed);
         }
-        state.add(start, end);
+        state.add_work(start, end);
         state.store(self.current_state_words());
     }
 

@@ -31,7 +31,7 @@ impl Completion {
 
     /// An end that is known.
     #[must_use]
-    pub fn at(end: u64) -> Arc<Self> {
+    pub fn with_end(end: u64) -> Arc<Self> {
         Arc::new(Self {
             end: AtomicU64::new(end),
             known: AtomicU32::new(1),

@@ -99,10 +99,10 @@ macro_rules! exports {
         pub(super) extern "C" fn entry(
             $($argument: $type),*
         ) -> <$returned as $crate::export::ReturnValue>::Raw {
-            let mut call = $crate::truth::OpenCall::enter(&SYMBOL, $per_thread);
+            let mut call = $crate::truth::OpenCall::enter_call(&SYMBOL, $per_thread);
             let returned = body(&mut call, $($argument),*);
             let (raw, code) = $crate::export::ReturnValue::into_raw(returned);
-            call.leave(code);
+            call.leave_call(code);
             raw
         }
     };

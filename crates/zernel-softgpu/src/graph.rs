@@ -85,7 +85,7 @@ impl CapturePoint {
 
     /// Records `work` after this point, and moves the point behind it.
     pub fn record_work(&mut self, work: StreamWork, symbol: &'static LoggedSymbol) {
-        let mut graph = self.capture.lock();
+        let mut graph = self.capture.lock_graph();
         let index = graph.nodes.len();
         let after = std::mem::replace(&mut self.after, vec![index]);
         graph.nodes.push(GraphNode {
@@ -108,7 +108,7 @@ impl CapturePoint {
     /// Whether everything captured comes before this point.
     #[must_use]
     pub fn is_after_everything(&self) -> bool {
-        let graph = self.capture.lock();
+        let graph = self.capture.lock_graph();
         let mut before = vec![false; graph.nodes.len()];
         self.after.iter().for_each(|index| before[*index] = true);
         // Backwards, so that every node is visited after all nodes that depend on it.
@@ -122,13 +122,13 @@ impl CapturePoint {
 }
 
 impl GraphCapture {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Graph> {
+    fn lock_graph(&self) -> std::sync::MutexGuard<'_, Graph> {
         self.graph.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The captured graph.
     #[must_use]
-    pub fn graph(&self) -> Graph {
-        self.lock().clone()
+    pub fn captured_graph(&self) -> Graph {
+        self.lock_graph().clone()
     }
 }

@@ -82,7 +82,7 @@ impl AddressSpace {
     }
 
     /// Allocates zeroed memory of `kind`; `None` if the device or the machine has not enough.
-    pub fn allocate(
+    pub fn allocate_range(
         &self,
         device: &Arc<Device>,
         context: u64,
@@ -113,7 +113,7 @@ impl AddressSpace {
 
     /// Registers memory that was allocated elsewhere. False if part of it is already registered.
     #[must_use]
-    pub fn adopt(
+    pub fn adopt_range(
         &self,
         device: &Arc<Device>,
         context: u64,

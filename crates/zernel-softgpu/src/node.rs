@@ -142,35 +142,35 @@ impl Node {
         self.directory.leave();
     }
 
-    fn words(&self) -> &[AtomicU64] {
+    fn state_words(&self) -> &[AtomicU64] {
         self.memory.words()
     }
 
     /// Number of devices.
     #[must_use]
     pub fn device_count(&self) -> usize {
-        self.words()[DEVICES_WORD].load(Relaxed) as usize
+        self.state_words()[DEVICES_WORD].load(Relaxed) as usize
     }
 
     /// Memory of each device in bytes.
     #[must_use]
     pub fn memory_per_device(&self) -> u64 {
-        self.words()[MEMORY_WORD].load(Relaxed)
+        self.state_words()[MEMORY_WORD].load(Relaxed)
     }
 
     /// Memory in use on `device`, by all processes.
     #[must_use]
     pub fn memory_in_use(&self, device: usize) -> u64 {
-        let alive = used_slots(self.words()).filter(ProcessSlot::is_alive);
+        let alive = used_slots(self.state_words()).filter(ProcessSlot::is_alive);
         alive
-            .map(|slot| slot.device(device).reserved_bytes().load(Relaxed))
+            .map(|slot| slot.device_words(device).reserved_bytes().load(Relaxed))
             .sum()
     }
 
     /// The processes that have a context or memory on `device`.
     #[must_use]
     pub fn processes_using(&self, device: usize) -> Vec<ProcessUse> {
-        used_slots(self.words())
+        used_slots(self.state_words())
             .filter(ProcessSlot::is_alive)
             .filter_map(|slot| slot.process_use(device))
             .collect()
@@ -182,17 +182,17 @@ impl Node {
     }
 
     fn register_process_as(self: &Arc<Self>, own: ProcessIdentity) -> io::Result<NodeMembership> {
-        let _lock = self.lock();
+        let _lock = self.lock_state();
         // A program that this process ran before an exec no longer uses anything.
-        let before_exec = used_slots(self.words()).filter(|slot| slot.identity() == own);
-        before_exec.for_each(|slot| slot.clear());
-        let free = used_slots(self.words()).position(|slot| !slot.is_alive());
+        let before_exec = used_slots(self.state_words()).filter(|slot| slot.identity() == own);
+        before_exec.for_each(|slot| slot.clear_slot());
+        let free = used_slots(self.state_words()).position(|slot| !slot.is_alive());
         let index = match free {
             Some(index) => index,
             None => self.new_slot()?,
         };
-        let slot = slot_at(self.words(), index);
-        slot.clear();
+        let slot = slot_at(self.state_words(), index);
+        slot.clear_slot();
         slot.0[1].store(own.start_time, Relaxed);
         slot.0[0].store(u64::from(own.pid), Release);
         Ok(NodeMembership {
@@ -203,16 +203,16 @@ impl Node {
     }
 
     fn new_slot(&self) -> io::Result<usize> {
-        let slots = self.words()[USED_SLOTS_WORD].load(Relaxed) as usize;
+        let slots = self.state_words()[USED_SLOTS_WORD].load(Relaxed) as usize;
         if slots == MAX_PROCESSES {
             let problem = format!("{MAX_PROCESSES} processes already use the simulated node");
             return Err(io::Error::other(problem));
         }
-        self.words()[USED_SLOTS_WORD].store(slots as u64 + 1, Relaxed);
+        self.state_words()[USED_SLOTS_WORD].store(slots as u64 + 1, Relaxed);
         Ok(slots)
     }
 
-    fn lock(&self) -> NodeLock<'_> {
+    fn lock_state(&self) -> NodeLock<'_> {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let locked = lock_file(&self.file);
         assert!(
@@ -226,8 +226,8 @@ impl Node {
     }
 
     fn reserved_memory(&self, device: usize) -> u64 {
-        used_slots(self.words())
-            .map(|slot| slot.device(device).reserved_bytes().load(Relaxed))
+        used_slots(self.state_words())
+            .map(|slot| slot.device_words(device).reserved_bytes().load(Relaxed))
             .sum()
     }
 }
@@ -242,7 +242,7 @@ fn lock_file(file: &File) -> io::Result<()> {
 }
 
 fn initialize_words(words: &[AtomicU64], hardware: NodeHardware) {
-    used_slots(words).for_each(|slot| slot.clear());
+    used_slots(words).for_each(|slot| slot.clear_slot());
     words[USED_SLOTS_WORD].store(0, Release);
     let devices = hardware.devices.clamp(1, MAX_DEVICES);
     words[DEVICES_WORD].store(devices as u64, Relaxed);
@@ -281,7 +281,7 @@ impl<'a> DeviceWords<'a> {
 }
 
 impl<'a> ProcessSlot<'a> {
-    fn device(&self, device: usize) -> DeviceWords<'a> {
+    fn device_words(&self, device: usize) -> DeviceWords<'a> {
         let start = SLOT_HEADER_WORDS + device * DEVICE_WORDS;
         DeviceWords(&self.0[start..start + DEVICE_WORDS])
     }
@@ -298,12 +298,12 @@ impl<'a> ProcessSlot<'a> {
         identity.pid != 0 && identity.is_alive()
     }
 
-    fn clear(&self) {
+    fn clear_slot(&self) {
         self.0.iter().for_each(|word| word.store(0, Relaxed));
     }
 
     fn process_use(&self, device: usize) -> Option<ProcessUse> {
-        let words = self.device(device);
+        let words = self.device_words(device);
         let bytes = words.reserved_bytes().load(Relaxed);
         (bytes > 0 || words.context_count().load(Relaxed) > 0).then(|| ProcessUse {
             pid: self.0[0].load(Relaxed) as u32,
@@ -328,27 +328,27 @@ impl NodeMembership {
         &self.node
     }
 
-    fn device(&self, device: usize) -> DeviceWords<'_> {
-        slot_at(self.node.words(), self.slot).device(device)
+    fn own_device_words(&self, device: usize) -> DeviceWords<'_> {
+        slot_at(self.node.state_words(), self.slot).device_words(device)
     }
 
     /// Takes `bytes` of the device's memory; false if less is free.
     #[must_use]
     pub fn reserve_memory(&self, device: usize, bytes: u64) -> bool {
-        let _lock = self.node.lock();
+        let _lock = self.node.lock_state();
         let fits = || {
             let total = self.node.reserved_memory(device).checked_add(bytes);
             total.is_some_and(|total| total <= self.node.memory_per_device())
         };
         if !fits() {
-            used_slots(self.node.words())
+            used_slots(self.node.state_words())
                 .filter(|slot| !slot.is_alive())
-                .for_each(|slot| slot.clear());
+                .for_each(|slot| slot.clear_slot());
             if !fits() {
                 return false;
             }
         }
-        self.device(device)
+        self.own_device_words(device)
             .reserved_bytes()
             .fetch_add(bytes, Relaxed);
         true
@@ -356,19 +356,23 @@ impl NodeMembership {
 
     /// Gives `bytes` back.
     pub fn release_memory(&self, device: usize, bytes: u64) {
-        self.device(device)
+        self.own_device_words(device)
             .reserved_bytes()
             .fetch_sub(bytes, Relaxed);
     }
 
     /// Counts a new context on the device.
     pub fn count_created_context(&self, device: usize) {
-        self.device(device).context_count().fetch_add(1, Relaxed);
+        self.own_device_words(device)
+            .context_count()
+            .fetch_add(1, Relaxed);
     }
 
     /// Counts a destroyed context on the device.
     pub fn count_destroyed_context(&self, device: usize) {
-        self.device(device).context_count().fetch_sub(1, Relaxed);
+        self.own_device_words(device)
+            .context_count()
+            .fetch_sub(1, Relaxed);
     }
 
     /// Records that the device works for this process from `start` to `end`.
@@ -376,7 +380,9 @@ impl NodeMembership {
         let _lock = self.busy[device]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        self.device(device).busy_meter().add(start, end);
+        self.own_device_words(device)
+            .busy_meter()
+            .add_busy_time(start, end);
     }
 }
 
@@ -395,7 +401,7 @@ mod tests {
     fn memory_is_shared_by_the_node_and_freed_with_its_owner() {
         let directory = TestDirectory::new("node-memory");
         let node = Node::open_in(directory.path(), TEST_HARDWARE).unwrap();
-        let parent = ProcessIdentity::of(std::os::unix::process::parent_id()).unwrap();
+        let parent = ProcessIdentity::of_pid(std::os::unix::process::parent_id()).unwrap();
         let (first, second) = (
             node.register_process_as(parent).unwrap(),
             node.register_process().unwrap(),
@@ -406,7 +412,7 @@ mod tests {
         assert!(second.reserve_memory(0, 400));
         assert_eq!(node.memory_in_use(0), 1000);
         // As if the first had been killed, and its pid given to another process.
-        slot_at(node.words(), first.slot).0[1].fetch_add(1, Relaxed);
+        slot_at(node.state_words(), first.slot).0[1].fetch_add(1, Relaxed);
         assert_eq!(node.memory_in_use(0), 400);
         assert!(second.reserve_memory(0, 600));
         // As if it had run another program.
@@ -440,7 +446,7 @@ mod tests {
                 .device_count(),
             2
         );
-        slot_at(node.words(), member.slot).clear();
+        slot_at(node.state_words(), member.slot).clear_slot();
         assert_eq!(
             Node::open_in(directory.path(), other)
                 .unwrap()

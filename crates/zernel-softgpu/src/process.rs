@@ -24,7 +24,7 @@ impl ProcessIdentity {
 
     /// The living process with this id.
     #[must_use]
-    pub fn of(pid: u32) -> Option<Self> {
+    pub fn of_pid(pid: u32) -> Option<Self> {
         Some(Self {
             pid,
             start_time: start_time(pid)?,

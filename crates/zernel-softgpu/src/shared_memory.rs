@@ -75,7 +75,7 @@ impl SharedMemory {
     ///
     /// # Safety
     /// The source must be readable, and no other thread or process may use the destination meanwhile.
-    pub unsafe fn store(&self, offset: usize, source: u64, bytes: usize) {
+    pub unsafe fn store_bytes(&self, offset: usize, source: u64, bytes: usize) {
         let destination = self.checked_pointer(offset, bytes, 1);
         // SAFETY: the destination lies in the mapping; the rest is the caller's promise.
         unsafe { ptr::copy_nonoverlapping(source as *const u8, destination, bytes) };

@@ -123,8 +123,8 @@ impl Stream {
         let mut state = self.lock_state();
         if !self.is_deferred() && work.is_immediate() {
             let start = now.max(state.tail).max(self.earliest_start());
-            let end = self.execute(&work, symbol, start);
-            self.advance(&mut state, end);
+            let end = self.execute_work(&work, symbol, start);
+            self.advance_tails(&mut state, end);
             return;
         }
         self.deferred.store(true, Release);
@@ -146,7 +146,7 @@ impl Stream {
         }
     }
 
-    fn advance(&self, state: &mut StreamState, end: u64) {
+    fn advance_tails(&self, state: &mut StreamState, end: u64) {
         state.tail = end;
         match self.role {
             StreamRole::Legacy => self.tails.legacy.fetch_max(end, Release),
@@ -155,10 +155,10 @@ impl Stream {
         };
     }
 
-    fn execute(&self, work: &StreamWork, symbol: &'static LoggedSymbol, start: u64) -> u64 {
+    fn execute_work(&self, work: &StreamWork, symbol: &'static LoggedSymbol, start: u64) -> u64 {
         if let StreamWork::Graph(graph) = work {
             return graph.run_nodes(start, |node, start| {
-                self.execute(&node.work, node.symbol, start)
+                self.execute_work(&node.work, node.symbol, start)
             });
         }
         let end = work.execute(start);
@@ -189,9 +189,9 @@ impl Stream {
         while let Some(queued) = self.next_queued() {
             let tail = self.lock_state().tail;
             let start = queued.submitted.max(tail).max(self.earliest_start());
-            let end = self.execute(&queued.work, queued.symbol, start);
+            let end = self.execute_work(&queued.work, queued.symbol, start);
             drop(queued);
-            self.advance(&mut self.lock_state(), end);
+            self.advance_tails(&mut self.lock_state(), end);
         }
     }
 
@@ -253,7 +253,7 @@ impl Stream {
     pub fn submit_marker(self: &Arc<Self>, symbol: &'static LoggedSymbol) -> Arc<Completion> {
         let state = self.lock_state();
         if !self.is_deferred() {
-            return Completion::at(self.last_end(&state));
+            return Completion::with_end(self.last_end(&state));
         }
         drop(state);
         let completion = Completion::with_unknown_end();

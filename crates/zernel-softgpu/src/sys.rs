@@ -40,15 +40,15 @@ pub(crate) struct MemoryMapping {
 impl MemoryMapping {
     /// Zeroed memory that takes no physical memory until it is touched.
     pub(crate) fn zeroed_on_touch(bytes: usize) -> io::Result<Self> {
-        Self::anonymous(bytes, ProtFlags::READ | ProtFlags::WRITE)
+        Self::map_anonymous(bytes, ProtFlags::READ | ProtFlags::WRITE)
     }
 
     /// Reserves addresses. An access to them faults.
-    pub(crate) fn reservation(bytes: usize) -> io::Result<Self> {
-        Self::anonymous(bytes, ProtFlags::empty())
+    pub(crate) fn reserve_addresses(bytes: usize) -> io::Result<Self> {
+        Self::map_anonymous(bytes, ProtFlags::empty())
     }
 
-    fn anonymous(bytes: usize, protection: ProtFlags) -> io::Result<Self> {
+    fn map_anonymous(bytes: usize, protection: ProtFlags) -> io::Result<Self> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, flags)? };

@@ -118,11 +118,11 @@ impl VirtualMemory {
     }
 
     /// Reserves addresses, aligned to [`MAPPING_GRANULARITY`].
-    pub fn reserve(&self, bytes: u64) -> Result<u64, VirtualMemoryRefusal> {
+    pub fn reserve_addresses(&self, bytes: u64) -> Result<u64, VirtualMemoryRefusal> {
         if bytes == 0 || !bytes.is_multiple_of(MAPPING_GRANULARITY) {
             return Err(VirtualMemoryRefusal::InvalidRange);
         }
-        let mapping = MemoryMapping::reservation((bytes + MAPPING_GRANULARITY) as usize)
+        let mapping = MemoryMapping::reserve_addresses((bytes + MAPPING_GRANULARITY) as usize)
             .map_err(|_| VirtualMemoryRefusal::OutOfMemory)?;
         let start = mapping.start().next_multiple_of(MAPPING_GRANULARITY);
         let reservation = Reservation {
@@ -134,7 +134,7 @@ impl VirtualMemory {
     }
 
     /// Frees a reservation, given exactly as it was made, with nothing mapped in it.
-    pub fn free(&self, start: u64, bytes: u64) -> Result<(), VirtualMemoryRefusal> {
+    pub fn free_reservation(&self, start: u64, bytes: u64) -> Result<(), VirtualMemoryRefusal> {
         let mut state = self.lock_state();
         let exact = state
             .reservations
@@ -148,7 +148,7 @@ impl VirtualMemory {
     }
 
     /// Maps all of `memory` at a reserved address. It cannot be touched before [`Self::allow_access`].
-    pub fn map(
+    pub fn map_memory(
         &self,
         start: u64,
         memory: &Arc<PhysicalMemory>,
@@ -180,7 +180,7 @@ impl VirtualMemory {
     }
 
     /// Removes the mappings that together are exactly the `bytes` bytes from `start`.
-    pub fn unmap(&self, start: u64, bytes: u64) -> Result<(), VirtualMemoryRefusal> {
+    pub fn unmap_memory(&self, start: u64, bytes: u64) -> Result<(), VirtualMemoryRefusal> {
         let mut state = self.lock_state();
         let mut end = start;
         while end < start.saturating_add(bytes) {

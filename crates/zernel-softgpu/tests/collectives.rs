@@ -15,7 +15,7 @@ fn data_goes_where_it_belongs() {
     // Larger than a chunk, and no multiple of one.
     const COUNT: usize = 1_500_001;
     if role_of_process().is_none() {
-        return Stage::new(TEST).play(RANKS);
+        return Stage::new(TEST).run_roles(RANKS);
     }
     let rank = RankProcess::join(RANKS);
     let (nccl, communicator, stream) = (&rank.nccl, rank.communicator, rank.stream);
@@ -23,7 +23,7 @@ fn data_goes_where_it_belongs() {
     let own: Vec<u32> = (0..COUNT).map(|index| value(rank.rank, index)).collect();
     let send = rank.upload(&own);
 
-    let receive = rank.program.allocate(4 * COUNT * RANKS);
+    let receive = rank.program.allocate_memory(4 * COUNT * RANKS);
     assert_success((nccl.ncclAllGather)(
         send,
         receive,
@@ -41,7 +41,7 @@ fn data_goes_where_it_belongs() {
 
     // Part `r` of every rank's data goes to rank `r`.
     let parts = 1000;
-    let out = rank.program.allocate(4 * parts * RANKS);
+    let out = rank.program.allocate_memory(4 * parts * RANKS);
     assert_success((nccl.ncclAlltoAll)(
         send,
         out,
@@ -138,7 +138,7 @@ fn data_goes_where_it_belongs() {
             .iter()
             .all(|sum| *sum == RANKS as f32)
     );
-    rank.leave();
+    rank.destroy_communicator();
 }
 
 #[test]
@@ -147,13 +147,13 @@ fn messages_of_a_group_move_together() {
     const RANKS: usize = 4;
     const COUNT: usize = 100_003;
     if role_of_process().is_none() {
-        return Stage::new(TEST).play(RANKS);
+        return Stage::new(TEST).run_roles(RANKS);
     }
     let rank = RankProcess::join(RANKS);
     let (nccl, communicator, stream) = (&rank.nccl, rank.communicator, rank.stream);
     // Every rank sends to every rank, itself included. This hangs unless all transfers run at once.
     let send = rank.upload(&vec![rank.rank as i32; COUNT]);
-    let receive = rank.program.allocate(4 * COUNT * RANKS);
+    let receive = rank.program.allocate_memory(4 * COUNT * RANKS);
     assert_success((nccl.ncclGroupStart)());
     for peer in 0..RANKS {
         assert_success((nccl.ncclSend)(
@@ -243,14 +243,14 @@ fn messages_of_a_group_move_together() {
         rank.program.download::<i32>(receive, 2),
         [previous, 100 + previous]
     );
-    rank.leave();
+    rank.destroy_communicator();
 }
 
 #[test]
 fn collectives_in_a_graph_run_at_every_launch() {
     const TEST: &str = "collectives_in_a_graph_run_at_every_launch";
     if role_of_process().is_none() {
-        return Stage::new(TEST).play(2);
+        return Stage::new(TEST).run_roles(2);
     }
     let rank = RankProcess::join(2);
     let cuda = &rank.program.cuda;
@@ -275,7 +275,7 @@ fn collectives_in_a_graph_run_at_every_launch() {
     assert_eq!(rank.program.download::<i32>(buffer, 1), [32]);
     assert_success((cuda.cuGraphExecDestroy)(executable));
     assert_success((cuda.cuGraphDestroy)(graph));
-    rank.leave();
+    rank.destroy_communicator();
 }
 
 /// The call returns at once. The collective ends when the last rank has arrived and the bytes are
@@ -306,16 +306,16 @@ fn a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through() {
             "the call only puts it in the stream"
         );
         rank.synchronize();
-        rank.leave();
+        rank.destroy_communicator();
         return;
     }
     // 10 MB/s: 100 ms.
     let stage = Stage::new(TEST)
-        .logged()
-        .set(config::LOG_EVENTS_VARIABLE, 1)
-        .set(config::NCCL_BANDWIDTH_VARIABLE, 10_000_000);
-    stage.play(2);
-    let log = TruthLog::read(&stage.log()).unwrap();
+        .with_truth_log()
+        .set_variable(config::LOG_EVENTS_VARIABLE, 1)
+        .set_variable(config::NCCL_BANDWIDTH_VARIABLE, 10_000_000);
+    stage.run_roles(2);
+    let log = TruthLog::read(&stage.log_path()).unwrap();
     let device = |symbol: &str| -> Vec<_> {
         let events = log.processes.iter().flat_map(|process| &process.events);
         events

@@ -21,7 +21,7 @@ fn communicators_split_and_work_side_by_side() {
     const TEST: &str = "communicators_split_and_work_side_by_side";
     const RANKS: usize = 4;
     if role_of_process().is_none() {
-        return Stage::new(TEST).play(RANKS);
+        return Stage::new(TEST).run_roles(RANKS);
     }
     let rank = RankProcess::join(RANKS);
     let nccl = &rank.nccl;
@@ -45,7 +45,7 @@ fn communicators_split_and_work_side_by_side() {
     assert_eq!(three == 0, own == 3);
 
     // All in one group, on two streams.
-    let other_stream = rank.program.stream();
+    let other_stream = rank.program.create_stream();
     assert_success((nccl.ncclGroupStart)());
     let all = rank.all_reduce_i32(rank.communicator, rank.stream, 1 << own);
     let half = rank.all_reduce_i32(halves, other_stream, 1 << own);
@@ -79,14 +79,16 @@ fn communicators_split_and_work_side_by_side() {
         INVALID_USAGE
     );
     assert_success((nccl.ncclCommDestroy)(halves));
-    rank.leave();
+    rank.destroy_communicator();
 }
 
 #[test]
 fn one_process_can_be_all_ranks() {
     const TEST: &str = "one_process_can_be_all_ranks";
     if role_of_process().is_none() {
-        return Stage::new(TEST).set(config::DEVICES_VARIABLE, 3).play(1);
+        return Stage::new(TEST)
+            .set_variable(config::DEVICES_VARIABLE, 3)
+            .run_roles(1);
     }
     let program = CudaProgram::new();
     let nccl = Nccl::load();
@@ -96,7 +98,7 @@ fn one_process_can_be_all_ranks() {
         3,
         std::ptr::null(),
     ));
-    let buffer = program.allocate(12);
+    let buffer = program.allocate_memory(12);
     program.upload(buffer, &[1i32, 2, 4]);
     assert_success((nccl.ncclGroupStart)());
     for (rank, communicator) in communicators.iter().enumerate() {
@@ -242,7 +244,7 @@ fn wrong_arguments_are_refused() {
         assert_eq!((nccl.ncclCommInitRank)(&mut 0, 0, id, 0), INVALID_ARGUMENT);
         let communicator =
             value_stored_by(|communicator| (nccl.ncclCommInitRank)(communicator, 1, id, 0));
-        let buffer = program.allocate(4);
+        let buffer = program.allocate_memory(4);
         assert_eq!(
             (nccl.ncclAllReduce)(buffer, buffer, 1, 99, NCCL_SUM, communicator, 0),
             INVALID_ARGUMENT

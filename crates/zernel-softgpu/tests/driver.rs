@@ -24,7 +24,7 @@ fn every_kind_of_memory_is_accounted_to_the_byte() {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
         assert_eq!(program.used_memory(), 0);
-        let plain = program.allocate(1000);
+        let plain = program.allocate_memory(1000);
         assert_eq!(program.used_memory(), 1000);
         let mut pitch = 0;
         let pitched =
@@ -68,7 +68,7 @@ fn memory_runs_out_at_the_capacity_for_all_processes_together() {
     const TEST: &str = "memory_runs_out_at_the_capacity_for_all_processes_together";
     const GIB: usize = 1 << 30;
     let Some(role) = role_of_process() else {
-        let stage = Stage::new(TEST).set(config::MEMORY_VARIABLE, 4 * GIB);
+        let stage = Stage::new(TEST).set_variable(config::MEMORY_VARIABLE, 4 * GIB);
         let holder = stage.start("holder");
         zernel_testkit::eventually("the holder holds", || stage.path().join("held").exists());
         stage.start("refused").expect_success();
@@ -79,7 +79,7 @@ fn memory_runs_out_at_the_capacity_for_all_processes_together() {
     let program = CudaProgram::new();
     match role.as_str() {
         "holder" => {
-            program.allocate(3 * GIB);
+            program.allocate_memory(3 * GIB);
             support::publish_file("held", b"");
             loop {
                 std::thread::park();
@@ -87,11 +87,11 @@ fn memory_runs_out_at_the_capacity_for_all_processes_together() {
         }
         "refused" => {
             assert_eq!((program.cuda.cuMemAlloc_v2)(&mut 0, GIB + 1), OUT_OF_MEMORY);
-            program.allocate(GIB);
+            program.allocate_memory(GIB);
             assert_eq!((program.cuda.cuMemAlloc_v2)(&mut 0, 1), OUT_OF_MEMORY);
         }
         _ => {
-            program.allocate(4 * GIB);
+            program.allocate_memory(4 * GIB);
             assert_eq!((program.cuda.cuMemAlloc_v2)(&mut 0, 1), OUT_OF_MEMORY);
         }
     }
@@ -103,15 +103,15 @@ fn a_context_may_take_memory_for_itself() {
     if role_of_process().is_none() {
         let stage = Stage::new(TEST);
         return stage
-            .set(config::CONTEXT_MEMORY_VARIABLE, 300)
-            .set(config::MEMORY_VARIABLE, 800)
-            .play(1);
+            .set_variable(config::CONTEXT_MEMORY_VARIABLE, 300)
+            .set_variable(config::MEMORY_VARIABLE, 800)
+            .run_roles(1);
     }
     let program = CudaProgram::new();
     let cuda = &program.cuda;
     assert_eq!(program.used_memory(), 300);
     let second = value_stored_by(|context| (cuda.cuCtxCreate_v2)(context, 0, 0));
-    program.allocate(100);
+    program.allocate_memory(100);
     assert_eq!(program.used_memory(), 700);
     assert_eq!((cuda.cuCtxCreate_v2)(&mut 0, 0, 0), OUT_OF_MEMORY);
     assert_success((cuda.cuCtxDestroy_v2)(second));
@@ -180,9 +180,9 @@ fn copies_move_data_and_refuse_what_is_not_device_memory() {
         || {
             let program = CudaProgram::new();
             let cuda = &program.cuda;
-            let (first, second) = (program.allocate(64), program.allocate(64));
+            let (first, second) = (program.allocate_memory(64), program.allocate_memory(64));
             program.upload(first, &[7u32; 16]);
-            let stream = program.stream();
+            let stream = program.create_stream();
             assert_success((cuda.cuMemcpyDtoDAsync_v2)(second, first, 64, stream));
             assert_success((cuda.cuMemsetD32Async)(second + 4, 9, 2, stream));
             assert_success((cuda.cuStreamSynchronize)(stream));
@@ -219,14 +219,14 @@ fn times_are_those_of_the_simulated_clock() {
     if role_of_process().is_none() {
         // 1 GB/s: a megabyte takes a millisecond.
         return Stage::new(TEST)
-            .set(config::COPY_BANDWIDTH_VARIABLE, 1 << 30)
-            .play(1);
+            .set_variable(config::COPY_BANDWIDTH_VARIABLE, 1 << 30)
+            .run_roles(1);
     }
     let program = CudaProgram::new();
     let cuda = &program.cuda;
-    let (first, second) = (program.stream(), program.stream());
-    let events: Vec<u64> = (0..4).map(|_| program.event(0)).collect();
-    let memory = program.allocate(1 << 20);
+    let (first, second) = (program.create_stream(), program.create_stream());
+    let events: Vec<u64> = (0..4).map(|_| program.create_event(0)).collect();
+    let memory = program.allocate_memory(1 << 20);
     let pinned = value_stored_by(|address| (cuda.cuMemAllocHost_v2)(address, 1 << 20));
 
     program.launch(first, 1000 * MILLISECOND_NS);
@@ -252,13 +252,13 @@ fn times_are_those_of_the_simulated_clock() {
     );
     assert_success((cuda.cuCtxSynchronize)());
     assert_success((cuda.cuStreamQuery)(second));
-    assert_eq!(program.elapsed(events[0], events[1]), 3.0);
+    assert_eq!(program.milliseconds_between(events[0], events[1]), 3.0);
     assert_eq!(
-        program.elapsed(events[0], events[3]),
+        program.milliseconds_between(events[0], events[3]),
         3.5,
         "the first stream does not wait for the second"
     );
-    let copy = program.elapsed(events[1], events[2]);
+    let copy = program.milliseconds_between(events[1], events[2]);
     assert!(
         (copy - (1e3 / 1024.0)).abs() < 0.001,
         "a MiB at a GiB/s took {copy} ms"
@@ -274,9 +274,9 @@ fn host_functions_run_in_stream_order() {
     run_in_fresh_process("host_functions_run_in_stream_order", || {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
-        let (first, second) = (program.stream(), program.stream());
-        let event = program.event(0);
-        let memory = program.allocate(8);
+        let (first, second) = (program.create_stream(), program.create_stream());
+        let event = program.create_event(0);
+        let memory = program.allocate_memory(8);
         program.launch(first, 20 * MILLISECOND_NS);
         assert_success((cuda.cuLaunchHostFunc)(first, see, 3 as *mut c_void));
         assert_success((cuda.cuEventRecord)(event, first));
@@ -329,7 +329,7 @@ fn copies_of_ordinary_memory_are_made_before_the_call_returns() {
             let blocking = value_stored_by(|stream| (cuda.cuStreamCreate)(stream, 0));
             // The stream itself has to wait, or the legacy stream, which it has to wait for.
             for waiting in [blocking, 0] {
-                let memory = program.allocate(4);
+                let memory = program.allocate_memory(4);
                 let mut ordinary = 41u32;
                 assert_success((cuda.cuLaunchHostFunc)(waiting, slow, ptr::null_mut()));
                 assert_success((cuda.cuMemcpyHtoDAsync_v2)(
@@ -353,14 +353,14 @@ fn a_captured_graph_runs_as_often_as_it_is_launched() {
     run_in_fresh_process("a_captured_graph_runs_as_often_as_it_is_launched", || {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
-        let (main, side) = (program.stream(), program.stream());
+        let (main, side) = (program.create_stream(), program.create_stream());
         let (fork, join, begin, end) = (
-            program.event(0),
-            program.event(0),
-            program.event(0),
-            program.event(0),
+            program.create_event(0),
+            program.create_event(0),
+            program.create_event(0),
+            program.create_event(0),
         );
-        let memory = program.allocate(12);
+        let memory = program.allocate_memory(12);
         assert_success((cuda.cuStreamBeginCapture_v2)(main, 0));
         program.launch(main, 2 * MILLISECOND_NS);
         assert_success((cuda.cuEventRecord)(fork, main));
@@ -393,7 +393,7 @@ fn a_captured_graph_runs_as_often_as_it_is_launched() {
             assert_success((cuda.cuEventRecord)(end, main));
             assert_success((cuda.cuStreamSynchronize)(main));
             // The longer way through the graph: 2 + 10 ms, and a copy too short for a float of this size.
-            let elapsed = program.elapsed(begin, end);
+            let elapsed = program.milliseconds_between(begin, end);
             assert!((elapsed - 12.0).abs() < 0.001, "{elapsed}");
             assert_eq!(program.download::<u32>(memory, 2), [round, round]);
         }
@@ -410,13 +410,16 @@ fn launches_of_one_graph_do_not_overlap() {
     run_in_fresh_process("launches_of_one_graph_do_not_overlap", || {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
-        let (first, second) = (program.stream(), program.stream());
+        let (first, second) = (program.create_stream(), program.create_stream());
         assert_success((cuda.cuStreamBeginCapture_v2)(first, 0));
         program.launch(first, 7 * MILLISECOND_NS);
         let graph = value_stored_by(|graph| (cuda.cuStreamEndCapture)(first, graph));
         let executable =
             value_stored_by(|executable| (cuda.cuGraphInstantiateWithFlags)(executable, graph, 0));
-        let (gate, ends) = (program.event(0), [program.event(0), program.event(0)]);
+        let (gate, ends) = (
+            program.create_event(0),
+            [program.create_event(0), program.create_event(0)],
+        );
         // The second time around the first stream's end is not known at the second launch.
         for is_known in [true, false] {
             program.launch(first, 1000 * MILLISECOND_NS);
@@ -432,8 +435,8 @@ fn launches_of_one_graph_do_not_overlap() {
                 assert_success((cuda.cuEventRecord)(end, stream));
             }
             assert_success((cuda.cuCtxSynchronize)());
-            assert_eq!(program.elapsed(gate, ends[0]), 7.0);
-            assert_eq!(program.elapsed(gate, ends[1]), 14.0);
+            assert_eq!(program.milliseconds_between(gate, ends[0]), 7.0);
+            assert_eq!(program.milliseconds_between(gate, ends[1]), 14.0);
         }
     });
 }
@@ -444,8 +447,8 @@ fn a_capture_with_a_fork_left_aside_is_refused() {
     run_in_fresh_process("a_capture_with_a_fork_left_aside_is_refused", || {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
-        let (main, side) = (program.stream(), program.stream());
-        let (fork, join) = (program.event(0), program.event(0));
+        let (main, side) = (program.create_stream(), program.create_stream());
+        let (fork, join) = (program.create_event(0), program.create_event(0));
         let capture = |last: &dyn Fn()| {
             assert_success((cuda.cuStreamBeginCapture_v2)(main, 0));
             program.launch(main, 1);
@@ -486,7 +489,11 @@ fn the_context_waits_for_destroyed_streams() {
     run_in_fresh_process("the_context_waits_for_destroyed_streams", || {
         let program = &CudaProgram::new();
         let cuda = &program.cuda;
-        let (known, unknown, work_done) = (program.stream(), program.stream(), program.event(0));
+        let (known, unknown, work_done) = (
+            program.create_stream(),
+            program.create_stream(),
+            program.create_event(0),
+        );
         let context = value_stored_by(|context| (cuda.cuCtxGetCurrent)(context));
         program.launch(known, 500 * MILLISECOND_NS);
         assert_success((cuda.cuEventRecord)(work_done, known));
@@ -601,7 +608,7 @@ fn a_forked_child_cannot_use_the_driver_but_others_can() {
             (program.cuda.cuInit)(0) == NOT_INITIALIZED
                 && (program.cuda.cuMemAlloc_v2)(&mut 0, 1) == NOT_INITIALIZED
         }));
-        program.allocate(1);
+        program.allocate_memory(1);
     });
 }
 
@@ -610,9 +617,9 @@ fn devices_are_many_and_chosen_by_the_environment() {
     const TEST: &str = "devices_are_many_and_chosen_by_the_environment";
     if role_of_process().is_none() {
         return Stage::new(TEST)
-            .set(config::DEVICES_VARIABLE, 4)
-            .set("CUDA_VISIBLE_DEVICES", "2,0")
-            .play(1);
+            .set_variable(config::DEVICES_VARIABLE, 4)
+            .set_variable("CUDA_VISIBLE_DEVICES", "2,0")
+            .run_roles(1);
     }
     let program = CudaProgram::on_device(1);
     let cuda = &program.cuda;
@@ -621,6 +628,6 @@ fn devices_are_many_and_chosen_by_the_environment() {
         |device| value_stored_by(|uuid: &mut [u8; 16]| (cuda.cuDeviceGetUuid_v2)(uuid, device))[15];
     assert_eq!((uuid(0), uuid(1)), (2, 0));
     assert_eq!((cuda.cuDeviceGetUuid_v2)(&mut [0; 16], 2), 101);
-    program.allocate(100);
+    program.allocate_memory(100);
     assert_eq!(program.used_memory(), 100);
 }

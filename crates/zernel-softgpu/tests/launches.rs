@@ -16,14 +16,14 @@ const DEFAULT_KERNEL_MICROSECONDS: u64 = 10;
 /// Microseconds on the device clock of what `submit` puts into a stream. A long kernel goes first,
 /// so that the time the host takes does not show.
 fn device_duration_of(program: &CudaProgram, submit: impl FnOnce(u64)) -> u64 {
-    let stream = program.stream();
-    let (begin, end) = (program.event(0), program.event(0));
+    let stream = program.create_stream();
+    let (begin, end) = (program.create_event(0), program.create_event(0));
     program.launch(stream, HOST_LEAD_NS);
     assert_success((program.cuda.cuEventRecord)(begin, stream));
     submit(stream);
     assert_success((program.cuda.cuEventRecord)(end, stream));
     assert_success((program.cuda.cuStreamSynchronize)(stream));
-    (f64::from(program.elapsed(begin, end)) * 1000.0).round() as u64
+    (f64::from(program.milliseconds_between(begin, end)) * 1000.0).round() as u64
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn a_copy_in_the_threads_own_stream_does_not_wait_for_another_threads() {
             let program = &CudaProgram::new();
             let cuda = &program.cuda;
             let context = value_stored_by(|context| (cuda.cuCtxGetCurrent)(context));
-            let memory = program.allocate(4);
+            let memory = program.allocate_memory(4);
             let time = 3000 * MILLISECOND_NS;
             let parameters = [&raw const time];
             assert_success((cuda.cuLaunchKernel_ptsz)(

@@ -75,9 +75,9 @@ fn the_default_directory_goes_with_the_state() {
     let stage = Stage::new(TEST);
     let runtime = stage.path().display().to_string();
     let stage = stage
-        .set(config::DIRECTORY_VARIABLE, "")
-        .set("XDG_RUNTIME_DIR", runtime.as_str());
-    stage.play(1);
+        .set_variable(config::DIRECTORY_VARIABLE, "")
+        .set_variable("XDG_RUNTIME_DIR", runtime.as_str());
+    stage.run_roles(1);
     assert!(!stage.path().join("zernel-softgpu").exists());
 }
 
@@ -86,9 +86,9 @@ fn devices_are_described_as_cuda_describes_them() {
     const TEST: &str = "devices_are_described_as_cuda_describes_them";
     if role_of_process().is_none() {
         return Stage::new(TEST)
-            .set(config::DEVICES_VARIABLE, 3)
-            .set(config::MEMORY_VARIABLE, 8u64 << 30)
-            .play(1);
+            .set_variable(config::DEVICES_VARIABLE, 3)
+            .set_variable(config::MEMORY_VARIABLE, 8u64 << 30)
+            .run_roles(1);
     }
     let program = CudaProgram::on_device(1);
     let nvml = load_nvml();
@@ -140,7 +140,7 @@ fn memory_and_load_of_other_processes_are_seen_while_they_live() {
     const TEST: &str = "memory_and_load_of_other_processes_are_seen_while_they_live";
     match role_of_process().as_deref() {
         None => {
-            let stage = Stage::new(TEST).set(config::DEVICES_VARIABLE, 2);
+            let stage = Stage::new(TEST).set_variable(config::DEVICES_VARIABLE, 2);
             let worker = stage.start("worker");
             std::fs::write(stage.path().join("pid"), worker.pid().to_string()).unwrap();
             stage.start("watcher").expect_success();
@@ -149,8 +149,8 @@ fn memory_and_load_of_other_processes_are_seen_while_they_live() {
         }
         Some("worker") => {
             let program = CudaProgram::on_device(1);
-            program.allocate(123_456);
-            let stream = program.stream();
+            program.allocate_memory(123_456);
+            let stream = program.create_stream();
             publish_file("ready", b"");
             // Busy half of the time, for ever.
             loop {

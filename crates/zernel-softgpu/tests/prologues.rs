@@ -84,20 +84,20 @@ fn every_exported_function_starts_as_asked() {
 fn functions_with_hostile_prologues_work() {
     if role_of_process().is_none() {
         for prologue in Prologue::ALL {
-            Stage::with_prologue("functions_with_hostile_prologues_work", prologue).play(1);
+            Stage::with_prologue("functions_with_hostile_prologues_work", prologue).run_roles(1);
         }
         return;
     }
     // Eleven arguments, and a structure of 128 bytes by value: both are partly on the stack.
     let program = CudaProgram::new();
-    let stream = program.stream();
-    let (begin, end) = (program.event(0), program.event(0));
+    let stream = program.create_stream();
+    let (begin, end) = (program.create_event(0), program.create_event(0));
     program.launch(stream, 300 * MILLISECOND_NS);
     assert_success((program.cuda.cuEventRecord)(begin, stream));
     program.launch(stream, 5 * MILLISECOND_NS);
     assert_success((program.cuda.cuEventRecord)(end, stream));
     assert_success((program.cuda.cuStreamSynchronize)(stream));
-    assert_eq!(program.elapsed(begin, end), 5.0);
+    assert_eq!(program.milliseconds_between(begin, end), 5.0);
     let nccl = Nccl::load();
     let mut id = support::libraries::UniqueId([0; 128]);
     assert_success((nccl.ncclGetUniqueId)(&mut id));

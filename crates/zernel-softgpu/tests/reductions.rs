@@ -101,16 +101,21 @@ fn element_of_rank(rank: usize, index: usize) -> i64 {
 }
 
 impl ElementType {
-    fn array(&self, values: impl Iterator<Item = i64>) -> Vec<u8> {
+    fn encode_array(&self, values: impl Iterator<Item = i64>) -> Vec<u8> {
         values.flat_map(self.encode).collect()
     }
 
     fn of_rank(&self, rank: usize, count: usize) -> Vec<u8> {
-        self.array((0..count).map(|index| element_of_rank(rank, index)))
+        self.encode_array((0..count).map(|index| element_of_rank(rank, index)))
     }
 
-    fn reduced(&self, operation: ReferenceReduction, ranks: usize, count: usize) -> Vec<u8> {
-        self.array((0..count).map(|index| {
+    fn expected_result(
+        &self,
+        operation: ReferenceReduction,
+        ranks: usize,
+        count: usize,
+    ) -> Vec<u8> {
+        self.encode_array((0..count).map(|index| {
             let values: Vec<i64> = (0..ranks)
                 .map(|rank| element_of_rank(rank, index))
                 .collect();
@@ -132,7 +137,7 @@ fn reductions_of_all_types_and_operations_four_ranks() {
 fn check_reductions(test: &'static str, ranks: usize) {
     const COUNT: usize = 1000;
     if role_of_process().is_none() {
-        return Stage::new(test).play(ranks);
+        return Stage::new(test).run_roles(ranks);
     }
     let rank = RankProcess::join(ranks);
     let nccl = &rank.nccl;
@@ -176,7 +181,7 @@ fn check_reductions(test: &'static str, ranks: usize) {
                 rank.stream,
             ));
             rank.synchronize();
-            let expected = kind.reduced(operation, ranks, whole);
+            let expected = kind.expected_result(operation, ranks, whole);
             let bytes = COUNT * kind.bytes;
             assert_eq!(
                 rank.program.download::<u8>(all, expected.len()),
@@ -193,5 +198,5 @@ fn check_reductions(test: &'static str, ranks: usize) {
             }
         }
     }
-    rank.leave();
+    rank.destroy_communicator();
 }

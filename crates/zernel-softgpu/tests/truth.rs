@@ -43,9 +43,9 @@ fn a_million_calls_of_four_threads_are_counted_exactly() {
         });
         return;
     }
-    let stage = Stage::new(TEST).logged();
-    stage.play(1);
-    let log = TruthLog::read(&stage.log()).unwrap();
+    let stage = Stage::new(TEST).with_truth_log();
+    stage.run_roles(1);
+    let log = TruthLog::read(&stage.log_path()).unwrap();
     let totals = log.returned_calls();
     let calls = |symbol: &str, result| {
         totals
@@ -86,8 +86,8 @@ fn events_record_each_call_and_what_the_device_did() {
     if role_of_process().is_some() {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
-        let stream = program.stream();
-        let memory = program.allocate(4096);
+        let stream = program.create_stream();
+        let memory = program.allocate_memory(4096);
         program.launch(stream, 500 * MILLISECOND_NS);
         program.launch(stream, 7 * MILLISECOND_NS);
         assert_success((cuda.cuStreamSynchronize)(stream));
@@ -96,11 +96,11 @@ fn events_record_each_call_and_what_the_device_did() {
         return;
     }
     let stage = Stage::new(TEST)
-        .logged()
-        .set(config::LOG_EVENTS_VARIABLE, 1);
+        .with_truth_log()
+        .set_variable(config::LOG_EVENTS_VARIABLE, 1);
     let before = clock::now_ns();
-    stage.play(1);
-    let log = TruthLog::read(&stage.log()).unwrap();
+    stage.run_roles(1);
+    let log = TruthLog::read(&stage.log_path()).unwrap();
     let stream = u64::from_ne_bytes(
         std::fs::read(stage.path().join("stream"))
             .unwrap()
@@ -154,8 +154,8 @@ fn nothing_is_lost_when_a_process_is_killed() {
     }
     for events in [0, 1] {
         let stage = Stage::new(TEST)
-            .logged()
-            .set(config::LOG_EVENTS_VARIABLE, events);
+            .with_truth_log()
+            .set_variable(config::LOG_EVENTS_VARIABLE, events);
         let counter = SharedCounter::open(&stage.path().join("count"));
         let actor = stage.start("0");
         zernel_testkit::eventually("calls are made", || {
@@ -164,7 +164,7 @@ fn nothing_is_lost_when_a_process_is_killed() {
         actor.kill();
         let count = counter.0.load(Relaxed);
         let (begun, done) = (count & 0xffff_ffff, count >> 32);
-        let log = TruthLog::read(&stage.log()).unwrap();
+        let log = TruthLog::read(&stage.log_path()).unwrap();
         let entered = log.entered_count("cuMemAlloc_v2");
         let returned = log.returned_calls()[&("cuMemAlloc_v2".to_owned(), 1)].calls;
         assert!(
@@ -218,9 +218,9 @@ fn a_forked_child_writes_a_log_of_its_own() {
         assert_success((program.cuda.cuCtxSynchronize)());
         return;
     }
-    let stage = Stage::new(TEST).logged();
-    stage.play(1);
-    let log = TruthLog::read(&stage.log()).unwrap();
+    let stage = Stage::new(TEST).with_truth_log();
+    stage.run_roles(1);
+    let log = TruthLog::read(&stage.log_path()).unwrap();
     assert_eq!(log.processes.len(), 2);
     let totals = log.returned_calls();
     assert_eq!(totals[&("cuCtxSynchronize".to_owned(), 3)].calls, 3);
@@ -237,9 +237,9 @@ fn a_forked_child_writes_a_log_of_its_own() {
 fn each_program_that_a_process_runs_has_its_log_and_its_memory() {
     const TEST: &str = "each_program_that_a_process_runs_has_its_log_and_its_memory";
     let Some(role) = role_of_process() else {
-        let stage = Stage::new(TEST).logged();
+        let stage = Stage::new(TEST).with_truth_log();
         stage.start("first").expect_success();
-        let log = TruthLog::read(&stage.log()).unwrap();
+        let log = TruthLog::read(&stage.log_path()).unwrap();
         assert_eq!(log.processes.len(), 2);
         assert_eq!(log.processes[0].pid, log.processes[1].pid);
         assert_eq!(
@@ -251,21 +251,21 @@ fn each_program_that_a_process_runs_has_its_log_and_its_memory() {
     let program = CudaProgram::new();
     assert_eq!(program.used_memory(), 0);
     if role == "first" {
-        program.allocate(3000);
+        program.allocate_memory(3000);
         panic!(
             "cannot run the second program: {}",
             support::become_role("second")
         );
     }
-    program.allocate(2000);
+    program.allocate_memory(2000);
 }
 
 #[test]
 fn what_is_not_a_truth_log_is_refused() {
     let stage = Stage::new("what_is_not_a_truth_log_is_refused");
-    std::fs::create_dir_all(stage.log()).unwrap();
-    std::fs::write(stage.log().join("1-2-cuda.truth"), vec![7; 100_000]).unwrap();
-    let error = TruthLog::read(&stage.log()).unwrap_err().to_string();
+    std::fs::create_dir_all(stage.log_path()).unwrap();
+    std::fs::write(stage.log_path().join("1-2-cuda.truth"), vec![7; 100_000]).unwrap();
+    let error = TruthLog::read(&stage.log_path()).unwrap_err().to_string();
     assert!(
         error.contains("1-2-cuda.truth") && error.contains("not a truth file"),
         "{error}"

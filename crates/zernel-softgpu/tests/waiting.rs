@@ -116,7 +116,7 @@ fn an_event_may_block_in_a_context_that_spins() {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
         let wait_for = |flags| {
-            let event = program.event(flags);
+            let event = program.create_event(flags);
             program.launch(0, 50 * MILLISECOND_NS);
             assert_success((cuda.cuEventRecord)(event, 0));
             cost_of(|| assert_success((cuda.cuEventSynchronize)(event)))
@@ -131,7 +131,7 @@ fn the_primary_context_waits_as_last_configured() {
     run_in_fresh_process("the_primary_context_waits_as_last_configured", || {
         let program = CudaProgram::new();
         let cuda = &program.cuda;
-        let stream = program.stream();
+        let stream = program.create_stream();
         for (flags, blocks) in [
             (SCHEDULE_BLOCKING_SYNC, true),
             (SCHEDULE_SPIN, false),

@@ -76,7 +76,7 @@ impl Job {
     }
 
     /// The command that starts the job: this program again.
-    pub fn command(&self) -> io::Result<Command> {
+    pub fn job_command(&self) -> io::Result<Command> {
         let mut command = Command::new(env::current_exe()?);
         self.set_job_environment(&mut command);
         Ok(command)
@@ -97,7 +97,7 @@ impl Job {
     }
 
     /// Like [`Self::set_job_environment`], and gives all processes of the job priority over other processes on this machine.
-    pub fn alone(&self, command: &mut Command) {
+    pub fn set_job_environment_with_priority(&self, command: &mut Command) {
         self.set_job_environment(command);
         sys::prioritize_command(command);
     }

@@ -115,8 +115,8 @@ impl BatchSource {
         match self {
             Self::Nowhere => sys::burn_cpu(how_long),
             Self::Sleep => std::thread::sleep(how_long),
-            Self::Disk(disk) => disk.fetch(how_long)?,
-            Self::Remote(remote) => remote.fetch(how_long)?,
+            Self::Disk(disk) => disk.read_for(how_long)?,
+            Self::Remote(remote) => remote.fetch_for(how_long)?,
         }
         Ok(())
     }

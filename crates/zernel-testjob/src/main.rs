@@ -20,7 +20,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let seed = arguments.next().map_or(Ok(0), |seed| seed.parse())?;
     let job = Job::new(JobPlan::new(cause, seed))?;
     println!("{:#?}", job.plan());
-    let status = job.command()?.status()?;
+    let status = job.job_command()?.status()?;
     for rank in 0..job.plan().ranks {
         let stamps = job.read_stamps(rank)?;
         let steps = stamps.iter().filter(|stamp| stamp.part == JobPart::Step);

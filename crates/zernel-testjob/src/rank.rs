@@ -52,7 +52,9 @@ pub(crate) fn train_rank(
         }
         if is_due(plan.checkpoint_every, step) {
             let path = directory.join(format!("checkpoint-{rank}"));
-            trainer.do_and_stamp(JobPart::Checkpoint, |trainer| trainer.checkpoint(&path))?;
+            trainer.do_and_stamp(JobPart::Checkpoint, |trainer| {
+                trainer.write_checkpoint(&path)
+            })?;
         }
     }
     trainer.write_labels()?;
@@ -131,32 +133,32 @@ impl TrainingLoop<'_> {
 
     fn train_step(&mut self, step: u32) -> io::Result<()> {
         if step >= self.plan.warm_up_steps {
-            return self.do_and_stamp(JobPart::Step, Self::optimize);
+            return self.do_and_stamp(JobPart::Step, Self::run_optimizer_step);
         }
         self.do_and_stamp(JobPart::WarmUp, |trainer| {
             sys::burn_cpu(trainer.jitter.duration_around(trainer.plan.warm_up_us));
-            trainer.optimize()
+            trainer.run_optimizer_step()
         })
     }
 
     /// Announces a part of the loop, if it is one of `PyTorch`.
-    fn announce(&self, name: &str) -> io::Result<()> {
+    fn announce_part(&self, name: &str) -> io::Result<()> {
         match &self.torch {
-            Some(torch) => torch.announce(name),
+            Some(torch) => torch.announce_part(name),
             None => Ok(()),
         }
     }
 
-    fn optimize(&mut self) -> io::Result<()> {
+    fn run_optimizer_step(&mut self) -> io::Result<()> {
         if self.plan.infers {
             self.launch(self.plan.launches)?;
             return self.read_loss();
         }
         let last = self.plan.accumulate - 1;
         for micro_batch in 0..=last {
-            self.forward()?;
+            self.run_forward_pass()?;
             let reduces = self.plan.overlaps && micro_batch == last;
-            self.do_under_label("+backward", |trainer| trainer.backward(reduces))?;
+            self.do_under_label("+backward", |trainer| trainer.run_backward_pass(reduces))?;
         }
         if !self.plan.overlaps {
             self.read_loss()?;
@@ -168,9 +170,9 @@ impl TrainingLoop<'_> {
             self.do_under_label("+peer", Self::read_one_float)?;
         }
         self.do_and_stamp(JobPart::Update, |trainer| {
-            trainer.announce("Optimizer.step#AdamW.step")?;
+            trainer.announce_part("Optimizer.step#AdamW.step")?;
             trainer.launch(trainer.plan.optimizer_launches)?;
-            trainer.announce("Optimizer.zero_grad#AdamW.zero_grad")
+            trainer.announce_part("Optimizer.zero_grad#AdamW.zero_grad")
         })?;
         match self.plan.overlaps {
             true => self.read_loss(),
@@ -178,10 +180,10 @@ impl TrainingLoop<'_> {
         }
     }
 
-    fn forward(&mut self) -> io::Result<()> {
+    fn run_forward_pass(&mut self) -> io::Result<()> {
         let (gpu, bytes) = (self.gpu, self.plan.batch_bytes);
         let mut copied = Ok(());
-        self.announce("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")?;
+        self.announce_part("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")?;
         let start_ns = now_ns(ClockId::Monotonic);
         let mut end_ns = start_ns;
         let labels = &mut self.labels;
@@ -204,10 +206,10 @@ impl TrainingLoop<'_> {
     }
 
     /// Runs a backward pass. As in DDP, each bucket is reduced right after its gradients.
-    fn backward(&mut self, reduces: bool) -> io::Result<()> {
+    fn run_backward_pass(&mut self, reduces: bool) -> io::Result<()> {
         let launches = 2 * self.plan.launches;
         if let Some(torch) = &self.torch {
-            return torch.backward(launches);
+            return torch.run_backward_pass(launches);
         }
         if !reduces {
             return self.launch(launches);
@@ -239,13 +241,13 @@ impl TrainingLoop<'_> {
 
     fn evaluate(&mut self) -> io::Result<()> {
         for _ in 0..self.plan.evaluate_batches {
-            self.forward()?;
+            self.run_forward_pass()?;
             self.read_loss()?;
         }
         Ok(())
     }
 
-    fn checkpoint(&mut self, path: &Path) -> io::Result<()> {
+    fn write_checkpoint(&mut self, path: &Path) -> io::Result<()> {
         const CHECKPOINT_PIECE_BYTES: usize = 64 << 10;
         let mut file = File::create(path)?;
         let mut left = self.plan.checkpoint_bytes;

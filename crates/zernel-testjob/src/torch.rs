@@ -72,7 +72,7 @@ impl TorchAnnouncer {
     }
 
     /// Announces a part of the loop by its name.
-    pub(crate) fn announce(&self, name: &str) -> io::Result<()> {
+    pub(crate) fn announce_part(&self, name: &str) -> io::Result<()> {
         let mut result = ptr::null::<c_void>();
         let string = CxxString {
             text: name.as_ptr(),
@@ -85,7 +85,7 @@ impl TorchAnnouncer {
     }
 
     /// Runs a backward pass on its thread, and waits for it.
-    pub(crate) fn backward(&self, launches: u32) -> io::Result<()> {
+    pub(crate) fn run_backward_pass(&self, launches: u32) -> io::Result<()> {
         let graph = &raw const *self;
         let engine = ptr::null();
         let arguments = [engine, (&raw const graph).cast(), ptr::null()];
@@ -115,7 +115,9 @@ impl BackwardThread {
                         launcher.launch(jitter.duration_around(plan.kernel_us))?;
                     }
                     match &peers {
-                        Some(peers) => peers.reduce(&library, jitter.duration_around(plan.gloo_us)),
+                        Some(peers) => {
+                            peers.reduce_through_cpu(&library, jitter.duration_around(plan.gloo_us))
+                        }
                         None => Ok(()),
                     }
                 });
@@ -156,7 +158,7 @@ impl GlooPeers {
     }
 
     /// Reduces the gradients of a pass through the CPU.
-    fn reduce(&self, library: &Library, time: Duration) -> io::Result<()> {
+    fn reduce_through_cpu(&self, library: &Library, time: Duration) -> io::Result<()> {
         let ended = |_| io::Error::other("the peers have ended");
         call_exported(library, "ProcessGroupGloo9allreduce", [ptr::null(); 3])?;
         self.requests.send(time).map_err(|_| ended(()))?;

@@ -51,7 +51,7 @@ fn everything_in_a_plan_happens() {
         ..short_plan(1)
     };
     let job = Job::new(plan).unwrap();
-    assert!(job.command().unwrap().status().unwrap().success());
+    assert!(job.job_command().unwrap().status().unwrap().success());
     for rank in 0..2 {
         let parts = [
             (JobPart::WarmUp, 2),
@@ -79,13 +79,13 @@ fn collectives_may_overlap() {
         ..short_plan(2)
     });
     let job = job.unwrap();
-    assert!(job.command().unwrap().status().unwrap().success());
+    assert!(job.job_command().unwrap().status().unwrap().success());
     assert_eq!(count_parts(&job, 1, JobPart::Step), 10);
 }
 
 fn a_rank_that_fails_ends_the_job() {
     let job = Job::new(short_plan(3)).unwrap();
     std::fs::remove_file(job.library_path("libnccl.so.2")).unwrap();
-    let status = job.command().unwrap().status().unwrap();
+    let status = job.job_command().unwrap().status().unwrap();
     assert_eq!(status.code(), Some(1));
 }

@@ -22,7 +22,7 @@ impl TimedComparison {
     }
 
     /// Times `routine`. One call does `operations` operations.
-    pub fn measure(&mut self, name: &str, operations: u64, mut routine: impl FnMut()) {
+    pub fn measure_routine(&mut self, name: &str, operations: u64, mut routine: impl FnMut()) {
         let mut samples = Vec::new();
         let mut group = self.criterion.benchmark_group(name);
         group.throughput(Throughput::Elements(operations));
@@ -86,20 +86,20 @@ impl<A: Copy + PartialEq + Display> AlternatingTurns<A> {
 
     /// Prints the median time of an arm.
     pub fn print_median(&self, arm: A) {
-        println!("{arm}: {:.1} ns", median(self.times(arm).to_vec()));
+        println!("{arm}: {:.1} ns", median(self.times_of_arm(arm).to_vec()));
     }
 
     /// Prints the difference between the times of two arms.
-    pub fn added(&self, arm: A, to: A) {
-        println!("{arm}, less {to}: {}", self.difference(arm, to));
+    pub fn print_difference(&self, arm: A, to: A) {
+        println!("{arm}, less {to}: {}", self.difference_of_arms(arm, to));
     }
 
-    fn difference(&self, arm: A, to: A) -> TimeDifference {
-        let pairs = self.times(arm).iter().zip(self.times(to));
+    fn difference_of_arms(&self, arm: A, to: A) -> TimeDifference {
+        let pairs = self.times_of_arm(arm).iter().zip(self.times_of_arm(to));
         TimeDifference::of_pairs(&pairs.map(|(this, that)| this - that).collect::<Vec<_>>())
     }
 
-    fn times(&self, arm: A) -> &[f64] {
+    fn times_of_arm(&self, arm: A) -> &[f64] {
         let place = self.arms.iter().position(|other| *other == arm);
         place.map_or(&[], |place| &self.times[place])
     }
@@ -192,7 +192,7 @@ mod tests {
             clock += 10.0;
             clock + if arm == "probed" { 5.0 } else { 0.0 }
         });
-        let difference = turns.difference("probed", "bare");
+        let difference = turns.difference_of_arms("probed", "bare");
         assert_eq!(difference.median, 5.0);
         assert!(difference.least <= 5.0 && difference.most >= 5.0);
         assert_eq!(difference.pairs, 40);

@@ -59,9 +59,9 @@ impl Daemon {
             .arg("--socket")
             .arg(socket)
             .arg("--library")
-            .arg(stage.library("libcuda.so.1"))
+            .arg(stage.library_path("libcuda.so.1"))
             .arg("--library")
-            .arg(stage.library("libnccl.so.2"))
+            .arg(stage.library_path("libnccl.so.2"))
             .stderr(Stdio::piped())
             .spawn()
             .expect("zernel runs");
@@ -99,14 +99,14 @@ impl Daemon {
     }
 
     /// The metrics text.
-    pub fn metrics(&self) -> String {
+    pub fn metrics_text(&self) -> String {
         self.get("/metrics").body
     }
 
     /// Waits until the metrics text has a line.
     pub fn wait_for_metrics_line(&self, line: &str) {
         eventually_ok(line, || {
-            let metrics = self.metrics();
+            let metrics = self.metrics_text();
             match metrics.lines().any(|exported| exported == line) {
                 true => Ok(()),
                 false => Err(metrics),
@@ -236,7 +236,7 @@ pub struct HttpAnswer {
 
 impl HttpAnswer {
     /// The body, parsed.
-    pub fn json(&self) -> Value {
+    pub fn body_as_json(&self) -> Value {
         serde_json::from_str(&self.body).expect("JSON")
     }
 }
@@ -274,7 +274,7 @@ impl KernelObjects {
             programs: programs_of(pid),
             links: 0,
         };
-        objects.links = objects.attached();
+        objects.links = objects.attached_links();
         assert!(!objects.programs.is_empty() && objects.links > 0);
         objects
     }
@@ -287,7 +287,7 @@ impl KernelObjects {
 
     /// Number of links that the programs have now, pinned links included: no process needs a descriptor of those.
     #[must_use]
-    pub fn attached(&self) -> usize {
+    pub fn attached_links(&self) -> usize {
         let links = LinkInfoIter::default();
         let links = links.filter(|link| self.programs.contains(&link.prog_id));
         links.count()
@@ -295,12 +295,14 @@ impl KernelObjects {
 
     /// Waits until the kernel has freed all links, so that nothing is attached.
     pub fn wait_until_detached(&self) {
-        eventually_ok("the daemon's links are freed", || match self.attached() {
-            0 => Ok(()),
-            links => Err(StillAttached {
-                links,
-                programs: &self.programs,
-            }),
+        eventually_ok("the daemon's links are freed", || {
+            match self.attached_links() {
+                0 => Ok(()),
+                links => Err(StillAttached {
+                    links,
+                    programs: &self.programs,
+                }),
+            }
         });
     }
 
@@ -308,7 +310,7 @@ impl KernelObjects {
     pub fn wait_until_freed(&self) {
         eventually("the daemon's programs and links are freed", || {
             let mut programs = ProgInfoIter::default().map(|program| program.id);
-            self.attached() == 0 && !programs.any(|id| self.programs.contains(&id))
+            self.attached_links() == 0 && !programs.any(|id| self.programs.contains(&id))
         });
     }
 }

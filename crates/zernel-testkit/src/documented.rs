@@ -57,7 +57,7 @@ pub fn commands_of_page(name: &str, text: &str) -> Vec<DocumentedCommand> {
     let mut fence: Option<bool> = None;
     for (index, line) in text.lines().enumerate() {
         if let Some(language) = line.trim_start().strip_prefix("```") {
-            part.finish(name, &mut commands);
+            part.add_commands_of_part(name, &mut commands);
             fence = match fence {
                 Some(_) => None,
                 None => Some(matches!(language, "" | "sh" | "bash")),
@@ -71,7 +71,7 @@ pub fn commands_of_page(name: &str, text: &str) -> Vec<DocumentedCommand> {
             (None, false) => PagePartKind::Paragraph,
         };
         if kind != part.kind {
-            part.finish(name, &mut commands);
+            part.add_commands_of_part(name, &mut commands);
             part.kind = kind;
         }
         if part.text.is_empty() {
@@ -80,7 +80,7 @@ pub fn commands_of_page(name: &str, text: &str) -> Vec<DocumentedCommand> {
         part.text.push_str(line);
         part.text.push('\n');
     }
-    part.finish(name, &mut commands);
+    part.add_commands_of_part(name, &mut commands);
     commands
 }
 
@@ -102,7 +102,7 @@ enum PagePartKind {
 
 impl PagePart {
     /// Adds the commands of the lines so far, and forgets the lines.
-    fn finish(&mut self, name: &str, commands: &mut Vec<DocumentedCommand>) {
+    fn add_commands_of_part(&mut self, name: &str, commands: &mut Vec<DocumentedCommand>) {
         let text = std::mem::take(&mut self.text);
         let found = match self.kind {
             PagePartKind::Block => commands_of_block(&text),

@@ -16,7 +16,7 @@ pub struct Need {
 
 impl Need {
     /// The check's result; the check runs at most once per process.
-    pub(crate) fn result(&self) -> Result<(), String> {
+    pub(crate) fn check_once(&self) -> Result<(), String> {
         static CHECK_RESULTS: Mutex<BTreeMap<usize, Result<(), String>>> =
             Mutex::new(BTreeMap::new());
         let mut results = CHECK_RESULTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,15 +63,15 @@ mod tests {
             name: "bpf",
             check: || Err(format!("run {}", RUNS.fetch_add(1, Ordering::Relaxed))),
         };
-        assert_eq!(need.result(), Err("run 0".into()));
-        assert_eq!(need.result(), Err("run 0".into()));
+        assert_eq!(need.check_once(), Err("run 0".into()));
+        assert_eq!(need.check_once(), Err("run 0".into()));
     }
 
     #[test]
     fn a_bpf_attempt_is_made_once() {
         let first = bpf(|| Err("refused"));
         let second = bpf(|| -> Result<(), &str> { unreachable!("the first attempt counts") });
-        assert_eq!(first.result(), Err("refused".into()));
-        assert_eq!(second.result(), Err("refused".into()));
+        assert_eq!(first.check_once(), Err("refused".into()));
+        assert_eq!(second.check_once(), Err("refused".into()));
     }
 }

@@ -45,7 +45,7 @@ impl PodCgroup {
     }
 
     /// Moves a process into a container of the pod.
-    pub fn add(&self, process: u32) {
+    pub fn move_into_container(&self, process: u32) {
         let members = self.container_folder().join("cgroup.procs");
         fs::write(members, process.to_string()).expect("we are root");
     }

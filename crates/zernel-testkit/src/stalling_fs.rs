@@ -17,7 +17,7 @@ use rustix::mount::UnmountFlags;
 const CACHE_TIME: Duration = Duration::ZERO;
 const FILE_INODE: INodeNo = INodeNo(2);
 
-/// A mounted file system with one file. Until [`Self::stall`] it answers. When the file system is dropped, it answers again and is unmounted.
+/// A mounted file system with one file. Until [`Self::stop_answering`] it answers. When the file system is dropped, it answers again and is unmounted.
 pub struct StallingFs {
     gate: Arc<AnswerGate>,
     directory: PathBuf,
@@ -44,19 +44,19 @@ impl StallingFs {
     }
 
     /// Answers nothing from now on.
-    pub fn stall(&self) {
+    pub fn stop_answering(&self) {
         self.gate.set_closed(true);
     }
 
     /// Answers again.
-    pub fn answer(&self) {
+    pub fn answer_again(&self) {
         self.gate.set_closed(false);
     }
 }
 
 impl Drop for StallingFs {
     fn drop(&mut self) {
-        self.answer();
+        self.answer_again();
         // A process may still map the file.
         let _ = rustix::mount::unmount(&self.directory, UnmountFlags::DETACH);
     }
@@ -93,7 +93,7 @@ struct OneFileFs {
 }
 
 impl OneFileFs {
-    fn attributes(&self, number: INodeNo) -> FileAttr {
+    fn attributes_of(&self, number: INodeNo) -> FileAttr {
         let is_file = number == FILE_INODE;
         FileAttr {
             ino: number,
@@ -126,14 +126,14 @@ impl Filesystem for OneFileFs {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
         self.gate.wait_until_open();
         match name == OsStr::new(&self.name) {
-            true => reply.entry(&CACHE_TIME, &self.attributes(FILE_INODE), Generation(0)),
+            true => reply.entry(&CACHE_TIME, &self.attributes_of(FILE_INODE), Generation(0)),
             false => reply.error(Errno::ENOENT),
         }
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         self.gate.wait_until_open();
-        reply.attr(&CACHE_TIME, &self.attributes(number));
+        reply.attr(&CACHE_TIME, &self.attributes_of(number));
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
@@ -175,11 +175,11 @@ mod tests {
         };
         let path = directory.path().join("file");
         assert_eq!(fs::read(&path).unwrap(), b"content");
-        files.stall();
+        files.stop_answering();
         let (sender, content) = mpsc::channel();
         let reader = thread::spawn(move || sender.send(fs::read(path)));
         assert!(content.recv_timeout(Duration::from_millis(100)).is_err());
-        files.answer();
+        files.answer_again();
         assert_eq!(content.recv().unwrap().unwrap(), b"content");
         reader.join().unwrap().unwrap();
     }

@@ -85,7 +85,7 @@ impl Stage {
     }
 
     /// A stage while no other test has one.
-    pub fn alone(prologue: Prologue) -> Self {
+    pub fn with_machine_alone(prologue: Prologue) -> Self {
         let guard = MACHINE_LOCK.write().unwrap_or_else(PoisonError::into_inner);
         Self::with_claim(prologue, MachineClaim::Alone(guard))
     }
@@ -106,7 +106,7 @@ impl Stage {
     }
 
     /// The path of a library, such as `libcuda.so.1`.
-    pub fn library(&self, name: &str) -> PathBuf {
+    pub fn library_path(&self, name: &str) -> PathBuf {
         self.path().join("lib").join(name)
     }
 
@@ -116,7 +116,7 @@ impl Stage {
     }
 
     /// Starts a target, which waits for [`Target::start_part`].
-    pub fn target(&self, role: &str, rounds: u64) -> Target {
+    pub fn start_target(&self, role: &str, rounds: u64) -> Target {
         Target::start(&mut self.target_command(role, rounds))
     }
 
@@ -353,14 +353,14 @@ impl Driver {
     }
 
     /// Allocates memory of the device, and returns its address.
-    pub fn allocate(&self, bytes: u64) -> u64 {
+    pub fn allocate_memory(&self, bytes: u64) -> u64 {
         let mut address = 0_u64;
         call!(self.cuda, "cuMemAlloc_v2", out_pointer(&mut address), bytes);
         address
     }
 
     /// Frees what [`Self::allocate`] returned.
-    pub fn free(&self, address: u64) {
+    pub fn free_memory(&self, address: u64) {
         call!(self.cuda, "cuMemFree_v2", address);
     }
 

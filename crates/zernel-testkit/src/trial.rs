@@ -108,7 +108,7 @@ fn parse_required_needs(list: &str) -> Result<Vec<&str>, String> {
 fn check_needs(needs: &[Need], required: &[&str]) -> Result<NeedsResult, String> {
     let unmet: Vec<_> = needs
         .iter()
-        .filter_map(|need| Some((need.name, need.result().err()?)))
+        .filter_map(|need| Some((need.name, need.check_once().err()?)))
         .collect();
     let reasons: Vec<_> = unmet
         .iter()

@@ -45,7 +45,7 @@ impl Affinity {
     }
 
     /// Returns an error if it cannot apply to this number of workers.
-    pub(crate) fn check(&self, workers: usize) -> Result<(), String> {
+    pub(crate) fn check_for_workers(&self, workers: usize) -> Result<(), String> {
         let check_set = |cpus: &CpuSet| match cpus.last() {
             None => Err("an empty set of CPUs; name at least one".to_owned()),
             Some(&cpu) if cpu >= MAX_CPUS => Err(format!(
@@ -69,7 +69,11 @@ impl Affinity {
     }
 
     /// The affinity with machine-dependent sets replaced by CPUs of `topology`.
-    pub(crate) fn resolve(&self, workers: usize, topology: &Topology) -> Result<Self, String> {
+    pub(crate) fn resolve_on_topology(
+        &self,
+        workers: usize,
+        topology: &Topology,
+    ) -> Result<Self, String> {
         let cpus: Vec<usize> = topology.cpus.iter().copied().collect();
         let sets = match self {
             Self::Inherit | Self::Exact(_) | Self::PerWorker(_) => return Ok(self.clone()),
@@ -178,7 +182,7 @@ mod tests {
 
     fn resolved_sets(affinity: &Affinity, workers: usize) -> Vec<CpuSet> {
         match affinity
-            .resolve(workers, &topology_with_two_nodes())
+            .resolve_on_topology(workers, &topology_with_two_nodes())
             .unwrap()
         {
             Affinity::PerWorker(sets) => sets,
@@ -214,28 +218,36 @@ mod tests {
     #[test]
     fn missing_smt_or_nodes_are_an_error() {
         let error = Affinity::NumaNode(7)
-            .resolve(1, &topology_with_two_nodes())
+            .resolve_on_topology(1, &topology_with_two_nodes())
             .unwrap_err();
         assert!(
             error.contains("node 7") && error.contains("{0, 1}"),
             "{error}"
         );
         let error = Affinity::RandomSubset { count: 9, seed: 0 }
-            .resolve(1, &topology_with_two_nodes())
+            .resolve_on_topology(1, &topology_with_two_nodes())
             .unwrap_err();
         assert!(error.contains("only 8"), "{error}");
         let no_smt = Topology {
             cores: vec![[0].into()],
             ..topology_with_two_nodes()
         };
-        assert!(Affinity::SmtSiblingPair.resolve(2, &no_smt).is_err());
+        assert!(
+            Affinity::SmtSiblingPair
+                .resolve_on_topology(2, &no_smt)
+                .is_err()
+        );
     }
 
     #[test]
     fn sets_that_cannot_work_are_refused() {
-        assert!(Affinity::Exact(CpuSet::new()).check(1).is_err());
-        assert!(Affinity::Exact([5000].into()).check(1).is_err());
-        assert!(Affinity::PerWorker(vec![[0].into()]).check(2).is_err());
-        assert!(Affinity::Exact([0].into()).check(2).is_ok());
+        assert!(Affinity::Exact(CpuSet::new()).check_for_workers(1).is_err());
+        assert!(Affinity::Exact([5000].into()).check_for_workers(1).is_err());
+        assert!(
+            Affinity::PerWorker(vec![[0].into()])
+                .check_for_workers(2)
+                .is_err()
+        );
+        assert!(Affinity::Exact([0].into()).check_for_workers(2).is_ok());
     }
 }

@@ -11,9 +11,9 @@ use crate::worker::{TeamPipe, Worker, WorkerTeam};
 
 /// Applies the worker's settings to the calling thread. Fork safe.
 pub(crate) fn apply_worker_settings(plan: &WorkloadPlan, shared: &SharedState, worker: usize) {
-    let index = plan.worker(worker).group_index;
+    let index = plan.worker_plan(worker).group_index;
     let settings = &plan.group_of(worker).settings;
-    settings.apply(index, shared.record(worker));
+    settings.apply_to_thread(index, shared.record(worker));
 }
 
 /// Reports ready, waits for the start and works. Fork safe, as far as the work is.
@@ -26,11 +26,11 @@ pub(crate) fn run_worker(
     let record = shared.record(index);
     record.tid.store(gettid().as_raw_nonzero().get(), Relaxed);
     record.magic.store(RECORD_MAGIC, Relaxed);
-    shared.advance(index, WorkerStage::Ready);
+    shared.pass_stage(index, WorkerStage::Ready);
     shared.wait_for_start(index);
 
-    let worker_plan = plan.worker(index);
-    let team_plan = plan.team(worker_plan.team_number);
+    let worker_plan = plan.worker_plan(index);
+    let team_plan = plan.team_plan(worker_plan.team_number);
     let work = plan.group_of(index).work.as_work();
     let team = WorkerTeam {
         index: worker_plan.team_index,
@@ -39,15 +39,15 @@ pub(crate) fn run_worker(
         slots: shared.slots(&team_plan.slots),
         pipes,
     };
-    let mut worker = Worker::begin(
+    let mut worker = Worker::begin_first_round(
         shared,
         index,
         worker_plan.group_index,
         team,
-        shared.trace(&worker_plan.trace),
+        shared.trace_entries(&worker_plan.trace),
     );
     let result = work.run(&mut worker);
-    worker.end();
+    worker.write_final_numbers();
     let ended = match result {
         Ok(()) => outcome::FINISHED,
         Err(failure) => {
@@ -59,5 +59,5 @@ pub(crate) fn run_worker(
         }
     };
     record.outcome.store(ended, Release);
-    shared.advance(index, WorkerStage::Ended);
+    shared.pass_stage(index, WorkerStage::Ended);
 }

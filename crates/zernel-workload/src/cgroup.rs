@@ -62,7 +62,7 @@ table! {
 }
 
 impl CgroupSpec {
-    pub(crate) fn check(&self) -> Result<()> {
+    pub(crate) fn check_settings(&self) -> Result<()> {
         let invalid = |field, problem: &str| Err(Error::invalid(&self.name, field, problem));
         let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
         if self.name.is_empty() || self.name.starts_with('.') || !self.name.chars().all(is_plain) {

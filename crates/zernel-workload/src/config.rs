@@ -157,7 +157,7 @@ impl WorkSpec {
 
     /// The group with a machine-dependent affinity replaced by CPUs of `topology`.
     pub fn resolve(&self, topology: &Topology) -> Result<Self> {
-        let affinity = self.affinity.resolve(self.workers, topology);
+        let affinity = self.affinity.resolve_on_topology(self.workers, topology);
         let affinity =
             affinity.map_err(|problem| Error::invalid(&self.name, "affinity", problem))?;
         Ok(Self {
@@ -171,7 +171,7 @@ impl WorkSpec {
         let invalid = |field| move |problem: String| Error::invalid(&self.name, field, problem);
         self.check_workers()?;
         self.affinity
-            .check(self.workers)
+            .check_for_workers(self.workers)
             .map_err(invalid("affinity"))?;
         if !self.affinity.is_resolved() {
             let problem = format!(
@@ -182,11 +182,11 @@ impl WorkSpec {
         }
         self.policy
             .as_ref()
-            .map_or(Ok(()), SchedPolicy::check)
+            .map_or(Ok(()), SchedPolicy::check_parameters)
             .map_err(invalid("policy"))?;
         self.memory_policy
             .as_ref()
-            .map_or(Ok(()), MemoryPolicy::check)
+            .map_or(Ok(()), MemoryPolicy::check_nodes)
             .map_err(invalid("memory_policy"))?;
         if let Some(nice) = self.nice.filter(|nice| !(-20..=19).contains(nice)) {
             return Err(Error::invalid(

@@ -47,7 +47,7 @@ pub(crate) fn run_container(
             plan,
             shared,
             worker,
-            pipes.of_team(plan.worker(worker).team_number),
+            pipes.of_team(plan.worker_plan(worker).team_number),
         );
         LEADER_SIGNAL_WORD.fetch_add(1, Ordering::AcqRel);
         wake_all_waiters(&LEADER_SIGNAL_WORD);

@@ -54,7 +54,7 @@ pub enum WorkerExitInfo {
 }
 
 impl WorkerExitInfo {
-    pub(crate) fn failed(record: &WorkerRecord) -> Self {
+    pub(crate) fn from_failed_record(record: &WorkerRecord) -> Self {
         let step = record.failed_step.load(Relaxed);
         let code = record.failed_errno.load(Relaxed);
         let name = FailingStep::DESCRIPTIONS

@@ -169,7 +169,7 @@ impl WorkloadHandle {
         self.keeper
             .pids()
             .into_iter()
-            .chain(self.threads.workers().map(tid))
+            .chain(self.threads.worker_range().map(tid))
             .collect()
     }
 
@@ -183,7 +183,7 @@ impl WorkloadHandle {
 
     /// The pids that may be written to `cgroup.procs`; refused when there are thread workers.
     pub fn worker_pids_for_cgroup_procs(&self) -> Result<Vec<pid_t>> {
-        match self.threads.workers().len() {
+        match self.threads.worker_range().len() {
             0 => Ok(self.keeper.pids()),
             threads => Err(Error::ThreadsInCgroupProcs { threads }),
         }

@@ -208,9 +208,9 @@ impl KeeperTask {
         for (index, process) in self.plan.processes.iter().enumerate() {
             let pid = pipes
                 .open_for(&self.plan, &process.workers)
-                .and_then(|()| process::fork(|| self.child(process, &pipes, &caught, caller)));
+                .and_then(|()| process::fork(|| self.run_child(process, &pipes, &caught, caller)));
             match pid {
-                Ok(pid) => self.enter(pid),
+                Ok(pid) => self.add_process(pid),
                 Err(error) => {
                     self.give_up();
                     let _ = forked.send(Err((index, error)));
@@ -223,7 +223,7 @@ impl KeeperTask {
         self.reap_all();
     }
 
-    fn enter(&self, pid: pid_t) {
+    fn add_process(&self, pid: pid_t) {
         let mut table = lock_table(&self.table);
         table.processes.push(KeptProcess {
             pid,
@@ -233,7 +233,7 @@ impl KeeperTask {
     }
 
     /// Runs a child process. Fork safe if the work is.
-    fn child(
+    fn run_child(
         &self,
         process: &ProcessPlan,
         pipes: &TeamPipes,
@@ -272,7 +272,7 @@ impl KeeperTask {
             &self.plan,
             &self.shared,
             worker,
-            pipes.of_team(self.plan.worker(worker).team_number),
+            pipes.of_team(self.plan.worker_plan(worker).team_number),
         );
         0
     }
@@ -378,7 +378,7 @@ impl KeeperTask {
         self.plan.processes[index]
             .workers
             .clone()
-            .for_each(|worker| self.shared.advance(worker, WorkerStage::Exited));
+            .for_each(|worker| self.shared.pass_stage(worker, WorkerStage::Exited));
     }
 }
 

@@ -42,7 +42,7 @@ impl GroupPlan {
         self.workers.len().div_ceil(self.team_size)
     }
 
-    fn team(&self, number: usize) -> TeamPlan {
+    fn team_plan(&self, number: usize) -> TeamPlan {
         let work = self.work.as_work();
         let slots = work.slot_count(self.team_size);
         let first_slot = self.first_slot + number * slots;
@@ -53,7 +53,7 @@ impl GroupPlan {
         }
     }
 
-    fn worker(&self, group_index: usize) -> WorkerPlan {
+    fn worker_plan(&self, group_index: usize) -> WorkerPlan {
         let (team, team_index) = (group_index / self.team_size, group_index % self.team_size);
         WorkerPlan {
             group_index,
@@ -242,18 +242,18 @@ impl WorkloadPlan {
     }
 
     /// The plan of a worker.
-    pub(crate) fn worker(&self, worker: usize) -> WorkerPlan {
+    pub(crate) fn worker_plan(&self, worker: usize) -> WorkerPlan {
         let group = self.group_of(worker);
-        group.worker(worker - group.workers.start)
+        group.worker_plan(worker - group.workers.start)
     }
 
     /// The plan of a team.
-    pub(crate) fn team(&self, team: usize) -> TeamPlan {
+    pub(crate) fn team_plan(&self, team: usize) -> TeamPlan {
         let group = self
             .groups
             .partition_point(|group| group.first_team + group.team_count() <= team);
         let group = &self.groups[group];
-        group.team(team - group.first_team)
+        group.team_plan(team - group.first_team)
     }
 }
 

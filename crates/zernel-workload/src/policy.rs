@@ -48,7 +48,7 @@ choice! {
 
 impl SchedPolicy {
     /// Returns an error if the parameters are invalid.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check_parameters(&self) -> Result<(), String> {
         match *self {
             Self::Fifo { priority } | Self::RoundRobin { priority }
                 if !(1..=99).contains(&priority) =>
@@ -74,7 +74,7 @@ impl SchedPolicy {
     }
 
     /// The argument for `sched_setattr`.
-    pub(crate) fn attributes(&self, nice: i32) -> SchedAttributes {
+    pub(crate) fn to_sched_attributes(&self, nice: i32) -> SchedAttributes {
         let base = SchedAttributes {
             nice,
             ..SchedAttributes::default()
@@ -151,7 +151,7 @@ choice! {
 
 impl MemoryPolicy {
     /// Returns an error if the nodes are invalid.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check_nodes(&self) -> Result<(), String> {
         match self {
             Self::Bind(nodes) | Self::Interleave(nodes) if nodes.is_empty() => {
                 Err("no NUMA node is named; name at least one".to_owned())
@@ -194,7 +194,7 @@ mod tests {
     fn parameters_out_of_range_are_named() {
         assert!(
             SchedPolicy::Fifo { priority: 100 }
-                .check()
+                .check_parameters()
                 .unwrap_err()
                 .contains("100")
         );
@@ -203,10 +203,19 @@ mod tests {
             deadline_us: 4,
             period_us: 10,
         };
-        assert!(deadline.check().unwrap_err().contains("deadline_us (4)"));
-        assert!(MemoryPolicy::Bind(BTreeSet::new()).check().is_err());
-        assert!(MemoryPolicy::Preferred(64).check().is_err());
-        assert!(SchedPolicy::RoundRobin { priority: 1 }.check().is_ok());
+        assert!(
+            deadline
+                .check_parameters()
+                .unwrap_err()
+                .contains("deadline_us (4)")
+        );
+        assert!(MemoryPolicy::Bind(BTreeSet::new()).check_nodes().is_err());
+        assert!(MemoryPolicy::Preferred(64).check_nodes().is_err());
+        assert!(
+            SchedPolicy::RoundRobin { priority: 1 }
+                .check_parameters()
+                .is_ok()
+        );
     }
 
     #[test]

@@ -211,7 +211,9 @@ fn phase_intervals(
     worker: usize,
     traced: u64,
 ) -> Vec<WorkerPhaseInterval> {
-    let entries = handle.shared.trace(&handle.plan.worker(worker).trace);
+    let entries = handle
+        .shared
+        .trace_entries(&handle.plan.worker_plan(worker).trace);
     let name = |phase: u32| PHASE_NAMES.get(phase as usize).unwrap_or(&PHASE_NAMES[0]);
     let interval = |entry: &TraceEntry| WorkerPhaseInterval {
         step: entry.step.load(Relaxed),

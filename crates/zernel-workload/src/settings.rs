@@ -83,7 +83,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// Applies all settings to the calling thread, which is the group's worker `index`, and records
     /// refusals. Fork safe.
-    pub(crate) fn apply(&self, index: usize, record: &WorkerRecord) {
+    pub(crate) fn apply_to_thread(&self, index: usize, record: &WorkerRecord) {
         for setting in Setting::ALL {
             if let Err(errno) = self.apply_one(setting, index) {
                 record.setting_errno[setting as usize].store(errno.raw_os_error(), Relaxed);
@@ -105,7 +105,7 @@ impl Settings {
             // refused.
             Setting::Policy => self.policy.as_ref().map_or(Ok(()), |policy| {
                 let nice = sched::read_sched_attributes(0).map_or(0, |attributes| attributes.nice);
-                sched::set_sched_attributes(0, policy.attributes(nice))
+                sched::set_sched_attributes(0, policy.to_sched_attributes(nice))
             }),
             Setting::Nice => self
                 .nice

@@ -275,7 +275,7 @@ impl SharedState {
         )
     }
 
-    pub(crate) fn trace(&self, range: &Range<usize>) -> &[TraceEntry] {
+    pub(crate) fn trace_entries(&self, range: &Range<usize>) -> &[TraceEntry] {
         self.mapping.slice(
             self.trace_at + range.start * size_of::<TraceEntry>(),
             range.len(),
@@ -288,7 +288,7 @@ impl SharedState {
 
     /// Records that a worker has passed `stage` and all stages before it. Called by the worker itself or by
     /// the thread that reaped it.
-    pub(crate) fn advance(&self, worker: usize, stage: WorkerStage) {
+    pub(crate) fn pass_stage(&self, worker: usize, stage: WorkerStage) {
         if stage == WorkerStage::Exited {
             let ended_ns = &self.record(worker).ended_ns;
             let now = clock::now_ns();
@@ -374,7 +374,7 @@ impl SharedState {
         self.header().pace.0.store(pace as u32, Ordering::Release);
     }
 
-    pub(crate) fn pace(&self) -> WorkerPace {
+    pub(crate) fn current_pace(&self) -> WorkerPace {
         match self.header().pace.0.load(Ordering::Acquire) {
             0 => WorkerPace::Full,
             1 => WorkerPace::GiveWay,
@@ -422,11 +422,11 @@ mod tests {
     #[test]
     fn stages_count_each_worker_once_and_skipped_ones_too() {
         let shared = SharedState::new(2, 0, 0).unwrap();
-        shared.advance(0, WorkerStage::Ready);
-        shared.advance(0, WorkerStage::Ready);
+        shared.pass_stage(0, WorkerStage::Ready);
+        shared.pass_stage(0, WorkerStage::Ready);
         assert_eq!(shared.passed_count(WorkerStage::Ready), 1);
         assert!(!shared.wait_until_all_passed(WorkerStage::Ready, 0));
-        shared.advance(1, WorkerStage::Exited);
+        shared.pass_stage(1, WorkerStage::Exited);
         assert!(shared.wait_until_all_passed(WorkerStage::Ready, 0));
         assert_eq!(shared.passed_count(WorkerStage::Running), 1);
     }
@@ -465,7 +465,9 @@ mod tests {
     fn regions_do_not_overlap() {
         let shared = SharedState::new(3, 2, 4).unwrap();
         shared.slots(&(0..2))[1].note_change_from(REMEMBERED_STAMPS - 1);
-        shared.trace(&(1..4))[2].end_ns.store(9, Ordering::Relaxed);
+        shared.trace_entries(&(1..4))[2]
+            .end_ns
+            .store(9, Ordering::Relaxed);
         shared.counters()[2].work_units.store(5, Ordering::Relaxed);
         assert!(
             shared
@@ -473,7 +475,12 @@ mod tests {
                 .iter()
                 .all(|record| record.tid.load(Ordering::Relaxed) == 0)
         );
-        assert_eq!(shared.trace(&(3..4))[0].end_ns.load(Ordering::Relaxed), 9);
+        assert_eq!(
+            shared.trace_entries(&(3..4))[0]
+                .end_ns
+                .load(Ordering::Relaxed),
+            9
+        );
     }
 
     #[test]

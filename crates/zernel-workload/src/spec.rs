@@ -193,7 +193,7 @@ impl WorkloadSpec {
         let mut names = BTreeSet::new();
         let mut members = BTreeMap::new();
         for cgroup in &self.cgroups {
-            cgroup.check()?;
+            cgroup.check_settings()?;
             let name = cgroup.name.as_str();
             if !names.insert(name) {
                 let problem = "two cgroups have this name; rename one";

@@ -104,7 +104,7 @@ pub(crate) fn end_workers_at_once(handle: &mut WorkloadHandle) {
     handle.shared.request_stop();
     handle.keeper.kill_processes(|_| true);
     handle.shared.give_start();
-    let limit = if handle.threads.workers().is_empty() {
+    let limit = if handle.threads.worker_range().is_empty() {
         MAX_DEATH_NS
     } else {
         clock::duration_to_ns(handle.plan.stop_grace)
@@ -166,8 +166,8 @@ fn interrupt_workers(handle: &WorkloadHandle, which: impl Fn(&WorkerRecord) -> b
             });
         }
     }
-    for worker in handle.threads.workers().filter(concerns) {
-        WorkerThreads::interrupt(shared, worker);
+    for worker in handle.threads.worker_range().filter(concerns) {
+        WorkerThreads::interrupt_worker(shared, worker);
     }
 }
 
@@ -196,7 +196,7 @@ impl RemainingWorkers {
         let own_pid = rustix::process::getpid().as_raw_nonzero().get();
         handle
             .threads
-            .workers()
+            .worker_range()
             .for_each(|worker| self.raise_priority_if_waiting(handle, worker, own_pid));
     }
 
@@ -242,7 +242,7 @@ pub(crate) fn exit_info(handle: &WorkloadHandle, worker: usize) -> Option<Worker
     match record.outcome.load(Acquire) {
         outcome::FINISHED => None,
         outcome::PANICKED => Some(WorkerExitInfo::Panicked),
-        outcome::FAILED => Some(WorkerExitInfo::failed(record)),
+        outcome::FAILED => Some(WorkerExitInfo::from_failed_record(record)),
         _ => Some(process_exit_info(handle, worker)),
     }
 }

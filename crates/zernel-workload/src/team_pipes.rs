@@ -22,12 +22,12 @@ impl TeamPipes {
         plan: &WorkloadPlan,
         workers: &Range<usize>,
     ) -> io::Result<()> {
-        let team_of = |worker: usize| plan.worker(worker).team_number;
+        let team_of = |worker: usize| plan.worker_plan(worker).team_number;
         let teams = team_of(workers.start)..=team_of(workers.end - 1);
         self.0.retain(|team, _| teams.contains(team));
         for team in teams {
             if let Entry::Vacant(entry) = self.0.entry(team) {
-                entry.insert(open_pipes(plan.team(team).pipes)?);
+                entry.insert(open_pipes(plan.team_plan(team).pipes)?);
             }
         }
         Ok(())

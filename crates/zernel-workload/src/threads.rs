@@ -65,12 +65,12 @@ impl WorkerThreads {
     }
 
     /// The workers that are threads.
-    pub(crate) fn workers(&self) -> Range<usize> {
+    pub(crate) fn worker_range(&self) -> Range<usize> {
         self.first..self.first + self.handles.len()
     }
 
     /// Interrupts the blocking call of a worker.
-    pub(crate) fn interrupt(shared: &SharedState, worker: usize) {
+    pub(crate) fn interrupt_worker(shared: &SharedState, worker: usize) {
         let tid = shared.record(worker).tid.load(Relaxed);
         if tid > 0 {
             let own_pid = rustix::process::getpid().as_raw_nonzero().get();
@@ -108,7 +108,7 @@ fn spawn_worker_thread(
         .spawn(move || {
             signal::unblock_thread_interrupt();
             body::apply_worker_settings(&plan, &shared, worker);
-            let team = plan.worker(worker).team_number;
+            let team = plan.worker_plan(worker).team_number;
             let body = || body::run_worker(&plan, &shared, worker, pipes.of_team(team));
             if catch_unwind(AssertUnwindSafe(body)).is_err() {
                 shared
@@ -116,6 +116,6 @@ fn spawn_worker_thread(
                     .outcome
                     .store(outcome::PANICKED, Release);
             }
-            shared.advance(worker, WorkerStage::Exited);
+            shared.pass_stage(worker, WorkerStage::Exited);
         })
 }

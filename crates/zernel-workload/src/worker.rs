@@ -94,7 +94,7 @@ impl FailingStep {
     ];
 
     /// Turns the kernel's refusal of this step into a [`WorkFailure`].
-    pub(crate) fn failed(self) -> impl FnOnce(Errno) -> WorkFailure {
+    pub(crate) fn as_failure(self) -> impl FnOnce(Errno) -> WorkFailure {
         move |errno| WorkFailure { step: self, errno }
     }
 }
@@ -122,7 +122,7 @@ pub struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     /// The worker `number` of the handle, `index` of its group, at its first run.
-    pub(crate) fn begin(
+    pub(crate) fn begin_first_round(
         shared: &'a SharedState,
         number: usize,
         index: usize,
@@ -149,18 +149,18 @@ impl<'a> Worker<'a> {
         worker.note_cpu();
         worker.refresh_counters();
         record.kernel.remember_first_run();
-        shared.advance(number, WorkerStage::Running);
+        shared.pass_stage(number, WorkerStage::Running);
         worker
     }
 
     /// Writes the worker's final numbers.
-    pub(crate) fn end(&mut self) {
+    pub(crate) fn write_final_numbers(&mut self) {
         if self.record.ended_ns.load(Relaxed) == 0 {
-            self.checkpoint();
+            self.note_gap();
             self.refresh_counters();
             self.record.ended_ns.store(self.last_seen_ns, Relaxed);
         }
-        self.shared.advance(self.number, WorkerStage::Worked);
+        self.shared.pass_stage(self.number, WorkerStage::Worked);
     }
 
     /// Index of the worker among the workers of its group.
@@ -183,8 +183,8 @@ impl<'a> Worker<'a> {
     /// and counts migrations.
     #[must_use]
     pub fn proceed(&mut self) -> bool {
-        self.checkpoint();
-        let pace = self.shared.pace();
+        self.note_gap();
+        let pace = self.shared.current_pace();
         if pace != WorkerPace::Full && !self.is_stopped() {
             self.yield_or_hold(pace);
         }
@@ -219,7 +219,7 @@ impl<'a> Worker<'a> {
         add_to_own_counter(&self.counters.iterations, 1);
         add_to_own_counter(&self.counters.work_units, work_units);
         if is_first {
-            self.shared.advance(self.number, WorkerStage::Worked);
+            self.shared.pass_stage(self.number, WorkerStage::Worked);
         }
     }
 
@@ -373,7 +373,7 @@ impl<'a> Worker<'a> {
     }
 
     fn begin_block(&mut self) -> u64 {
-        self.checkpoint();
+        self.note_gap();
         self.record.is_blocked.store(1, Relaxed);
         self.last_seen_ns
     }
@@ -392,7 +392,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn checkpoint(&mut self) {
+    fn note_gap(&mut self) {
         let now = clock::now_ns();
         let gap = now.saturating_sub(self.last_seen_ns);
         self.last_seen_ns = now;
@@ -453,13 +453,13 @@ mod tests {
     fn the_gap_before_a_stop_and_the_one_before_the_end_count() {
         let shared = SharedState::new(1, 0, 0).unwrap();
         let record = shared.record(0);
-        let mut worker = Worker::begin(&shared, 0, 0, TEAM_OF_ONE, &[]);
+        let mut worker = Worker::begin_first_round(&shared, 0, 0, TEAM_OF_ONE, &[]);
         shared.request_stop();
         std::thread::sleep(Duration::from_millis(20));
         assert!(!worker.proceed());
         assert!(record.gap_ns.load(Relaxed) >= 20_000_000);
         std::thread::sleep(Duration::from_millis(40));
-        worker.end();
+        worker.write_final_numbers();
         assert!(record.gap_ns.load(Relaxed) >= 40_000_000);
     }
 
@@ -467,7 +467,7 @@ mod tests {
     fn a_held_worker_sleeps_until_the_stop_and_its_numbers_do_not_show_it() {
         let shared = SharedState::new(1, 0, 0).unwrap();
         let record = shared.record(0);
-        let mut worker = Worker::begin(&shared, 0, 0, TEAM_OF_ONE, &[]);
+        let mut worker = Worker::begin_first_round(&shared, 0, 0, TEAM_OF_ONE, &[]);
         shared.set_pace(WorkerPace::Hold);
         assert!(worker.proceed(), "a worker without a round is not held");
         worker.done(1);
@@ -489,7 +489,7 @@ mod tests {
             clock::now_ns() >= stopped_ns,
             "it came back before the stop"
         );
-        worker.end();
+        worker.write_final_numbers();
         let ended_ns = record.ended_ns.load(Relaxed);
         assert!(ended_ns + 20_000_000 <= stopped_ns);
         assert!(record.gap_ns.load(Relaxed) <= ended_ns - record.first_run_ns.load(Relaxed));
@@ -505,7 +505,7 @@ mod tests {
             can_spare_members: false,
             ..TEAM_OF_ONE
         };
-        let mut worker = Worker::begin(&shared, 0, 0, team, &[]);
+        let mut worker = Worker::begin_first_round(&shared, 0, 0, team, &[]);
         shared.set_pace(WorkerPace::Hold);
         worker.done(1);
         assert!(worker.proceed());
@@ -515,14 +515,14 @@ mod tests {
     #[test]
     fn a_worker_has_worked_after_its_first_round_or_at_its_end() {
         let shared = SharedState::new(2, 0, 0).unwrap();
-        let busy = Worker::begin(&shared, 0, 0, TEAM_OF_ONE, &[]);
-        let mut idle = Worker::begin(&shared, 1, 1, TEAM_OF_ONE, &[]);
+        let busy = Worker::begin_first_round(&shared, 0, 0, TEAM_OF_ONE, &[]);
+        let mut idle = Worker::begin_first_round(&shared, 1, 1, TEAM_OF_ONE, &[]);
         assert_eq!(shared.passed_count(WorkerStage::Running), 2);
         assert_eq!(shared.passed_count(WorkerStage::Worked), 0);
         busy.done(1);
         busy.done(1);
         assert_eq!(shared.passed_count(WorkerStage::Worked), 1);
-        idle.end();
+        idle.write_final_numbers();
         assert_eq!(shared.passed_count(WorkerStage::Worked), 2);
     }
 }

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(env!("CARGO_BIN_EXE_zernel"), &stage);
     report_scrapes("nothing to observe", &daemon);
-    let mut target = stage.target("parent", PROCESS_COUNT as u64);
+    let mut target = stage.start_target("parent", PROCESS_COUNT as u64);
     target.run_part();
     wait_until_all_are_exported(&daemon);
     report_scrapes(&format!("{PROCESS_COUNT} processes"), &daemon);
@@ -45,7 +45,7 @@ fn report_answers_while_stalled(daemon: &Daemon) {
         begin.elapsed()
     };
     while Instant::now() < end {
-        metrics = metrics.max(time(&|| drop(daemon.metrics())));
+        metrics = metrics.max(time(&|| drop(daemon.metrics_text())));
         health = health.max(time(&|| drop(daemon.get("/healthz"))));
         count += 1;
     }
@@ -83,7 +83,7 @@ fn fork_gpu_users(driver: &Driver, children: u64) {
 fn make_a_few_gpu_calls(driver: &Driver) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
-    driver.allocate(4096);
+    driver.allocate_memory(4096);
     for _ in 0..3 {
         driver.launch_kernel(function);
     }
@@ -93,7 +93,7 @@ fn make_a_few_gpu_calls(driver: &Driver) {
 fn wait_until_all_are_exported(daemon: &Daemon) {
     let exported = || {
         daemon
-            .metrics()
+            .metrics_text()
             .matches("zernel_cuda_launches_total{")
             .count()
     };
@@ -105,12 +105,12 @@ fn report_scrapes(what: &str, daemon: &Daemon) {
     let mut times: Vec<Duration> = (0..SCRAPE_COUNT)
         .map(|_| {
             let begin = Instant::now();
-            daemon.metrics();
+            daemon.metrics_text();
             begin.elapsed()
         })
         .collect();
     times.sort();
-    let text = daemon.metrics();
+    let text = daemon.metrics_text();
     let series = text.lines().filter(|line| !line.starts_with('#')).count();
     let (resident, maps) = (resident_bytes(daemon.pid()), bpf_map_bytes(daemon.pid()));
     println!(

@@ -145,7 +145,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let daemon = PublishedSource {
         published: Arc::clone(&published),
     };
-    let server = Server::bind(server_options(options)?, daemon)?;
+    let server = Server::bind_addresses(server_options(options)?, daemon)?;
     // Before the addresses are printed: without a handler these signals kill the daemon.
     let pausing = pause_on_signals(observer.requests())?;
     announce_addresses(&server, options, &published.snapshot());
@@ -193,7 +193,7 @@ fn pause_on_signals(observer: ObserverRequests) -> std::io::Result<Handle> {
     let handle = signals.handle();
     thread::spawn(move || {
         for signal in signals.forever() {
-            observer.call(|observer| match signal {
+            observer.call_with_observer(|observer| match signal {
                 SIGUSR1 => observer.pause(),
                 _ => observer.resume(),
             });
@@ -266,7 +266,10 @@ async fn wait_until_stopped(
             || end.is_some_and(|end| Instant::now() >= end)
     };
     while !is_over() {
-        if let Some(manager) = manager.as_mut().filter(|_| !is_late(published.age())) {
+        if let Some(manager) = manager
+            .as_mut()
+            .filter(|_| !is_late(published.age_of_snapshot()))
+        {
             // If the manager cannot be notified, it restarts the daemon.
             let _ = manager.keep_alive();
         }
@@ -295,7 +298,7 @@ impl Source for PublishedSource {
     fn snapshot(&self, scope: Scope) -> String {
         self.published
             .snapshot()
-            .to_json(scope, self.published.age())
+            .to_json(scope, self.published.age_of_snapshot())
     }
 
     fn ledger(&self, scope: Scope) -> String {
@@ -306,7 +309,7 @@ impl Source for PublishedSource {
         let snapshot = self.published.snapshot();
         let mut problems = snapshot.problems.clone();
         let ended = self.published.end_reason();
-        let age = self.published.age();
+        let age = self.published.age_of_snapshot();
         let is_late = ended.is_none() && is_late(age);
         problems.extend(ended.map(|_| "processes are no longer observed".to_owned()));
         problems.extend(is_late.then(|| lateness_problem(age)));

@@ -80,7 +80,7 @@ fn a_recorded_job_is_scored() {
         for library in ["libcuda.so.1", "libnccl.so.2"] {
             record.arg("--library").arg(job.library_path(library));
         }
-        job.alone(record);
+        job.set_job_environment_with_priority(record);
         record.env("ZERNEL_TRUTH", &stamps);
     };
     let output = record_command(&trace, prepare, &[program.to_str().unwrap()]);

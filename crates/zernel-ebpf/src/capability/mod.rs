@@ -142,7 +142,9 @@ impl Capability {
             .progs_mut()
             .find(|program| program.name() == self.program_name())
             .expect("every capability has a program");
-        let links = self.attach(&program).map_err(CapabilityRefusal::Attach)?;
+        let links = self
+            .attach_program(&program)
+            .map_err(CapabilityRefusal::Attach)?;
         for _ in 0..self.trigger_attempts() {
             self.trigger_program(&object, &links)
                 .map_err(CapabilityRefusal::Provoke)?;
@@ -194,7 +196,7 @@ impl Capability {
         Ok(())
     }
 
-    fn attach(self, program: &ProgramMut<'_>) -> libbpf_rs::Result<Vec<Link>> {
+    fn attach_program(self, program: &ProgramMut<'_>) -> libbpf_rs::Result<Vec<Link>> {
         without_libbpf_messages(|| match self {
             Self::UprobeSession => Ok(vec![attach_uprobe_multi(program, false, true)?]),
             Self::UprobeMulti => Ok(vec![

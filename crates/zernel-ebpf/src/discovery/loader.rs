@@ -92,7 +92,7 @@ impl Loaders {
             let tenants = self.known.values().map(|loader| &loader.tenant);
             let tenants = tenants.chain(self.pending.values().map(|pending| &pending.tenant));
             let is_refused = !file.is_regular() || quarantine::is_quarantined(&file.identity);
-            if is_refused || !LOADER_SHARES.admits(&tenant, tenants) {
+            if is_refused || !LOADER_SHARES.may_add_entry(&tenant, tenants) {
                 continue;
             }
             let mut kept = trace.program_descriptors();
@@ -182,6 +182,7 @@ fn attach(
     if file.is_on_fuse() {
         return Err(ON_FUSE_REASON.to_owned());
     }
-    let (_, attached) = handover.attach(|take| take(trace.attach_loader(&access, symbols)?));
+    let (_, attached) =
+        handover.attach_and_hand_over(|take| take(trace.attach_loader(&access, symbols)?));
     attached.map_err(|error| innermost_reason(&error))
 }

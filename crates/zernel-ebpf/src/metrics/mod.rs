@@ -85,7 +85,7 @@ pub fn metrics_text_with_scheduler(
     scope: Scope,
     format: TextFormat,
 ) -> String {
-    let aggregated = snapshot.aggregated(scope);
+    let aggregated = snapshot.to_aggregated_metrics(scope);
     let mut out = match format {
         TextFormat::Prometheus => Exposition::default(),
         TextFormat::OpenMetrics => Exposition::open_metrics(),
@@ -96,7 +96,7 @@ pub fn metrics_text_with_scheduler(
     let scoped = ScopedSnapshot {
         snapshot,
         scope,
-        processes: snapshot.processes(scope).collect(),
+        processes: snapshot.processes_in_scope(scope).collect(),
     };
     probes::expose(&mut out, &scoped);
     process::expose(&mut out, &scoped);

@@ -60,7 +60,7 @@ pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {
     }
     write_family_with_one_sample(out, &FILES, &[], observer.files as f64);
     write_family_head(out, &REFUSED);
-    for (cause, refusals) in snapshot.ledger.refused.refusals() {
+    for (cause, refusals) in snapshot.ledger.refused.refusal_count() {
         out.write_sample(REFUSED.name, "", &[("cause", &cause.name())], refusals);
     }
     write_family_with_one_sample(out, &PROCESSES, &[], snapshot.observed.len() as f64);

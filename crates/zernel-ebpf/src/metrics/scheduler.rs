@@ -74,7 +74,7 @@ pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistic
         out.write_histogram(
             WAIT.name,
             &[("class", &class_label(*class))],
-            &counted.waits(),
+            &counted.wait_histogram(),
         );
     }
 }

@@ -151,7 +151,7 @@ impl LibraryAttachments {
             return;
         }
         match ForeignFile::open(path) {
-            Ok(file) => self.attach(
+            Ok(file) => self.attach_in_child(
                 kind,
                 file,
                 FileDemand {
@@ -196,11 +196,11 @@ impl LibraryAttachments {
             access: access.to_owned(),
             is_installed: false,
         };
-        self.attach(kind, file, demand);
+        self.attach_in_child(kind, file, demand);
     }
 
     /// Has a child process attach to a file, unless probes are attached already.
-    fn attach(&mut self, kind: LibraryKind, file: ForeignFile, demand: FileDemand) {
+    fn attach_in_child(&mut self, kind: LibraryKind, file: ForeignFile, demand: FileDemand) {
         let is_refused = self.refused_contents.contains(&(kind, file.identity));
         if is_refused || self.is_known(file.identity, &demand) {
             return;
@@ -214,7 +214,7 @@ impl LibraryAttachments {
             self.record_refusal(&file.path, &demand.tenant, cause, reason);
             self.retry_later(kind, &demand);
         } else {
-            self.queue.add(kind, file, demand);
+            self.queue.add_file(kind, file, demand);
         }
     }
 
@@ -250,7 +250,7 @@ impl LibraryAttachments {
         });
         for (process, (tenant, access)) in installed.into_iter().chain(processes) {
             let tenants = self.retries.iter().map(|retry| &retry.tenant);
-            if RETRIED_FILE_SHARES.admits(tenant, tenants) {
+            if RETRIED_FILE_SHARES.may_add_entry(tenant, tenants) {
                 self.retries.insert(FileRetry {
                     tenant: tenant.clone(),
                     process,
@@ -278,7 +278,7 @@ impl LibraryAttachments {
     fn has_room_for(&self, tenant: &Tenant) -> bool {
         let attached = self.files.iter().map(|file| &file.tenant);
         let tenants = attached.chain(self.queue.demands().map(|(_, demand)| &demand.tenant));
-        PROBED_FILE_SHARES.admits(tenant, tenants)
+        PROBED_FILE_SHARES.may_add_entry(tenant, tenants)
     }
 
     /// Records that processes map a file.
@@ -302,7 +302,7 @@ impl LibraryAttachments {
                     if demand.is_shared {
                         file.tenant = files::SHARED_FILE_TENANT;
                     }
-                    self.changes.adopt(file.change_watches());
+                    self.changes.adopt_watches(file.change_watches());
                     self.add_users(&demand.processes, file.number);
                     self.add_file(file, context);
                 }
@@ -354,7 +354,7 @@ impl LibraryAttachments {
         cause: RefusalCause,
         reason: String,
     ) {
-        Arc::make_mut(&mut self.refused).add(RefusedFile {
+        Arc::make_mut(&mut self.refused).add_refused_file(RefusedFile {
             path: path.to_owned(),
             cause,
             reason,
@@ -529,7 +529,10 @@ impl LibraryAttachments {
 
     /// Whether files are not probed because their tenants have too many, as a sentence.
     pub(super) fn shares_problem(&self) -> Option<String> {
-        let refusals = self.refused.refusals().get(&RefusalCause::TooManyFiles)?;
+        let refusals = self
+            .refused
+            .refusal_count()
+            .get(&RefusalCause::TooManyFiles)?;
         let why = "their tenants have more than may be probed at once";
         Some(format!(
             "library files were refused {refusals} times: {why}"
@@ -542,7 +545,7 @@ impl LibraryAttachments {
     }
 
     /// Which functions are probed in which file. `off` says why all probes are detached.
-    pub(super) fn ledger(&self, off: Option<&Arc<str>>) -> Ledger {
+    pub(super) fn describe_as_ledger(&self, off: Option<&Arc<str>>) -> Ledger {
         let files = self.files.iter();
         let mapped_by = self.mapped.iter().map(|(process, mapped)| MappedBy {
             pid: process.pid,

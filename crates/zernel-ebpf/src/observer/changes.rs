@@ -45,7 +45,7 @@ impl FileChanges {
     }
 
     /// Takes over watches that [`watch_file`] added.
-    pub(crate) fn adopt(&mut self, watches: impl Iterator<Item = WatchId>) {
+    pub(crate) fn adopt_watches(&mut self, watches: impl Iterator<Item = WatchId>) {
         self.watched.extend(watches);
     }
 
@@ -61,7 +61,7 @@ impl FileChanges {
 
     /// Removes watches that nobody has taken over for a while.
     fn remove_orphaned_watches(&mut self, now: Instant) {
-        let all = self.all().unwrap_or_default();
+        let all = self.all_watches().unwrap_or_default();
         self.unclaimed.retain(|watch, _| all.contains(watch));
         for watch in all.difference(&self.watched) {
             let found = *self.unclaimed.entry(*watch).or_insert(now);
@@ -74,7 +74,7 @@ impl FileChanges {
     }
 
     /// All watches of the instance, those of child processes included. The kernel lists them as `inotify wd:NUMBER …`.
-    fn all(&self) -> std::io::Result<BTreeSet<WatchId>> {
+    fn all_watches(&self) -> std::io::Result<BTreeSet<WatchId>> {
         let path = format!("/proc/self/fdinfo/{}", self.descriptor.as_raw_fd());
         let text = std::fs::read_to_string(path)?;
         let numbers = text.lines().filter_map(|line| {
@@ -157,7 +157,7 @@ mod tests {
         let mut changes = FileChanges::new().unwrap();
         let foreign = ForeignFile::open(&path).unwrap();
         let watched = watch_file(changes.as_fd(), &foreign, &path);
-        changes.adopt(watched.iter().copied());
+        changes.adopt_watches(watched.iter().copied());
         assert_eq!(watched[0], watched[1], "one inode");
         assert!(!changes.take_change());
         file.write_all(b"new").unwrap();
@@ -179,18 +179,18 @@ mod tests {
             watch_file(changes.as_fd(), &foreign, file.path())[0]
         };
         let known = watch_one(&changes, &files[0]);
-        changes.adopt([known].into_iter());
+        changes.adopt_watches([known].into_iter());
         for file in &files[1..] {
             watch_one(&changes, file);
         }
         let needed = BTreeSet::from([known]);
         changes.keep_only_watches(&needed);
         assert_eq!(
-            changes.all().unwrap().len(),
+            changes.all_watches().unwrap().len(),
             files.len(),
             "a child may still finish"
         );
         changes.remove_orphaned_watches(Instant::now() + MAX_ORPHAN_AGE);
-        assert_eq!(changes.all().unwrap(), needed);
+        assert_eq!(changes.all_watches().unwrap(), needed);
     }
 }

@@ -38,7 +38,7 @@ pub struct ClassDecisions {
 
 impl ClassDecisions {
     /// Adds the figures of another process.
-    pub fn add(&mut self, other: &Self) {
+    pub fn add_decisions(&mut self, other: &Self) {
         for (sum, more) in [
             (&mut self.run_ns, other.run_ns),
             (&mut self.delay_ns, other.delay_ns),

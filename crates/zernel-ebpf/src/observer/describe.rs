@@ -44,7 +44,7 @@ impl Observer {
             gpu_processes,
             observer: self.observer_figures(),
             exited_ranks: self.processes.exited_rank_times(),
-            ledger: self.attachment.ledger(
+            ledger: self.attachment.describe_as_ledger(
                 self.is_suspended
                     .then(|| suspension::PAUSED_REASON.into())
                     .as_ref(),

@@ -35,7 +35,7 @@ impl HistogramReader {
         }
         if added > 0 {
             let sum_ns = now.sum_ns.wrapping_sub(self.sum_ns);
-            total.account(sum_ns, !now.min_inverted, now.max_ns);
+            total.add_sum_and_extremes(sum_ns, !now.min_inverted, now.max_ns);
             self.sum_ns = now.sum_ns;
         }
         added

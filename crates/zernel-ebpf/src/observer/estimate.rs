@@ -31,7 +31,7 @@ pub struct ConfidenceInterval {
 }
 
 impl ConfidenceInterval {
-    pub(super) fn exactly(mean: f64) -> Self {
+    pub(super) fn exact(mean: f64) -> Self {
         let half_width = Some(0.0);
         Self { mean, half_width }
     }
@@ -74,7 +74,7 @@ struct RatioOfSums {
 
 impl RatioOfSums {
     /// Adds a window, unless both values are 0.
-    fn add(&mut self, y: f64, n: f64) {
+    fn add_window(&mut self, y: f64, n: f64) {
         if y == 0.0 && n == 0.0 {
             return;
         }
@@ -86,7 +86,7 @@ impl RatioOfSums {
         self.nn += n * n;
     }
 
-    fn interval(&self) -> Option<ConfidenceInterval> {
+    fn ratio_interval(&self) -> Option<ConfidenceInterval> {
         if self.n <= 0.0 {
             return None;
         }
@@ -154,15 +154,16 @@ impl LaunchesPerStep {
             let weight = weight(step);
             launches += weight * f64::from(step.launches);
             weights += weight;
-            self.by_step.add(weight * f64::from(step.launches), weight);
+            self.by_step
+                .add_window(weight * f64::from(step.launches), weight);
         }
-        self.by_window.add(launches, weights);
+        self.by_window.add_window(launches, weights);
     }
 
     /// Launches per step; `None` until a step with launches lay whole in a window.
-    pub(super) fn interval(&self) -> Option<ConfidenceInterval> {
-        let by_window = self.by_window.interval()?;
-        let by_step = self.by_step.interval()?.half_width;
+    pub(super) fn launches_interval(&self) -> Option<ConfidenceInterval> {
+        let by_window = self.by_window.ratio_interval()?;
+        let by_step = self.by_step.ratio_interval()?.half_width;
         let by_step = by_step.filter(|_| self.by_window.windows < MAX_FEW_WINDOWS);
         let half_width = by_window.half_width;
         let half_width = half_width.map(|half| half.max(by_step.unwrap_or(0.0)));
@@ -213,21 +214,22 @@ impl CallEstimator {
     }
 
     /// Adds time and steps while sampled.
-    pub(super) fn advance(&mut self, seconds: f64, steps: f64) {
+    pub(super) fn add_elapsed_work(&mut self, seconds: f64, steps: f64) {
         self.seconds += seconds;
         self.steps += steps;
     }
 
     /// Adds a window with its calls.
     pub(super) fn add_window(&mut self, calls: u64, window: &WindowTotals) {
-        self.per_launch.add(calls as f64, window.launches as f64);
-        self.per_second.add(calls as f64, window.seconds);
+        self.per_launch
+            .add_window(calls as f64, window.launches as f64);
+        self.per_second.add_window(calls as f64, window.seconds);
         self.probe_seconds += window.probe_seconds;
     }
 
     /// Begins a new series, because steps are counted anew from another boundary. The estimate so far is kept.
     pub(super) fn begin_series(&mut self, launches_per_step: Option<ConfidenceInterval>) {
-        let so_far = self.estimate(launches_per_step);
+        let so_far = self.estimate_calls(launches_per_step);
         let earlier = CallEstimate {
             calls: so_far.calls,
             half_width: Some(so_far.half_width_or_all()),
@@ -241,10 +243,13 @@ impl CallEstimator {
     }
 
     /// Calls while sampled. Without `launches_per_step` the estimate is by time.
-    pub(super) fn estimate(&self, launches_per_step: Option<ConfidenceInterval>) -> CallEstimate {
+    pub(super) fn estimate_calls(
+        &self,
+        launches_per_step: Option<ConfidenceInterval>,
+    ) -> CallEstimate {
         let per_launch = match self.are_all_launches {
-            true => Some(ConfidenceInterval::exactly(1.0)),
-            false => self.per_launch.interval(),
+            true => Some(ConfidenceInterval::exact(1.0)),
+            false => self.per_launch.ratio_interval(),
         };
         let now = match launches_per_step.zip(per_launch) {
             Some((per_step, per_launch)) => self.estimate_by_steps(per_step, per_launch),
@@ -285,7 +290,7 @@ impl CallEstimator {
                 half_width: Some(0.0),
             };
         }
-        let Some(rate) = self.per_second.interval() else {
+        let Some(rate) = self.per_second.ratio_interval() else {
             return CallEstimate::default();
         };
         let calls = rate.mean * self.seconds;

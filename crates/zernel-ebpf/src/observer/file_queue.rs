@@ -79,7 +79,7 @@ impl FileQueue {
     }
 
     /// Adds a file.
-    pub(super) fn add(&mut self, kind: LibraryKind, file: ForeignFile, demand: FileDemand) {
+    pub(super) fn add_file(&mut self, kind: LibraryKind, file: ForeignFile, demand: FileDemand) {
         self.waiting.push_back(NewFile { kind, file, demand });
     }
 

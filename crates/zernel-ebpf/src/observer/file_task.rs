@@ -188,7 +188,7 @@ impl FileTask {
         mut self,
         number: u64,
     ) -> Result<Result<AttachedFile, (ForeignFile, FileRefusal)>, Box<Self>> {
-        let Some(result) = self.task.poll() else {
+        let Some(result) = self.task.poll_result() else {
             return Err(Box::new(self));
         };
         let Self {
@@ -236,7 +236,8 @@ fn probe_file(
 ) -> ProbedFile {
     // Before probes are attached, so that no write goes unnoticed.
     let change_watches = changes::watch_file(changes, file, access);
-    let attach = |targets: &[ProbeTarget]| LinkSet::attach(kernel, file, targets, handover);
+    let attach =
+        |targets: &[ProbeTarget]| LinkSet::attach_functions(kernel, file, targets, handover);
     let mut frequent_links = Vec::new();
     for symbol in frequent_symbols(&functions) {
         if plan.sampled.contains(&symbol) {

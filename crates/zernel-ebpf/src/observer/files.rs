@@ -76,14 +76,15 @@ impl LinkProblem {
 
 impl LinkSet {
     /// Attaches probes to functions of a file. Runs in a child process.
-    pub(super) fn attach(
+    pub(super) fn attach_functions(
         kernel: &Kernel,
         file: &ForeignFile,
         targets: &[ProbeTarget],
         handover: &DescriptorHandover<'_>,
     ) -> Self {
         let access = file.reopen_path();
-        let (links, attached) = handover.attach(|take| kernel.attach_each(&access, targets, take));
+        let (links, attached) =
+            handover.attach_and_hand_over(|take| kernel.attach_each(&access, targets, take));
         Self {
             links,
             problem: attached.err().as_ref().map(LinkProblem::new),
@@ -146,8 +147,9 @@ impl AttachedFile {
         let mut kept = kernel.program_descriptors();
         kept.push(self.file.as_fd());
         ChildTask::start(&self.tenant, MAX_LINKING_TIME, &kept, |handover| {
-            let attach =
-                |set: &Vec<ProbeTarget>| LinkSet::attach(kernel, &self.file, set, handover);
+            let attach = |set: &Vec<ProbeTarget>| {
+                LinkSet::attach_functions(kernel, &self.file, set, handover)
+            };
             sets.iter().map(attach).collect()
         })
     }
@@ -230,9 +232,9 @@ impl AttachedFile {
             }
         }
         if plan.is_off {
-            self.pause();
+            self.pause_probes();
         } else if self.links.infrequent.is_empty() {
-            self.resume(kernel);
+            self.resume_probes(kernel);
         }
     }
 
@@ -245,7 +247,7 @@ impl AttachedFile {
     /// Attaches its probes again after a rest.
     pub(crate) fn end_rest(&mut self, kernel: &Kernel) {
         if self.rest.take().is_some() {
-            self.resume(kernel);
+            self.resume_probes(kernel);
         }
     }
 
@@ -279,8 +281,8 @@ impl AttachedFile {
         self.links.frequent.remove(&symbol).unwrap_or_default()
     }
 
-    /// Detaches all probes, and keeps their modes for [`Self::resume`].
-    pub(crate) fn pause(&mut self) {
+    /// Detaches all probes, and keeps their modes for [`Self::resume_probes`].
+    pub(crate) fn pause_probes(&mut self) {
         detach_links(self.take_links());
     }
 
@@ -293,8 +295,8 @@ impl AttachedFile {
         links
     }
 
-    /// Attaches the probes again that [`Self::pause`] detached.
-    pub(crate) fn resume(&mut self, kernel: &Kernel) {
+    /// Attaches the probes again that [`Self::pause_probes`] detached.
+    pub(crate) fn resume_probes(&mut self, kernel: &Kernel) {
         if self.rest.is_some() {
             return;
         }
@@ -338,7 +340,7 @@ impl AttachedFile {
     }
 }
 
-/// Detaches the probes of files, all at once, and keeps their modes for [`AttachedFile::resume`].
+/// Detaches the probes of files, all at once, and keeps their modes for [`AttachedFile::resume_probes`].
 pub(crate) fn pause_files<'a>(files: impl Iterator<Item = &'a mut AttachedFile>) {
     detach_links(files.flat_map(AttachedFile::take_links).collect());
 }

@@ -126,7 +126,7 @@ pub(super) struct Governor {
 
 impl Governor {
     /// A governor with the cost of a probe measured on this machine.
-    pub(super) fn calibrated(kernel: &Kernel, options: GovernorOptions) -> Self {
+    pub(super) fn with_measured_cost(kernel: &Kernel, options: GovernorOptions) -> Self {
         Self {
             options,
             cost: calibration::measure_call_cost(kernel),
@@ -211,7 +211,9 @@ impl Governor {
             let ns = self.call_ns(process);
             process.measure_overhead(busiest, ns, elapsed);
             // Only permanent probes: windows are planned to fit into the rest of the budget.
-            let rates = process.overhead.rates(|symbol| !self.is_sampled(symbol));
+            let rates = process
+                .overhead
+                .call_rates(|symbol| !self.is_sampled(symbol));
             let permanent: f64 = rates.iter().map(|(_, rate)| rate).sum();
             let share = permanent.min(busiest) * ns / 1e9;
             process.overhead.permanent = share;

@@ -27,7 +27,7 @@ pub(super) struct HintMap {
 
 impl HintMap {
     /// Turns hints on in an object that is not loaded yet, with the map that is pinned at `path`, if there is one.
-    pub(super) fn enable(path: &Path, object: &mut OpenObject) -> Result<Self, String> {
+    pub(super) fn enable_in_object(path: &Path, object: &mut OpenObject) -> Result<Self, String> {
         let is_reused = pinned_map::reuse_pinned(object, HINT_MAP, path)?;
         optional::enable_part(object, SWITCH_SECTION);
         Ok(Self {
@@ -37,7 +37,7 @@ impl HintMap {
     }
 
     /// Pins the map of the loaded object, unless it was pinned before.
-    pub(super) fn pin(&self, mut map: MapHandle) -> Result<(), String> {
+    pub(super) fn pin_map(&self, mut map: MapHandle) -> Result<(), String> {
         if self.is_reused {
             return Ok(());
         }

@@ -127,14 +127,18 @@ impl Kernel {
             .open_memory(OBSERVE_OBJECT)
             .map_err(ObserveError::Load)?;
         let hints = match &options.hints {
-            Some(path) => Some(HintMap::enable(path, &mut object).map_err(hints_error_at(path))?),
+            Some(path) => {
+                Some(HintMap::enable_in_object(path, &mut object).map_err(hints_error_at(path))?)
+            }
             None => None,
         };
         let kernel = Self::load_rung(*rung, object, options, hints.is_some());
         let kernel = kernel.map_err(ObserveError::Load)?;
         if let (Some(hints), Some(path)) = (hints, &options.hints) {
-            let map = kernel.map(hints::HINT_MAP).map_err(ObserveError::Load)?;
-            hints.pin(map).map_err(hints_error_at(path))?;
+            let map = kernel
+                .find_map_by_name(hints::HINT_MAP)
+                .map_err(ObserveError::Load)?;
+            hints.pin_map(map).map_err(hints_error_at(path))?;
         }
         kernel.write_tables(tracker).map_err(ObserveError::Load)?;
         Ok(kernel)
@@ -288,7 +292,7 @@ impl Kernel {
     /// Traces a change of what is observed.
     pub(super) fn trace_coverage(&self, change: CoverageChange) {
         if let Some(trace) = &self.trace {
-            trace.note(change);
+            trace.note_coverage_change(change);
         }
     }
 
@@ -436,19 +440,19 @@ impl Kernel {
     }
 
     /// A map by name.
-    pub(crate) fn map(&self, name: &str) -> libbpf_rs::Result<MapHandle> {
+    pub(crate) fn find_map_by_name(&self, name: &str) -> libbpf_rs::Result<MapHandle> {
         find_map(&self.object, name)
     }
 
     /// All entries of a hash map.
-    pub(crate) fn entries<K: FromBytes, V: FromBytes>(
+    pub(crate) fn read_map_entries<K: FromBytes, V: FromBytes>(
         &self,
         map: &str,
     ) -> libbpf_rs::Result<Vec<(K, V)>> {
         batch::read_all_entries(&find_map(&self.object, map)?)
     }
 
-    /// The descriptors that [`Self::attach`] needs.
+    /// The descriptors that [`Self::attach_probes`] needs.
     pub(crate) fn program_descriptors(&self) -> Vec<BorrowedFd<'_>> {
         child_task::program_descriptors(&self.object)
     }
@@ -463,7 +467,7 @@ impl Kernel {
 
     /// The states of all threads of ML processes.
     pub(crate) fn task_states(&self) -> libbpf_rs::Result<Vec<RawTaskState>> {
-        let link = without_libbpf_messages(|| self.program("dump_tasks")?.attach())?;
+        let link = without_libbpf_messages(|| self.find_program_by_name("dump_tasks")?.attach())?;
         let mut bytes = Vec::new();
         Iter::new(&link)?.read_to_end(&mut bytes)?;
         let states = bytes.chunks_exact(size_of::<RawTaskState>());
@@ -473,7 +477,7 @@ impl Kernel {
     }
 
     /// Creates task states for the threads and children that observed processes had before they were observed.
-    pub(crate) fn adopt(&self) -> libbpf_rs::Result<()> {
+    pub(crate) fn adopt_existing_tasks(&self) -> libbpf_rs::Result<()> {
         run_task_iterator(&self.object, "adopt_tasks")
     }
 
@@ -482,7 +486,7 @@ impl Kernel {
         task_reader::state_in_map(&find_map(&self.object, "zernel_tasks")?, tid)
     }
 
-    fn program(&self, name: &str) -> libbpf_rs::Result<ProgramMut<'_>> {
+    fn find_program_by_name(&self, name: &str) -> libbpf_rs::Result<ProgramMut<'_>> {
         find_program(&self.object, name)
     }
 }
@@ -509,7 +513,7 @@ fn choose_parts(
         program.set_autoload(!other_rung);
     }
     if options.traces {
-        EventTrace::enable(object)?;
+        EventTrace::enable_in_object(object)?;
     }
     if options.hints.is_none() {
         optional::leave_out_part(object, &hints::OPTIONAL_PARTS)?;

@@ -270,7 +270,7 @@ impl Observer {
         raise_descriptor_limit();
         let tracker = TrackerConfig::default();
         let kernel = Kernel::load(options, &tracker)?;
-        let governor = Governor::calibrated(&kernel, options.governor);
+        let governor = Governor::with_measured_cost(&kernel, options.governor);
         kernel.forget_own_process().map_err(ObserveError::Read)?;
         let gpus = Gpus::open();
         let attachment = LibraryAttachments::new()?;
@@ -371,7 +371,9 @@ impl Observer {
     /// Observes the threads and children that observed processes had before they were observed. Later threads and
     /// children are observed from their start. Call this when a process is new, and regularly.
     pub fn adopt(&self) -> Result<(), ObserveError> {
-        self.kernel.adopt().map_err(ObserveError::Read)
+        self.kernel
+            .adopt_existing_tasks()
+            .map_err(ObserveError::Read)
     }
 
     /// Path of the pinned map of task states, or why it is not pinned.
@@ -461,13 +463,13 @@ impl Observer {
         if self.is_suspended {
             problems.push(suspension::PAUSED_REASON.to_owned());
         }
-        problems.extend(self.rests.problems());
+        problems.extend(self.rests.describe_rests());
         for (cause, lost) in self.losses().by_cause() {
             if lost > 0 && !cause.starts_with("refused_") {
                 problems.push(format!("{lost} {} lost", cause.replace('_', " ")));
             }
         }
-        problems.extend(self.kernel.tenants.problems());
+        problems.extend(self.kernel.tenants.describe_refusals());
         problems.extend(self.attachment.shares_problem());
         problems
     }

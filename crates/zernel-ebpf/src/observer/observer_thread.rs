@@ -57,7 +57,7 @@ impl PublishedSnapshot {
         self.snapshot.load_full()
     }
 
-    fn publish(&self, observer: &Observer) {
+    fn publish_snapshot(&self, observer: &Observer) {
         self.snapshot.store(Arc::new(observer.snapshot()));
     }
 
@@ -69,7 +69,7 @@ impl PublishedSnapshot {
 
     /// The age of the newest snapshot.
     #[must_use]
-    pub fn age(&self) -> Duration {
+    pub fn age_of_snapshot(&self) -> Duration {
         let taken_ns = self.snapshot.load().taken_ns;
         Duration::from_nanos(monotonic_ns().saturating_sub(taken_ns))
     }
@@ -124,11 +124,11 @@ impl ObserverThread {
 
     /// Reads what the probes counted, publishes it, and returns it. Waits for the thread; `None` if it has ended.
     #[must_use]
-    pub fn refresh(&self) -> Option<Arc<Snapshot>> {
-        self.requests().call(|observer| {
+    pub fn refresh_snapshot(&self) -> Option<Arc<Snapshot>> {
+        self.requests().call_with_observer(|observer| {
             // What cannot be read now is read, or reported, by the next round.
             let _ = observer.read_counts();
-            self.published.publish(observer);
+            self.published.publish_snapshot(observer);
             self.published.snapshot()
         })
     }
@@ -181,7 +181,7 @@ pub struct ObserverRequests {
 impl ObserverRequests {
     /// Runs a function on the observer, on the caller's thread, while the observer's own thread waits. `None` if that
     /// has ended.
-    pub fn call<T>(&self, function: impl FnOnce(&mut Observer) -> T) -> Option<T> {
+    pub fn call_with_observer<T>(&self, function: impl FnOnce(&mut Observer) -> T) -> Option<T> {
         let (to, received) = mpsc::sync_channel(1);
         let (give_back, back) = mpsc::sync_channel(1);
         self.requests.send(BorrowRequest { to, back }).ok()?;
@@ -196,7 +196,7 @@ impl ObserverRequests {
 
 impl BorrowRequest {
     /// Lends the observer and waits for its return; `None` if the borrower panicked.
-    fn lend(self, observer: Observer) -> Option<Observer> {
+    fn lend_observer(self, observer: Observer) -> Option<Observer> {
         match self.to.send(observer) {
             Ok(()) => self.back.recv().ok(),
             Err(SendError(observer)) => Some(observer),
@@ -258,7 +258,9 @@ impl RoundLoop {
             let until = due.read.min(due.govern);
             self.wait_for_event(turn.map_or(until, |turn| turn.min(until)));
             for loan in self.requests.try_iter() {
-                observer = loan.lend(observer).ok_or(ObserveError::NotReturned)?;
+                observer = loan
+                    .lend_observer(observer)
+                    .ok_or(ObserveError::NotReturned)?;
             }
             observer.discover()?;
             if observer.take_alarm() && Instant::now() >= due.alarm {
@@ -286,7 +288,7 @@ impl RoundLoop {
                 due.govern = Instant::now() + GOVERN_INTERVAL;
                 observer.refresh_identities();
             }
-            self.published.publish(observer);
+            self.published.publish_snapshot(observer);
             due.read = Instant::now() + self.interval;
         }
         if is_due(due.gpus) {

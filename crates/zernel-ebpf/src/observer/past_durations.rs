@@ -20,7 +20,7 @@ pub(super) struct PastDurations {
 
 impl PastDurations {
     /// Adds durations of a process of a user. Only durations of collectives are kept.
-    pub(super) fn add(
+    pub(super) fn add_durations_of_user(
         &mut self,
         user: Option<u32>,
         family: DurationKind,
@@ -72,10 +72,10 @@ mod tests {
         let mut past = PastDurations::default();
         let family = DurationKind::Enqueue(Operation::ALL[0]);
         for user in 0..10_000 {
-            past.add(Some(user), family, &one);
+            past.add_durations_of_user(Some(user), family, &one);
         }
-        past.add(Some(1), family, &one);
-        past.add(Some(1), DurationKind::Launch, &one);
+        past.add_durations_of_user(Some(1), family, &one);
+        past.add_durations_of_user(Some(1), DurationKind::Launch, &one);
         let all = past.snapshot();
         assert_eq!(all.len(), MAX_SEPARATE_USERS + 1);
         let counts = all

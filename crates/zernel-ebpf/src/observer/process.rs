@@ -172,7 +172,7 @@ impl ObservedProcess {
     /// Whether a function of a sampling group is or was sampled.
     pub(crate) fn is_group_sampled(&self, group: SamplingGroup) -> bool {
         self.counts
-            .samples(|function| function.sampling_group == Some(group))
+            .is_any_sampled(|function| function.sampling_group == Some(group))
     }
 
     /// Adopts the rank that the process passed to NCCL.
@@ -400,12 +400,12 @@ impl ObservedProcess {
     }
 
     /// Its key in discovery.
-    pub(super) fn key(&self) -> ProcessKey {
+    pub(super) fn discovery_key(&self) -> ProcessKey {
         ProcessKey::new(self.pid, self.start_ns)
     }
 
     /// Records that its calls are not counted from now on. `sampled` are the functions that were sampled.
-    pub(super) fn suspend(&mut self, sampled: &[usize], now_ns: u64) {
+    pub(super) fn suspend_counting(&mut self, sampled: &[usize], now_ns: u64) {
         for symbol in sampled {
             self.counts.end_sampling(*symbol, now_ns, &self.steps);
         }
@@ -429,7 +429,7 @@ impl ObservedProcess {
     }
 
     /// Starts its coverage anew after all probes were detached.
-    pub(super) fn resume(&mut self, now_ns: u64) {
+    pub(super) fn resume_counting(&mut self, now_ns: u64) {
         self.coverage = ProcessCoverage::Since(now_ns);
         self.had_gap = true;
         self.not_observed_ns = self.not_observed_ns(now_ns);
@@ -441,7 +441,7 @@ impl ObservedProcess {
     /// Whether any of its functions is or was sampled.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
-        self.counts.samples(|_| true)
+        self.counts.is_any_sampled(|_| true)
     }
 }
 

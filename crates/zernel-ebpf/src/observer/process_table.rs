@@ -89,13 +89,13 @@ impl ProcessTable {
         }
         if !self.new.is_empty() {
             // What a process forked before it was known loads data for it from now on.
-            kernel.adopt()?;
+            kernel.adopt_existing_tasks()?;
         }
         self.identify_processes(context);
         self.read_step_marks(context)?;
         let now_ns = monotonic_ns();
         for process in self.running.values_mut() {
-            process.counts.advance(now_ns, &process.steps);
+            process.counts.advance_to(now_ns, &process.steps);
         }
         probes::read_maps(kernel, &mut self.running)?;
         self.read_phases(kernel)?;
@@ -109,7 +109,10 @@ impl ProcessTable {
             return;
         }
         let mut process = ObservedProcess::new(record, context.kernel.tenants.id_of(record.tenant));
-        if context.attachment.was_found_running(process.key()) {
+        if context
+            .attachment
+            .was_found_running(process.discovery_key())
+        {
             process.mark_incomplete(monotonic_ns());
         }
         let governor = context.governor;
@@ -126,7 +129,7 @@ impl ProcessTable {
             let Some(process) = self.running.get_mut(handle) else {
                 continue;
             };
-            let key = process.key();
+            let key = process.discovery_key();
             if let Some(earlier) = context.attachment.identity_at_first_mapping(key) {
                 process.set_identity(earlier.clone());
                 process.find_devices(context.gpus);
@@ -147,7 +150,7 @@ impl ProcessTable {
             return;
         }
         for process in self.running.values_mut() {
-            if let Some(identity) = read.remove(&process.key()) {
+            if let Some(identity) = read.remove(&process.discovery_key()) {
                 process.set_identity(identity);
                 process.find_devices(gpus);
             }
@@ -208,7 +211,8 @@ impl ProcessTable {
                 governor.close_window_of(&mut process, &counters, ended_ns);
             }
             process.measure_last_overhead(governor.call_ns(&process));
-            self.exited_ranks.add(&process, record.exit_code);
+            self.exited_ranks
+                .add_exited_process(&process, record.exit_code);
             process.end_sampling();
             self.exited.push(process);
             self.retired.insert(handle);
@@ -236,12 +240,13 @@ impl ProcessTable {
         let surplus = self.surplus_exited();
         let is_over = |process: &mut ObservedProcess| {
             let ended_ns = process.ended_ns.unwrap_or(now_ns);
-            now_ns.saturating_sub(ended_ns) >= grace_ns || surplus.contains(&process.key())
+            now_ns.saturating_sub(ended_ns) >= grace_ns
+                || surplus.contains(&process.discovery_key())
         };
         for process in self.exited.extract_if(.., is_over) {
             let user = process.uid();
             for (family, histogram) in process.duration_histograms() {
-                self.past.add(user, family, histogram);
+                self.past.add_durations_of_user(user, family, histogram);
             }
         }
     }
@@ -259,7 +264,10 @@ impl ProcessTable {
             *kept += 1;
             *kept > self.max_exited
         });
-        exited.into_iter().map(ObservedProcess::key).collect()
+        exited
+            .into_iter()
+            .map(ObservedProcess::discovery_key)
+            .collect()
     }
 
     /// Reads the identities and the devices of processes anew from time to time: programs rename themselves and change
@@ -270,7 +278,11 @@ impl ProcessTable {
             return;
         }
         self.identity_age = 0;
-        let keys: Vec<ProcessKey> = self.running.values().map(ObservedProcess::key).collect();
+        let keys: Vec<ProcessKey> = self
+            .running
+            .values()
+            .map(ObservedProcess::discovery_key)
+            .collect();
         self.identity_reader.request_processes(&keys);
         self.take_identities(identities::MAX_WAIT_FOR_IDENTITIES, gpus);
     }
@@ -278,7 +290,7 @@ impl ProcessTable {
     /// Marks processes as observed incompletely, because a library that they map was changed.
     pub(super) fn mark_incomplete(&mut self, processes: &BTreeSet<ProcessKey>) {
         let running = self.running.values_mut();
-        for process in running.filter(|process| processes.contains(&process.key())) {
+        for process in running.filter(|process| processes.contains(&process.discovery_key())) {
             process.mark_incomplete(monotonic_ns());
         }
     }

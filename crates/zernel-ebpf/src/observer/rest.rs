@@ -77,7 +77,7 @@ impl Rests {
     }
 
     /// Sentences about rests, because their time is missing from the figures.
-    pub(super) fn problems(&self) -> Vec<String> {
+    pub(super) fn describe_rests(&self) -> Vec<String> {
         let current = self.current_rests().map(|rest| {
             let left = rest.until.saturating_duration_since(Instant::now());
             let (processes, seconds) = (rest.processes.len(), left.as_secs());
@@ -118,7 +118,7 @@ impl Observer {
         let Some(process) = self.processes.running.get(&handle) else {
             return;
         };
-        let (pid, key) = (process.pid, process.key());
+        let (pid, key) = (process.pid, process.discovery_key());
         let uid = process.identity.as_ref().map(|identity| identity.uid);
         let (Some(uid), Ok(tenant)) = (uid, Tenant::of_pid(pid)) else {
             return;
@@ -127,7 +127,7 @@ impl Observer {
         files.retain(|file| self.attachment.is_private(*file, &tenant, uid));
         let running = self.processes.running.iter();
         let sharing = running.filter(|(_, other)| {
-            let mapped = self.attachment.files_of(other.key());
+            let mapped = self.attachment.files_of(other.discovery_key());
             !mapped.is_disjoint(&files)
         });
         let mut processes: BTreeSet<u32> = sharing.map(|(handle, _)| *handle).collect();
@@ -169,7 +169,7 @@ impl Observer {
         self.kernel.set_rested(handle, true);
         if let Some(process) = self.processes.running.get_mut(&handle) {
             process.overhead.is_rested = true;
-            process.suspend(&self.governor.sampled_symbols(), monotonic_ns());
+            process.suspend_counting(&self.governor.sampled_symbols(), monotonic_ns());
         }
     }
 
@@ -232,9 +232,9 @@ mod tests {
     #[test]
     fn the_last_culprit_is_named() {
         let mut rests = Rests::new(Duration::ZERO);
-        assert!(rests.problems().is_empty());
+        assert!(rests.describe_rests().is_empty());
         rests.past = Some((31, 2));
-        let problem = rests.problems().concat();
+        let problem = rests.describe_rests().concat();
         assert!(
             problem.contains("31 times") && problem.contains("process 2 "),
             "{problem}"

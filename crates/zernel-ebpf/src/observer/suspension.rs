@@ -16,7 +16,7 @@ impl Observer {
         let _ = self.read_step_marks();
         let now_ns = monotonic_ns();
         for process in self.processes.running.values_mut() {
-            process.suspend(&self.governor.sampled_symbols(), now_ns);
+            process.suspend_counting(&self.governor.sampled_symbols(), now_ns);
         }
         self.is_suspended = true;
         self.kernel.set_suspended(true);
@@ -31,7 +31,7 @@ impl Observer {
             return;
         }
         files::attach_each(self.attachment.files.iter_mut(), |file| {
-            file.resume(&self.kernel);
+            file.resume_probes(&self.kernel);
         });
         self.kernel.set_suspended(false);
         self.kernel.trace_coverage(CoverageChange::Probes(true));
@@ -51,7 +51,7 @@ impl Observer {
             return;
         }
         let now_ns = monotonic_ns();
-        process.resume(now_ns);
+        process.resume_counting(now_ns);
         let counters = self.kernel.call_counters(handle);
         for symbol in self.governor.sampled_symbols() {
             let steps = &process.steps;

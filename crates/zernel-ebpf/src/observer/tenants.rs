@@ -279,7 +279,7 @@ impl TenantRegistry {
     }
 
     /// Events that were refused, as one sentence per table.
-    pub(super) fn problems(&self) -> Vec<String> {
+    pub(super) fn describe_refusals(&self) -> Vec<String> {
         let tables = TenantTable::ALL.into_iter();
         let refused = tables.map(|table| (table, self.refused_events_of(table)));
         let refused: Vec<(TenantTable, u64)> =

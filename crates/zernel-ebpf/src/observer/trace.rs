@@ -112,7 +112,7 @@ pub(super) struct EventTrace {
 
 impl EventTrace {
     /// Turns tracing on in an object that is not loaded yet.
-    pub(super) fn enable(object: &mut OpenObject) -> libbpf_rs::Result<()> {
+    pub(super) fn enable_in_object(object: &mut OpenObject) -> libbpf_rs::Result<()> {
         for mut map in object.maps_mut() {
             if map.name() == "trace_records" {
                 map.set_max_entries(TRACE_RING_BYTES)?;
@@ -142,7 +142,7 @@ impl EventTrace {
     }
 
     /// Notes a change of what is observed.
-    pub(super) fn note(&self, change: CoverageChange) {
+    pub(super) fn note_coverage_change(&self, change: CoverageChange) {
         let at_ns = monotonic_ns();
         let item = TraceItem::Coverage { at_ns, change };
         self.items.borrow_mut().push(item);

@@ -62,7 +62,7 @@ pub(super) fn expose_counters<State: ProbeState>(
 ) {
     for family in counter_families(state) {
         write_family_of_processes(out, &family, scoped, |process, add| {
-            if let Some(value) = process.counter(family.name) {
+            if let Some(value) = process.find_counter(family.name) {
                 add(&[], value);
             }
         });

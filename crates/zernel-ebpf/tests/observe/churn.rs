@@ -94,9 +94,9 @@ fn blocked_ns(process: &ObservedProcess) -> u64 {
 
 /// The index of a process whose exit takes seconds is used by another process meanwhile.
 pub(crate) fn a_slow_exit_is_not_booked_to_another_process() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut slow = stage.target("exits_slowly", 600);
+    let mut slow = stage.start_target("exits_slowly", 600);
     slow.run_part();
     slow.start_part();
     let pid = slow.pid();
@@ -104,7 +104,7 @@ pub(crate) fn a_slow_exit_is_not_booked_to_another_process() {
         observer.read_counts().expect("maps can be read");
         find_process(&observer, pid).ended_ns.is_some()
     });
-    let mut others = stage.target("fills_the_indices", 0);
+    let mut others = stage.start_target("fills_the_indices", 0);
     for _ in 0..SHORT_CHILDREN / CHILDREN_PER_PART {
         others.run_part();
         observer.read_counts().expect("maps can be read");
@@ -136,7 +136,7 @@ fn is_exiting(pid: u32) -> bool {
 fn holds_memory(driver: &Driver, allocations: u64) {
     driver.open_first_device();
     for _ in 0..allocations {
-        driver.allocate(64);
+        driver.allocate_memory(64);
     }
 }
 
@@ -144,11 +144,11 @@ fn holds_memory(driver: &Driver, allocations: u64) {
 pub(crate) fn many_exits_are_cleaned_up_in_one_pass() {
     const ALLOCATIONS_PER_PROCESS: u64 = 3000;
     const CHILD_COUNT: u64 = 60;
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut holder = stage.target("holds_memory", ALLOCATIONS_PER_PROCESS);
+    let mut holder = stage.start_target("holds_memory", ALLOCATIONS_PER_PROCESS);
     holder.run_part();
-    let mut parent = stage.target("short_children", CHILD_COUNT);
+    let mut parent = stage.start_target("short_children", CHILD_COUNT);
     parent.run_part();
     let before = observer.visited_entries();
     observer.read_counts().expect("maps can be read");
@@ -182,11 +182,11 @@ fn destroys_contexts(driver: &Driver, rounds: u64) {
 /// Destroying a context takes microseconds, for any number of allocations in the tables. A walk over the
 /// table of allocations would take milliseconds.
 pub(crate) fn destroying_a_context_is_quick_among_many_allocations() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let _observer = observe_stage(&stage);
-    let mut holder = stage.target("holds_memory", 60_000);
+    let mut holder = stage.start_target("holds_memory", 60_000);
     holder.run_part();
-    stage.target("destroys_contexts", 200).run_part();
+    stage.start_target("destroys_contexts", 200).run_part();
     let median = Duration::from_nanos(numbers_in_report(stage.path())[0]);
     assert!(median < Duration::from_micros(200), "{median:?}");
 }
@@ -200,20 +200,20 @@ fn empties_early_contexts(driver: &Driver, _rounds: u64) {
     call!(cuda, "cuCtxCreate_v2", out_pointer(&mut other), 0, 0);
     end_part_and_wait();
     call!(cuda, "cuCtxSetCurrent", primary);
-    driver.allocate(1000);
+    driver.allocate_memory(1000);
     call!(cuda, "cuCtxSetCurrent", other);
-    driver.allocate(300);
+    driver.allocate_memory(300);
     end_part_and_wait();
     call!(cuda, "cuCtxDestroy_v2", other);
     end_part_and_wait();
     call!(cuda, "cuCtxSetCurrent", primary);
-    driver.allocate(20);
+    driver.allocate_memory(20);
 }
 
 /// A context that was created before its process was observed frees its memory with it.
 pub(crate) fn memory_is_freed_with_a_context_from_before_observing() {
     let stage = Stage::new(Prologue::Push);
-    let mut target = stage.target("empties_early_contexts", 0);
+    let mut target = stage.start_target("empties_early_contexts", 0);
     target.run_part();
     let mut observer = observe_stage(&stage);
     for (bytes, frees) in [(1300, 0), (1000, 1), (1020, 1)] {
@@ -263,7 +263,7 @@ fn changes_its_user(driver: &Driver, _rounds: u64) {
 pub(crate) fn a_short_process_has_a_name_and_an_owner() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("changes_its_user", 0);
+    let mut target = stage.start_target("changes_its_user", 0);
     target.run_part();
     observer.read_counts().expect("maps can be read");
     let pid = target.pid();

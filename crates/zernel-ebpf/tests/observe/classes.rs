@@ -27,7 +27,7 @@ const LOADER_PID_FILE: &str = "loader";
 /// Forks a loader, then waits for the GPU, then launches. The test checks the classes during each part.
 fn train_with_a_loader(driver: &Driver, _rounds: u64) {
     driver.open_first_device();
-    let device = driver.allocate(4096);
+    let device = driver.allocate_memory(4096);
     driver.copy_to_device(device, &mut [0; 4096]);
     fork_loader();
     end_part_and_wait();
@@ -106,9 +106,9 @@ fn run_part_until(target: &mut Target, what: &str, condition: impl FnMut() -> bo
 }
 
 pub(crate) fn classes_are_published() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let observer = start_observer(&options_that_count_everything(&stage));
-    let mut target = stage.target("trains_with_a_loader", 1);
+    let mut target = stage.start_target("trains_with_a_loader", 1);
     let pid = target.pid();
     target.run_part();
 
@@ -148,7 +148,7 @@ const FEED_HINT: u64 = 1002;
 const GPU_WAIT_HINT: u64 = 1003;
 
 pub(crate) fn classes_are_written_as_hints() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let options = ObserverOptions {
         hints: Some(bpffs.0.join("hints")),
@@ -159,7 +159,7 @@ pub(crate) fn classes_are_written_as_hints() {
     let map = open_pinned_map(&bpffs.0.join("hints"));
     // The kernel's name of scx_layered's own map. With another one scx_layered would not start.
     assert_eq!(map.name(), "scx_layered_tas");
-    let mut target = stage.target("trains_with_a_loader", 1);
+    let mut target = stage.start_target("trains_with_a_loader", 1);
     let pid = target.pid();
     target.run_part();
     let loader = loader_pid(&stage);
@@ -198,7 +198,7 @@ pub(crate) fn classes_are_written_as_hints() {
 
 /// An unusable path is an error that names the path.
 pub(crate) fn unusable_hints_are_refused() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let path = bpffs.0.join("other");
     let _other = crate::shared::pin_array(&path, &[0; 8]);
@@ -216,12 +216,12 @@ pub(crate) fn unusable_hints_are_refused() {
 /// The target spins in one part of its work and launches in another. It is always runnable, so the times of
 /// both classes add up to the length of a part.
 pub(crate) fn decisions_are_counted() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let mut observer = start_observer(&ObserverOptions {
         counts_decisions: true,
         ..options_that_count_everything(&stage)
     });
-    let mut target = stage.target("trains_with_a_loader", 1);
+    let mut target = stage.start_target("trains_with_a_loader", 1);
     for _ in 0..3 {
         target.run_part();
     }

@@ -28,7 +28,7 @@ pub(crate) fn make_every_kind_of_call(driver: &Driver, rounds: u64) {
     for _ in 0..rounds {
         let bytes = random.u64(64..1 << 16);
         let (mut first, mut second, mut third, mut pitch) = (0_u64, 0_u64, 0_u64, 0_u64);
-        let device = driver.allocate(bytes);
+        let device = driver.allocate_memory(bytes);
         call!(cuda, "cuMemAllocAsync", out_pointer(&mut first), bytes, 0);
         call!(
             cuda,
@@ -69,12 +69,12 @@ pub(crate) fn make_every_kind_of_call(driver: &Driver, rounds: u64) {
         driver.launch_kernel(function);
         call!(cuda, "cuStreamSynchronize", 0);
         call!(cuda, "cuCtxSynchronize");
-        driver.free(device);
+        driver.free_memory(device);
         call!(cuda, "cuMemFreeAsync", first, 0);
-        driver.free(second);
-        driver.free(third);
+        driver.free_memory(second);
+        driver.free_memory(third);
     }
-    driver.allocate(4096);
+    driver.allocate_memory(4096);
 }
 
 /// A `CUDA_MEMCPY2D` of two rows of 7 bytes each, from device memory to device memory.
@@ -119,7 +119,9 @@ pub(crate) fn every_call_is_counted_on_every_rung() {
     for rung in Rung::LADDER {
         let stage = Stage::new(Prologue::Push);
         let mut observer = observe_stage_on_rung(&stage, rung);
-        let mut targets: Vec<_> = (0..4).map(|_| stage.target("everything", 200)).collect();
+        let mut targets: Vec<_> = (0..4)
+            .map(|_| stage.start_target("everything", 200))
+            .collect();
         run_next_parts(&mut targets);
         assert_exact(&mut observer, &stage, &targets);
         for target in &targets {
@@ -141,7 +143,9 @@ pub(crate) fn every_call_is_counted_on_every_rung() {
 pub(crate) fn a_million_calls_of_four_processes_are_counted() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut targets: Vec<_> = (0..4).map(|_| stage.target("everything", 14_000)).collect();
+    let mut targets: Vec<_> = (0..4)
+        .map(|_| stage.start_target("everything", 14_000))
+        .collect();
     run_next_parts(&mut targets);
     assert_exact(&mut observer, &stage, &targets);
     let calls = targets.iter().flat_map(|target| {
@@ -156,10 +160,10 @@ pub(crate) fn a_million_calls_of_four_processes_are_counted() {
 pub(crate) fn nothing_is_lost_at_full_speed() {
     const PROCESS_COUNT: u64 = 4;
     const LAUNCHES_PER_PROCESS: u64 = 400_000;
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let mut observer = observe_stage(&stage);
     let mut targets: Vec<_> = (0..PROCESS_COUNT)
-        .map(|_| stage.target("launches_of_two_threads", LAUNCHES_PER_PROCESS))
+        .map(|_| stage.start_target("launches_of_two_threads", LAUNCHES_PER_PROCESS))
         .collect();
     let begin = Instant::now();
     run_next_parts(&mut targets);

@@ -89,7 +89,7 @@ struct DeadFiles {
 impl DeadFiles {
     fn new(stage: &Stage, role: &str) -> Self {
         let directory = stage.path().join("dead");
-        let content = fs::read(stage.library("libcuda.so.1")).expect("it is installed");
+        let content = fs::read(stage.library_path("libcuda.so.1")).expect("it is installed");
         let mount = |name| {
             fs::create_dir_all(directory.join(name)).expect("ours");
             StallingFs::mount(&directory.join(name), name, content.clone()).expect("FUSE is there")
@@ -104,7 +104,7 @@ impl DeadFiles {
             files,
             library: library.to_str().expect("text").to_owned(),
         };
-        dead.files.iter().for_each(StallingFs::stall);
+        dead.files.iter().for_each(StallingFs::stop_answering);
         dead
     }
 }
@@ -112,10 +112,10 @@ impl DeadFiles {
 /// While the file system does not answer, other processes are counted exactly, the file is refused, and the
 /// observer can end.
 pub(crate) fn a_dead_file_system_holds_up_nobody() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_files");
     let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
-    let mut targets = [stage.target("everything", 10)];
+    let mut targets = [stage.start_target("everything", 10)];
     targets[0].run_part();
     let pid = targets[0].pid();
     watcher.with_observer(|observer| assert_exact(observer, &stage, &targets));
@@ -131,14 +131,14 @@ pub(crate) fn a_dead_file_system_holds_up_nobody() {
 
 /// A library is read when its file system answers again. No probe is attached to it: the server could stop all forks.
 pub(crate) fn a_library_on_fuse_gets_no_probes() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_files");
     let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
     assert_eq!(
         watcher.with_observer(|observer| refusal_in_ledger(observer, &dead.library)),
         None
     );
-    dead.files.iter().for_each(StallingFs::answer);
+    dead.files.iter().for_each(StallingFs::answer_again);
     watcher.wait_until("the file is refused", |observer| {
         refusal_in_ledger(observer, &dead.library).is_some_and(|reason| reason.contains("on FUSE"))
     });
@@ -150,10 +150,10 @@ pub(crate) fn a_library_on_fuse_gets_no_probes() {
 
 /// Other processes are observed although reads of one process's environment do not return.
 pub(crate) fn a_dead_environment_holds_up_nobody() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_environment");
     let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
-    let mut targets = [stage.target("everything", 10)];
+    let mut targets = [stage.start_target("everything", 10)];
     targets[0].run_part();
     watcher.with_observer(|observer| assert_exact(observer, &stage, &targets));
     let observer = watcher.stop();
@@ -193,12 +193,12 @@ pub(crate) fn a_library_on_an_overlay_of_fuse_gets_no_probes() {
         ("fuse", Some("on an overlay with a layer on FUSE")),
         ("overlay", Some("on an overlay")),
     ] {
-        let stage = Stage::alone(Prologue::Push);
+        let stage = Stage::with_machine_alone(Prologue::Push);
         let path = |name: &str| stage.path().join(name);
         for name in ["empty", "plain", "fuse"] {
             fs::create_dir_all(path(name)).expect("ours");
         }
-        let installed = stage.library("libcuda.so.1");
+        let installed = stage.library_path("libcuda.so.1");
         fs::copy(&installed, path("plain").join(DEAD_FILE_NAMES[0])).expect("ours");
         let content = fs::read(&installed).expect("it is installed");
         let fuse =
@@ -220,7 +220,7 @@ pub(crate) fn a_library_on_an_overlay_of_fuse_gets_no_probes() {
             let library = directory.join(DEAD_FILE_NAMES[0]);
             library.to_str().expect("text").to_owned()
         });
-        let mut holder = stage.target("maps_overlay_file", 0);
+        let mut holder = stage.start_target("maps_overlay_file", 0);
         holder.run_part();
         let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
         let awaited = format!("the file on an overlay of {below} has probes or is refused");

@@ -61,20 +61,23 @@ pub(crate) fn a_remapped_library_is_taken_for_what_it_is() {
     let stage = Stage::new(Prologue::Push);
     let other = stage.path().join("remapped/libnccl.so.2");
     fs::create_dir(stage.path().join("remapped")).expect("ours");
-    fs::copy(stage.library("libnccl.so.2"), &other).expect("ours");
+    fs::copy(stage.library_path("libnccl.so.2"), &other).expect("ours");
     let mut observer = observe_nothing_yet();
-    let mut remapping = stage.target("remaps", 0);
+    let mut remapping = stage.start_target("remaps", 0);
     remapping.start_part();
     remapping.wait_until_done();
     for _ in 0..100 {
         observer.scan().expect("processes can be scanned");
     }
-    let cuda = functions_in_ledger(&observer, &stage.library("libcuda.so.1").to_string_lossy());
+    let cuda = functions_in_ledger(
+        &observer,
+        &stage.library_path("libcuda.so.1").to_string_lossy(),
+    );
     assert_eq!(cuda["cuLaunchKernel"]["state"], "attached");
     let nccl = functions_in_ledger(&observer, &other.to_string_lossy());
     assert!(nccl.keys().all(|name| name.starts_with("nccl")), "{nccl:?}");
     assert!(!nccl.is_empty(), "it was found");
-    let mut targets = [stage.target("everything", 10)];
+    let mut targets = [stage.start_target("everything", 10)];
     targets[0].run_part();
     assert_exact(&mut observer, &stage, &targets);
 }
@@ -124,11 +127,11 @@ fn assert_discovered_exactly(stage: &Stage, command: &mut Command) {
 pub(crate) fn a_replaced_library_is_attached_to_anew() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut before = stage.target("loads_and_launches", 10);
+    let mut before = stage.start_target("loads_and_launches", 10);
     before.run_part();
     install_libraries(&stage.path().join("lib"), Prologue::Endbr64)
         .expect("the libraries are built");
-    let mut after = stage.target("loads_and_launches", 20);
+    let mut after = stage.start_target("loads_and_launches", 20);
     load_and_run(&mut observer, &mut after);
     before.run_part();
     assert_exact(&mut observer, &stage, &[before, after]);
@@ -139,10 +142,10 @@ pub(crate) fn a_replaced_library_is_attached_to_anew() {
 pub(crate) fn a_written_library_is_detached() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("loads_and_launches", 10);
+    let mut target = stage.start_target("loads_and_launches", 10);
     target.run_part();
     observer.discover().expect("processes can be discovered");
-    let library = stage.library("libcuda.so.1");
+    let library = stage.library_path("libcuda.so.1");
     overwrite_library(&library);
     observer.scan().expect("processes can be scanned");
     wait_until_detached(&mut observer, &stage);
@@ -160,7 +163,7 @@ pub(crate) fn a_written_library_is_detached() {
 /// new process are not observed.
 fn wait_until_detached(observer: &mut Observer, stage: &Stage) {
     eventually("the probes are detached", || {
-        let mut late = stage.target("loads_and_launches", 1);
+        let mut late = stage.start_target("loads_and_launches", 1);
         late.run_part();
         late.run_part();
         observer.read_counts().expect("maps can be read");
@@ -186,7 +189,7 @@ fn overwrite_library(library: &Path) {
 pub(crate) fn a_process_with_a_detached_library_is_not_complete() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("initialises_again", 10);
+    let mut target = stage.start_target("initialises_again", 10);
     target.run_part();
     observer.discover().expect("processes can be discovered");
     observer.read_counts().expect("maps can be read");
@@ -194,7 +197,7 @@ pub(crate) fn a_process_with_a_detached_library_is_not_complete() {
         find_process(&observer, target.pid()).coverage,
         ProcessCoverage::Complete
     );
-    overwrite_library(&stage.library("libcuda.so.1"));
+    overwrite_library(&stage.library_path("libcuda.so.1"));
     observer.discover().expect("processes can be discovered");
     target.run_part();
     observer.read_counts().expect("maps can be read");
@@ -208,10 +211,10 @@ pub(crate) fn a_process_with_a_detached_library_is_not_complete() {
 pub(crate) fn a_library_is_detached_as_soon_as_it_is_written() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("loads_and_launches", 10);
+    let mut target = stage.start_target("loads_and_launches", 10);
     target.run_part();
     observer.discover().expect("processes can be discovered");
-    let library = stage.library("libcuda.so.1");
+    let library = stage.library_path("libcuda.so.1");
     assert_eq!(why_not_probed(&observer, &library), None);
     let events = observer.discovery_descriptor().expect("a descriptor");
     overwrite_library(&library);
@@ -284,7 +287,7 @@ pub(crate) fn a_stripped_library_is_counted() {
     let stage = Stage::new(Prologue::Push);
     for name in ["libcuda.so.1", "libnccl.so.2"] {
         let mut strip = Command::new("strip");
-        let strip = strip.arg("--strip-all").arg(stage.library(name));
+        let strip = strip.arg("--strip-all").arg(stage.library_path(name));
         assert!(strip.status().expect("strip runs").success());
     }
     assert_discovered_exactly(&stage, &mut stage.target_command("loads_and_launches", 100));
@@ -324,7 +327,7 @@ pub(crate) fn garbage_is_refused_and_disturbs_nothing() {
     let noise: Vec<u8> = (0..20_000_u32)
         .map(|number| ((number * 31) >> 3) as u8)
         .collect();
-    let real = stage.library("libcuda.so.1");
+    let real = stage.library_path("libcuda.so.1");
     let make: [(&dyn Fn(), &str); 3] = [
         (&|| fs::write(&library, &noise).expect("ours"), "ELF magic"),
         (&|| copy_first_third(&real, &library), "ends before"),
@@ -335,7 +338,7 @@ pub(crate) fn garbage_is_refused_and_disturbs_nothing() {
     ];
     for (make, expected) in make {
         make();
-        let mut holder = stage.target("maps_garbage", 0);
+        let mut holder = stage.start_target("maps_garbage", 0);
         holder.run_part();
         observer.scan().expect("processes can be scanned");
         let refused = observer.snapshot().ledger_json(Scope::All)["refused"].clone();
@@ -345,7 +348,7 @@ pub(crate) fn garbage_is_refused_and_disturbs_nothing() {
         let reason = reason.as_str().expect("text");
         assert!(reason.contains(expected), "{reason}");
         assert!(entry.next().is_none(), "refused once");
-        let mut targets = [stage.target("everything", 10)];
+        let mut targets = [stage.start_target("everything", 10)];
         targets[0].run_part();
         assert_exact(&mut observer, &stage, &targets);
     }

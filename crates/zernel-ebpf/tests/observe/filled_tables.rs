@@ -67,7 +67,7 @@ fn fills_memory_accounts(driver: &Driver, contexts: u64) {
             0,
             0
         );
-        driver.allocate(64);
+        driver.allocate_memory(64);
     }
 }
 
@@ -110,7 +110,7 @@ fn fill_table(role: &str, rounds: u64, cause: &str, refused: fn(&Losses) -> u64)
 
 /// Checks that a new communicator of root is known.
 fn assert_communicator_is_observed(observer: &mut Observer, stage: &Stage) {
-    let mut modest = stage.target("communicators", 1);
+    let mut modest = stage.start_target("communicators", 1);
     modest.run_part();
     observer.read_counts().expect("maps can be read");
     let communicators = &find_process(observer, modest.pid()).probes.nccl.all;
@@ -169,7 +169,7 @@ pub(crate) fn a_full_table_refuses_the_largest_tenant_first() {
     again.run_part();
     assert_eq!(observed_children(&mut observer, again.pid()), 0);
 
-    let mut third = stage.target("keeps_children", 30);
+    let mut third = stage.start_target("keeps_children", 30);
     third.run_part();
     assert_eq!(observed_children(&mut observer, third.pid()), 30);
     assert_eq!(observer.losses().processes, 0);
@@ -182,7 +182,7 @@ pub(crate) fn one_tenant_has_a_share_of_the_step_marks() {
     let mut observer = observe_stage(&stage);
     let mut flood = start_target_of(&stage, NOBODY_UID, "floods_step_marks", 24);
     flood.run_part();
-    let mut modest = stage.target("steps_in_parts", 20);
+    let mut modest = stage.start_target("steps_in_parts", 20);
     for _ in 0..3 {
         // As long as a round of the daemon.
         thread::sleep(Duration::from_millis(500));

@@ -87,7 +87,7 @@ fn trains_eagerly_with_pools(driver: &Driver, milliseconds: u64) {
 /// Copies a batch and waits for it, does a forward pass of 150 operations, leaves the backward pass to another
 /// thread, and reads the loss.
 fn train_for(driver: &Driver, milliseconds: u64, operate: impl Fn(u32) + Sync) {
-    let device = driver.allocate(4096);
+    let device = driver.allocate_memory(4096);
     let mut batch = vec![0; 4096];
     let pass = || {
         for number in 0..150 {
@@ -124,7 +124,7 @@ fn train_for(driver: &Driver, milliseconds: u64, operate: impl Fn(u32) + Sync) {
 fn reads_tensors_to_checkpoint(driver: &Driver, rounds: u64) {
     const LARGE_TENSOR_BYTES: usize = 128 << 20;
     driver.open_first_device();
-    let device = driver.allocate(LARGE_TENSOR_BYTES as u64);
+    let device = driver.allocate_memory(LARGE_TENSOR_BYTES as u64);
     let mut host = vec![0_u8; LARGE_TENSOR_BYTES];
     let mut read = |bytes: usize| {
         call!(
@@ -184,9 +184,9 @@ fn is_launch_sampled(observer: &Observer) -> bool {
 }
 
 pub(crate) fn a_busy_function_is_sampled_until_it_calms() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
-    let mut target = stage.target("launches_for", 600_000);
+    let mut target = stage.start_target("launches_for", 600_000);
     let pid = target.pid();
     target.start_part();
     watcher.wait_until("launches are sampled", is_launch_sampled);
@@ -207,7 +207,7 @@ pub(crate) fn a_busy_function_is_sampled_until_it_calms() {
         observer.govern();
     }
     assert!(rounds > 1, "one calm round proves nothing");
-    let mut target = stage.target("launches", 1000);
+    let mut target = stage.start_target("launches", 1000);
     target.run_part();
     observer.read_counts().expect("maps can be read");
     let launches = observed_calls(find_process(&observer, target.pid()))["cuLaunchKernel"];
@@ -216,9 +216,9 @@ pub(crate) fn a_busy_function_is_sampled_until_it_calms() {
 
 /// A call that is open when its probe is detached is not counted, and is not a loss.
 pub(crate) fn an_open_call_is_not_lost_when_its_probe_is_detached() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_large_budget(&stage));
-    let mut target = stage.target("checkpoints", 100_000);
+    let mut target = stage.start_target("checkpoints", 100_000);
     target.start_part();
     watcher.wait_until("there are windows", |observer| {
         observer.probe_cost().windows > 3
@@ -250,14 +250,14 @@ fn options_with_low_ceiling(stage: &Stage) -> ObserverOptions {
 /// Functions that determine phases are never sampled. A process that calls them far too often is not observed for a while,
 /// and no probe is left on a library that only its user maps.
 pub(crate) fn a_process_over_the_ceiling_is_rested() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_low_ceiling(&stage));
-    let mut target = stage.target("waits", 600_000);
+    let mut target = stage.start_target("waits", 600_000);
     let pid = target.pid();
     let culprit = format!("process {pid} ");
     target.start_part();
     let blames = |observer: &Observer| observer.problems().concat().contains(&culprit);
-    let library = stage.library("libcuda.so.1");
+    let library = stage.library_path("libcuda.so.1");
     let state = |observer: &Observer| {
         let functions = functions_in_ledger(observer, &library.to_string_lossy());
         functions["cuStreamSynchronize"]["state"].clone()
@@ -279,7 +279,7 @@ pub(crate) fn a_process_over_the_ceiling_is_rested() {
     });
     let mut observer = watcher.stop();
     assert!(blames(&observer));
-    let mut target = stage.target("launches", 1);
+    let mut target = stage.start_target("launches", 1);
     target.run_part();
     observer.read_counts().expect("maps can be read");
     let process = find_process(&observer, target.pid());
@@ -288,10 +288,10 @@ pub(crate) fn a_process_over_the_ceiling_is_rested() {
 
 /// A process that costs too much does not take the probes from another user of the same library.
 pub(crate) fn a_process_above_the_ceiling_takes_no_probes_from_others() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     fs::set_permissions(stage.path(), fs::Permissions::from_mode(0o755)).expect("ours");
     let watcher = ObserverOnThread::start(&options_with_low_ceiling(&stage));
-    let mut victim = stage.target("slow", 400);
+    let mut victim = stage.start_target("slow", 400);
     victim.start_part();
     let pid = victim.pid();
     watcher.wait_until("it is observed", |observer| {
@@ -323,15 +323,15 @@ pub(crate) fn a_process_above_the_ceiling_takes_no_probes_from_others() {
 
 /// A process far over the budget raises an alarm before the next check of the overhead.
 pub(crate) fn a_hot_function_raises_an_alarm() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let mut observer =
         Observer::start(&options_with_default_budget(&stage)).expect("this machine can observe");
-    let mut slow = stage.target("slow", 20);
+    let mut slow = stage.start_target("slow", 20);
     slow.run_part();
     observer.discover().expect("events can be read");
     assert!(!observer.take_alarm());
     observer.govern();
-    let mut target = stage.target("launches", 20_000);
+    let mut target = stage.start_target("launches", 20_000);
     target.run_part();
     observer.discover().expect("events can be read");
     assert!(observer.take_alarm());
@@ -344,9 +344,9 @@ pub(crate) fn a_hot_function_raises_an_alarm() {
 /// Without steps, the rate in windows is extrapolated to the whole run time. The 95 % interval contains the
 /// truth in 19 of 20 runs. An interval twice as wide contains it in 999 of 1000 runs.
 pub(crate) fn an_estimate_is_within_its_interval() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_large_budget(&stage));
-    let mut target = stage.target("paced", 600_000);
+    let mut target = stage.start_target("paced", 600_000);
     let pid = target.pid();
     target.start_part();
     watcher.wait_until("there are enough windows", |observer| {
@@ -398,9 +398,9 @@ fn half_width(count: CallCount) -> u64 {
 
 /// All steps of a training loop are known. So its launches can be estimated from few windows.
 pub(crate) fn launches_are_estimated_from_steps() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
-    let mut target = stage.target("eager", 600_000);
+    let mut target = stage.start_target("eager", 600_000);
     let pid = target.pid();
     target.start_part();
     watcher.wait_until("launches are sampled", is_launch_sampled);
@@ -440,9 +440,9 @@ fn wait_for_interval(watcher: &ObserverOnThread, pid: u32) {
 /// Two windows are enough for an estimate. They open within a minute even if one window uses the budget of
 /// many seconds. Launches by all functions are estimated together.
 pub(crate) fn launches_are_estimated_from_few_windows() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
-    let mut target = stage.target("eager_pooled", 600_000);
+    let mut target = stage.start_target("eager_pooled", 600_000);
     let pid = target.pid();
     target.start_part();
     watcher.wait_until("launches are sampled", is_launch_sampled);
@@ -467,12 +467,12 @@ pub(crate) fn launches_are_estimated_from_few_windows() {
 
 /// A process that starts while launches are sampled does not count as one without launches.
 pub(crate) fn a_process_that_starts_during_sampling_is_estimated() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
-    let mut first = stage.target("eager", 600_000);
+    let mut first = stage.start_target("eager", 600_000);
     first.start_part();
     watcher.wait_until("launches are sampled", is_launch_sampled);
-    let mut target = stage.target("eager", 600_000);
+    let mut target = stage.start_target("eager", 600_000);
     let pid = target.pid();
     target.start_part();
     wait_for_interval(&watcher, pid);
@@ -489,9 +489,9 @@ pub(crate) fn a_process_that_starts_during_sampling_is_estimated() {
 /// The phases of a training loop must be the same with sampled launches as with all launches: it computes
 /// nearly all the time, and hardly ever loads.
 pub(crate) fn phases_are_right_while_launches_are_sampled() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
-    let mut target = stage.target("eager", 6_000);
+    let mut target = stage.start_target("eager", 6_000);
     let pid = target.pid();
     target.start_part();
     watcher.wait_until("launches are sampled", is_launch_sampled);
@@ -511,9 +511,9 @@ pub(crate) fn phases_are_right_while_launches_are_sampled() {
 }
 
 pub(crate) fn a_slow_program_is_counted_exactly() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
-    let mut target = stage.target("slow", 150);
+    let mut target = stage.start_target("slow", 150);
     target.run_part();
     let mut observer = watcher.stop();
     observer.read_counts().expect("maps can be read");

@@ -79,7 +79,7 @@ fn attach_and_detach_repeatedly(stage: &Stage, program: &Path, libraries: &Path)
 }
 
 pub(crate) fn programs_are_not_harmed() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let program = build_cpp_program(&stage);
     let lanes = (0..PARALLEL_LANES).map(|lane| stage.path().join(format!("lane-{lane}")));
     let lanes: Vec<PathBuf> = lanes.collect();

@@ -25,7 +25,7 @@ pub(crate) fn options_that_count_everything(stage: &Stage) -> ObserverOptions {
 
 pub(crate) fn libraries_of_stage(stage: &Stage) -> Vec<PathBuf> {
     let names = ["libcuda.so.1", "libnccl.so.2"];
-    names.map(|name| stage.library(name)).to_vec()
+    names.map(|name| stage.library_path(name)).to_vec()
 }
 
 pub(crate) fn start_observer(options: &ObserverOptions) -> Observer {
@@ -76,7 +76,7 @@ impl ObserverOnThread {
 
     /// Runs a function on the observer.
     pub(crate) fn with_observer<T>(&self, function: impl FnOnce(&mut Observer) -> T) -> T {
-        let result = self.0.requests().call(function);
+        let result = self.0.requests().call_with_observer(function);
         result.expect("the observer runs")
     }
 

@@ -57,7 +57,7 @@ fn write_copies(stage: &Stage, user: u32, copies: u64) {
 
 /// A user with too many libraries gets a share of the probes. Other users get theirs, and are counted exactly.
 pub(crate) fn one_tenant_has_a_share_of_the_probed_files() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     fs::set_permissions(stage.path(), fs::Permissions::from_mode(0o755)).expect("ours");
     write_copies(&stage, NOBODY_UID, LIBRARY_COPIES);
     write_copies(&stage, 0, 3);
@@ -85,14 +85,14 @@ pub(crate) fn one_tenant_has_a_share_of_the_probed_files() {
         "{problems:?}"
     );
 
-    let mut modest = stage.target("maps_copies", 3);
+    let mut modest = stage.start_target("maps_copies", 3);
     modest.run_part();
     observer.scan().expect("processes can be scanned");
     assert_eq!(attached_file_count(&observer, 0), 3);
     let first = stage.path().join("copies/libcuda.so.0.0");
     let functions = functions_in_ledger(&observer, first.to_str().expect("text"));
     assert!(functions.contains_key("cuInit"), "{functions:?}");
-    let mut targets = [stage.target("everything", 10)];
+    let mut targets = [stage.start_target("everything", 10)];
     targets[0].run_part();
     assert_exact(&mut observer, &stage, &targets);
 }

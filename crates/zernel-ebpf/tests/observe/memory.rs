@@ -37,10 +37,10 @@ struct AllocationProperties([u32; 4], [u64; 2]);
 fn allocates_every_kind(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
     driver.open_first_device();
-    let first = driver.allocate(1000);
-    let second = driver.allocate(2000);
-    driver.free(first);
-    driver.allocate(500);
+    let first = driver.allocate_memory(1000);
+    let second = driver.allocate_memory(2000);
+    driver.free_memory(first);
+    driver.allocate_memory(500);
     let mut of_nccl = 0_u64;
     call!(
         driver.nccl(),
@@ -84,7 +84,7 @@ fn allocates_every_kind(driver: &Driver, _rounds: u64) {
     end_part_and_wait();
     call!(cuda, "cuMemUnmap", address, PHYSICAL_PAGE_BYTES);
     call!(cuda, "cuMemRelease", handle);
-    driver.free(second);
+    driver.free_memory(second);
 }
 
 /// The contexts of two devices, the first of which is current.
@@ -107,14 +107,14 @@ fn open_both_devices(driver: &Driver) -> [u64; 2] {
 fn allocates_on_two_devices(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
     let contexts = open_both_devices(driver);
-    driver.allocate(1000);
+    driver.allocate_memory(1000);
     call!(cuda, "cuCtxSetCurrent", contexts[1]);
-    driver.allocate(2000);
+    driver.allocate_memory(2000);
     call!(cuda, "cuCtxPushCurrent_v2", contexts[0]);
-    driver.allocate(300);
+    driver.allocate_memory(300);
     let mut popped = 0_u64;
     call!(cuda, "cuCtxPopCurrent_v2", out_pointer(&mut popped));
-    driver.allocate(40);
+    driver.allocate_memory(40);
 }
 
 /// Alternates between the devices: at depth `n`, `1 << n` bytes are allocated on device `n % 2` on the
@@ -122,15 +122,15 @@ fn allocates_on_two_devices(driver: &Driver, _rounds: u64) {
 fn allocates_in_nested_contexts(driver: &Driver, depth: u64) {
     let cuda = driver.cuda();
     let contexts = open_both_devices(driver);
-    driver.allocate(1);
+    driver.allocate_memory(1);
     for level in 1..=depth {
         call!(cuda, "cuCtxPushCurrent_v2", contexts[level as usize % 2]);
-        driver.allocate(1 << level);
+        driver.allocate_memory(1 << level);
     }
     for level in (0..depth).rev() {
         let mut popped = 0_u64;
         call!(cuda, "cuCtxPopCurrent_v2", out_pointer(&mut popped));
-        driver.allocate(1000 << level);
+        driver.allocate_memory(1000 << level);
     }
 }
 
@@ -139,7 +139,7 @@ fn allocates_in_nested_contexts(driver: &Driver, depth: u64) {
 fn allocates_from_pool(driver: &Driver, milliseconds: u64) {
     let cuda = driver.cuda();
     driver.open_first_device();
-    driver.allocate(1000);
+    driver.allocate_memory(1000);
     let take = |bytes: u64| {
         let mut address = 0_u64;
         call!(cuda, "cuMemAllocAsync", out_pointer(&mut address), bytes, 0);
@@ -161,7 +161,7 @@ fn switches_devices(driver: &Driver, milliseconds: u64) {
         let mut popped = 0_u64;
         call!(cuda, "cuCtxPushCurrent_v2", contexts[1]);
         if bytes > 0 {
-            driver.allocate(bytes);
+            driver.allocate_memory(bytes);
         }
         call!(cuda, "cuCtxPopCurrent_v2", out_pointer(&mut popped));
     };
@@ -170,7 +170,7 @@ fn switches_devices(driver: &Driver, milliseconds: u64) {
         switch_and_allocate(0);
         thread::sleep(Duration::from_micros(400));
     }
-    driver.allocate(1000);
+    driver.allocate_memory(1000);
     switch_and_allocate(300);
 }
 
@@ -178,17 +178,17 @@ fn switches_devices(driver: &Driver, milliseconds: u64) {
 fn destroys_contexts_with_memory(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
     driver.open_first_device();
-    driver.allocate(1000);
+    driver.allocate_memory(1000);
     let mut context = 0_u64;
     call!(cuda, "cuCtxCreate_v2", out_pointer(&mut context), 0, 0);
-    driver.allocate(300);
+    driver.allocate_memory(300);
     end_part_and_wait();
     call!(cuda, "cuCtxDestroy_v2", context);
     end_part_and_wait();
     call!(cuda, "cuDevicePrimaryCtxReset_v2", 0);
     end_part_and_wait();
     driver.open_first_device();
-    driver.allocate(500);
+    driver.allocate_memory(500);
 }
 
 fn create_physical_memory(driver: &Driver) -> u64 {
@@ -297,7 +297,7 @@ fn memory_in_use_and_peak(observer: &mut Observer, target: &Target) -> (u64, u64
 pub(crate) fn memory_is_accounted_to_its_caller() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("memory", 0);
+    let mut target = stage.start_target("memory", 0);
     let pid = target.pid();
     target.run_part();
     assert_eq!(memory_in_use_and_peak(&mut observer, &target), (9500, 9500));
@@ -350,7 +350,7 @@ pub(crate) fn memory_belongs_to_the_current_device() {
 
 /// Functions that determine the current device are not sampled.
 pub(crate) fn memory_belongs_to_its_device_while_others_are_sampled() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&ObserverOptions {
         governor: GovernorOptions {
             budget: 0.0001,
@@ -370,12 +370,12 @@ pub(crate) fn memory_belongs_to_its_device_while_others_are_sampled() {
 
 /// A process that allocates from a pool all the time is still observed. Only its pool memory is no longer exported.
 pub(crate) fn sampled_pool_memory_is_left_out() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&ObserverOptions {
         governor: GovernorOptions::default(),
         ..options_that_count_everything(&stage)
     });
-    let mut target = stage.target("pooled", 4000);
+    let mut target = stage.start_target("pooled", 4000);
     let pid = target.pid();
     target.run_part();
     let in_use = |observer: &Observer| {
@@ -405,7 +405,7 @@ pub(crate) fn sampled_pool_memory_is_left_out() {
 pub(crate) fn memory_is_freed_with_its_context() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("ending_contexts", 0);
+    let mut target = stage.start_target("ending_contexts", 0);
     for bytes in [1300, 1000, 0, 500] {
         target.run_part();
         assert_eq!(
@@ -441,7 +441,7 @@ fn memory_of_nested_contexts(
     stage: &Stage,
     depth: u64,
 ) -> BTreeMap<u32, u64> {
-    let mut target = stage.target("nested_contexts", depth);
+    let mut target = stage.start_target("nested_contexts", depth);
     target.run_part();
     observer.read_counts().expect("maps can be read");
     memory_in_use_by_device(observer, &target)
@@ -482,7 +482,7 @@ pub(crate) fn memory_belongs_to_the_device_that_is_current_again() {
 pub(crate) fn memory_that_is_mapped_lives_without_its_handle() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("mapped_memory", 0);
+    let mut target = stage.start_target("mapped_memory", 0);
     for pages in [3, 2, 1, 0] {
         target.run_part();
         assert_eq!(

@@ -70,8 +70,8 @@ fn run_rank(driver: &Driver, rounds: u64) {
     let mut event = 0_u64;
     call!(cuda, "cuEventCreate", out_pointer(&mut event), 0);
     let (from, to) = (
-        driver.allocate(8 * MESSAGE_ELEMENTS),
-        driver.allocate(8 * MESSAGE_ELEMENTS),
+        driver.allocate_memory(8 * MESSAGE_ELEMENTS),
+        driver.allocate_memory(8 * MESSAGE_ELEMENTS),
     );
     let wait_for = |stream: u64| {
         call!(cuda, "cuStreamSynchronize", other);
@@ -243,7 +243,7 @@ fn uses_communicators_stored_late(driver: &Driver, _rounds: u64) {
     call!(nccl, "ncclGroupEnd");
     let place = AtomicU64::new(0);
     let unblocked = split_without_blocking(driver, communicator, 4, &place);
-    let (memory, stream) = (driver.allocate(64), create_stream(driver));
+    let (memory, stream) = (driver.allocate_memory(64), create_stream(driver));
     for part in [grouped, unblocked, unblocked] {
         call!(nccl, "ncclAllReduce", memory, memory, 8, 7, 0, part, stream);
     }
@@ -253,7 +253,7 @@ fn uses_communicators_stored_late(driver: &Driver, _rounds: u64) {
 pub(crate) fn communicators_that_are_stored_late_are_seen() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("late_parts", 1);
+    let mut target = stage.start_target("late_parts", 1);
     target.run_part();
     observer.read_counts().expect("maps can be read");
     let communicators = find_process(&observer, target.pid()).probes.nccl.all.iter();
@@ -272,7 +272,7 @@ fn reduces_on_two_streams(driver: &Driver, _rounds: u64) {
     let [long, short] = [(); 2].map(|()| create_stream(driver));
     let mut event = 0_u64;
     call!(cuda, "cuEventCreate", out_pointer(&mut event), 0);
-    let data = driver.allocate(LONG_MESSAGE_BYTES);
+    let data = driver.allocate_memory(LONG_MESSAGE_BYTES);
     call!(
         nccl,
         "ncclAllReduce",
@@ -326,7 +326,7 @@ pub(crate) fn a_wait_ends_only_the_collectives_it_covers() {
 fn waits_late(driver: &Driver, rounds: u64) {
     driver.open_first_device();
     let communicator = join_communicator(driver, 0, 1);
-    let (data, stream) = (driver.allocate(100), create_stream(driver));
+    let (data, stream) = (driver.allocate_memory(100), create_stream(driver));
     for _ in 0..rounds {
         call!(
             driver.nccl(),
@@ -347,7 +347,7 @@ fn waits_late(driver: &Driver, rounds: u64) {
 pub(crate) fn lost_collectives_are_counted() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("waits_late", 100);
+    let mut target = stage.start_target("waits_late", 100);
     target.run_part();
     observer.read_counts().expect("maps can be read");
     let process = find_process(&observer, target.pid());
@@ -361,7 +361,7 @@ pub(crate) fn lost_collectives_are_counted() {
 fn records_events(driver: &Driver, milliseconds: u64) {
     driver.open_first_device();
     let communicator = join_communicator(driver, 0, 1);
-    let data = driver.allocate(100);
+    let data = driver.allocate_memory(100);
     let [own, later] = [(); 2].map(|()| create_stream(driver));
     let (cuda, mut event) = (driver.cuda(), 0_u64);
     call!(cuda, "cuEventCreate", out_pointer(&mut event), 0);
@@ -391,12 +391,12 @@ fn records_events(driver: &Driver, milliseconds: u64) {
 
 /// While event functions are sampled, collectives are timed in windows only. None is timed across a gap between windows.
 pub(crate) fn collectives_are_not_timed_across_sampling_gaps() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&ObserverOptions {
         governor: GovernorOptions::with_budget(0.03),
         ..options_that_count_everything(&stage)
     });
-    let mut target = stage.target("records", 600_000);
+    let mut target = stage.start_target("records", 600_000);
     let pid = target.pid();
     target.start_part();
     watcher.wait_until("there are windows", |observer| {
@@ -420,7 +420,7 @@ fn broadcasts_by_both_names(driver: &Driver, rounds: u64) {
     let mut id = UniqueId([0; 128]);
     call!(driver.nccl(), "ncclGetUniqueId", out_pointer(&mut id));
     let communicator = join_communicator_as(driver, id, 0, 1);
-    let data = driver.allocate(100);
+    let data = driver.allocate_memory(100);
     let nccl = driver.nccl();
     for _ in 0..rounds {
         call!(nccl, "ncclBcast", data, 100, 0, 0, communicator, 0);
@@ -441,7 +441,7 @@ fn broadcasts_by_both_names(driver: &Driver, rounds: u64) {
 pub(crate) fn a_broadcast_by_either_name_is_one() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("broadcasts", 10);
+    let mut target = stage.start_target("broadcasts", 10);
     target.run_part();
     observer.read_counts().expect("maps can be read");
     let process = find_process(&observer, target.pid());
@@ -456,7 +456,7 @@ pub(crate) fn many_communicators_are_all_seen() {
     const COMMUNICATOR_COUNT: usize = 600;
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("communicators", COMMUNICATOR_COUNT as u64);
+    let mut target = stage.start_target("communicators", COMMUNICATOR_COUNT as u64);
     target.run_part();
     observer.read_counts().expect("maps can be read");
     let mut hashes: Vec<u64> = (find_process(&observer, target.pid()).probes.nccl.all.iter())

@@ -35,7 +35,7 @@ pub(crate) const PROCESS_ROLES: &[(&str, TargetRole)] = &[
 fn steps_in_parts(driver: &Driver, steps: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
-    let device = driver.allocate(64);
+    let device = driver.allocate_memory(64);
     let mut batch = [0; 64];
     for part in 0..3 {
         if part > 0 {
@@ -177,7 +177,7 @@ pub(crate) fn assert_exported_once(observer: &Observer) {
 pub(crate) fn exec_starts_a_new_process() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("executes", 10);
+    let mut target = stage.start_target("executes", 10);
     target.run_part();
     target.start_part();
     target.run_part();
@@ -204,7 +204,7 @@ pub(crate) fn exec_starts_a_new_process() {
 pub(crate) fn a_child_without_cuda_is_no_trainer() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("forks", 10);
+    let mut target = stage.start_target("forks", 10);
     target.run_part();
     observer.discover().expect("processes can be discovered");
     observer.read_counts().expect("maps can be read");
@@ -229,7 +229,7 @@ pub(crate) fn a_killed_process_is_exported_for_a_while() {
         grace: Duration::ZERO,
         ..options_that_count_everything(&stage)
     });
-    let mut target = stage.target("everything", 10);
+    let mut target = stage.start_target("everything", 10);
     let pid = target.pid();
     target.run_part();
     for observer in [&mut patient, &mut hasty] {
@@ -277,7 +277,7 @@ fn start_with_pid(stage: &Stage, pid: u32, rounds: u64) -> Target {
     let mut found = None;
     eventually("the same pid again", || {
         fs::write(NEXT_PID_PATH, (pid - 1).to_string()).expect("we are root");
-        let target = stage.target("launches", rounds);
+        let target = stage.start_target("launches", rounds);
         found = Some(target).filter(|target| target.pid() == pid);
         found.is_some()
     });
@@ -288,7 +288,7 @@ pub(crate) fn a_reused_pid() {
     let _alone = alone_with_pids();
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut first = stage.target("launches", 10);
+    let mut first = stage.start_target("launches", 10);
     let pid = first.pid();
     first.run_part();
     // Not read in between: the kernel side must distinguish them.
@@ -309,20 +309,20 @@ pub(crate) fn a_reused_pid() {
 pub(crate) fn thousands_of_short_processes_are_counted() {
     let _alone = alone_with_pids();
     const CHILD_COUNT: u64 = 2100;
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&ObserverOptions {
         libraries: Vec::new(),
         max_exited: usize::MAX,
         ..options_that_count_everything(&stage)
     });
-    let mut warm = stage.target("launches", 1);
+    let mut warm = stage.start_target("launches", 1);
     warm.run_part();
     watcher.wait_until("the libraries are attached to", |observer| {
         observer.snapshot().ledger_json(Scope::All)["files"]
             .as_array()
             .is_some_and(|files| files.len() >= 2)
     });
-    let mut target = stage.target("many_children", CHILD_COUNT);
+    let mut target = stage.start_target("many_children", CHILD_COUNT);
     for _ in 0..CHILD_COUNT / CHILDREN_PER_PART {
         target.run_part();
         watcher.with_observer(|observer| observer.read_counts().expect("maps can be read"));
@@ -355,7 +355,7 @@ pub(crate) fn an_exit_during_attaching_is_no_error() {
     for _ in 0..10 {
         // Each has files of its own.
         let stage = Stage::new(Prologue::Push);
-        let targets: Vec<_> = (0..4).map(|_| stage.target("launches", 1)).collect();
+        let targets: Vec<_> = (0..4).map(|_| stage.start_target("launches", 1)).collect();
         for mut target in targets {
             target.start_part();
             target.kill();
@@ -369,7 +369,7 @@ pub(crate) fn an_exit_during_attaching_is_no_error() {
 /// A process is complete only if its initialisation of the driver was observed before any other call.
 pub(crate) fn a_process_found_late_is_not_complete() {
     let stage = Stage::new(Prologue::Push);
-    let mut target = stage.target("initialises_again", 10);
+    let mut target = stage.start_target("initialises_again", 10);
     target.run_part();
     let mut observer = observe_stage(&stage);
     target.run_part();
@@ -385,9 +385,9 @@ pub(crate) fn a_process_found_late_is_not_complete() {
 
 /// Work during a pause of observation is not counted, and does not make a step longer.
 pub(crate) fn a_pause_of_observing_is_no_step() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("steps_in_parts", 20);
+    let mut target = stage.start_target("steps_in_parts", 20);
     target.run_part();
     observer.read_counts().expect("maps can be read");
     observer.pause();

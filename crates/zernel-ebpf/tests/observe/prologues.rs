@@ -14,10 +14,10 @@ pub(crate) fn functions_with_other_prologues_are_counted() {
     for (prologue, displacement) in [(Prologue::Endbr64, 4), (Prologue::Mov, 3)] {
         let stage = Stage::new(prologue);
         let mut observer = observe_stage(&stage);
-        let mut targets = vec![stage.target("everything", 50)];
+        let mut targets = vec![stage.start_target("everything", 50)];
         run_next_parts(&mut targets);
         assert_exact(&mut observer, &stage, &targets);
-        let library = stage.library("libcuda.so.1");
+        let library = stage.library_path("libcuda.so.1");
         let functions = functions_in_ledger(&observer, &library.to_string_lossy());
         let launch = &functions["cuLaunchKernel"];
         assert_eq!(launch["state"], "attached", "{}", prologue.name());
@@ -29,10 +29,10 @@ pub(crate) fn functions_with_other_prologues_are_counted() {
 pub(crate) fn frequent_single_stepping_is_refused() {
     let stage = Stage::new(Prologue::Sub);
     let mut observer = observe_stage(&stage);
-    let mut target = stage.target("everything", 50);
+    let mut target = stage.start_target("everything", 50);
     target.run_part();
     observer.read_counts().expect("maps can be read");
-    let library = stage.library("libcuda.so.1");
+    let library = stage.library_path("libcuda.so.1");
     let functions = functions_in_ledger(&observer, &library.to_string_lossy());
     let mut truth = logged_calls(&stage, target.pid());
     for symbol in SYMBOLS.iter().filter(|symbol| symbol.frequent) {

@@ -84,19 +84,19 @@ fn holds_page_faults(_driver: &Driver, _rounds: u64) {
 
 /// While a process holds its page faults, the library is refused with that reason. When the process has ended, probes are attached.
 pub(crate) fn a_library_that_one_process_had_refused_gets_probes_later() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let shared = tempfile::tempdir_in("/dev/shm").expect("a tmpfs");
     fs::copy(
-        stage.library(LIBRARY_NAME),
+        stage.library_path(LIBRARY_NAME),
         shared.path().join(LIBRARY_NAME),
     )
     .expect("ours");
     symlink(shared.path(), stage.path().join("shared")).expect("ours");
     let library = shared.path().join(LIBRARY_NAME);
     let library = Path::to_str(&library).expect("text");
-    let mut holder = stage.target("holds_page_faults", 0);
+    let mut holder = stage.start_target("holds_page_faults", 0);
     holder.run_part();
-    let mut other = stage.target("maps_shared_library", 0);
+    let mut other = stage.start_target("maps_shared_library", 0);
     other.run_part();
     let watcher = ObserverOnThread::start(&options_that_count_everything(&stage));
     watcher.wait_until("the file is refused", |observer| {

@@ -27,7 +27,10 @@ fn run_trainer_with_loaders(driver: &Driver, rounds: u64) {
         fork_waiting_child();
     }
     let communicator = join_communicator(driver, rank, RANK_COUNT);
-    let (from, to) = (driver.allocate(1 << 16), driver.allocate(1 << 16));
+    let (from, to) = (
+        driver.allocate_memory(1 << 16),
+        driver.allocate_memory(1 << 16),
+    );
     call!(nccl, "ncclAllReduce", from, to, 1000, 7, 0, communicator, 0);
     call!(nccl, "ncclBroadcast", from, to, 1000, 7, 0, communicator, 0);
     call!(nccl, "ncclReduce", from, to, 1000, 7, 0, 0, communicator, 0);

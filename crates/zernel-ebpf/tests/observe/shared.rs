@@ -50,7 +50,7 @@ fn observe_with_pins(stage: &Stage, pins: &Path) -> Observer {
 }
 
 pub(crate) fn states_are_pinned_for_a_scheduler() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let pins = bpffs.0.join("zernel");
 
@@ -64,7 +64,7 @@ pub(crate) fn states_are_pinned_for_a_scheduler() {
     drop(second);
     assert_eq!(id_of_pinned_map(&path), id);
 
-    let mut target = stage.target("launches", 5);
+    let mut target = stage.start_target("launches", 5);
     target.run_part();
     let state = first.task_state(target.pid()).expect("the map is there");
     assert_eq!(state.map(|state| state.tgid), Some(target.pid()));
@@ -74,8 +74,8 @@ pub(crate) fn states_are_pinned_for_a_scheduler() {
 
 /// The first call of a process is an event: its tracker begins no later than that.
 pub(crate) fn the_first_event_of_a_process_counts() {
-    let stage = Stage::alone(Prologue::Push);
-    let mut target = stage.target("opens, then syncs", 1);
+    let stage = Stage::with_machine_alone(Prologue::Push);
+    let mut target = stage.start_target("opens, then syncs", 1);
     target.run_part();
     let observer = start_observer(&options_that_count_everything(&stage));
     target.run_part();
@@ -87,7 +87,7 @@ pub(crate) fn the_first_event_of_a_process_counts() {
 
 /// An observer of another version was killed: its pins are replaced. While it lives, they stay.
 pub(crate) fn pins_of_another_version_are_replaced() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let pins = bpffs.0.join("zernel");
     fs::create_dir(&pins).expect("our directory");
@@ -163,16 +163,16 @@ fn now_ns() -> u64 {
 /// An observer is killed. A reader of its maps sees the heart stop within a second. Then it sees the heart of the next
 /// observer in the same maps, without the states of the killed one.
 pub(crate) fn readers_see_a_killed_observer_and_the_next() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let pins = bpffs.0.join("zernel");
-    let mut first = stage.target("observes", 0);
+    let mut first = stage.start_target("observes", 0);
     first.run_part();
     let reader = PinnedMapsReader::open(&pins);
     let heart = reader.observer_heartbeat();
     assert!(heart.is_alive(now_ns()), "{heart:?}");
     assert_eq!((heart.owner, heart.layout), (first.pid(), layout_hash()));
-    let mut target = stage.target("launches", 5);
+    let mut target = stage.start_target("launches", 5);
     target.run_part();
     assert!(value_of_task(&reader.tasks, target.pid()).is_some());
     // A beat lasts longer than the time between two beats.
@@ -204,10 +204,10 @@ pub(crate) fn readers_see_a_killed_observer_and_the_next() {
 
 /// An observer that is restarted at once takes over its maps. One that stops leaves its maps to a reader.
 pub(crate) fn pins_outlive_a_restart() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
     let pins = bpffs.0.join("zernel");
-    let mut first = stage.target("observes", 0);
+    let mut first = stage.start_target("observes", 0);
     first.run_part();
     let reader = PinnedMapsReader::open(&pins);
     first.kill();
@@ -256,7 +256,7 @@ pub(crate) fn pin_array(path: &Path, value: &[u8]) -> MapHandle {
 }
 
 pub(crate) fn no_bpffs_is_no_error() {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let observer = observe_with_pins(&stage, &stage.path().join("zernel"));
     let reason = observer.shared_state().expect_err("there is no bpffs");
     assert!(reason.contains("no bpffs"), "{reason}");

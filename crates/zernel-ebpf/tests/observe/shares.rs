@@ -47,7 +47,7 @@ fn keeps_children(driver: &Driver, children: u64) {
 fn fills_memory(driver: &Driver, allocations: u64) {
     driver.open_first_device();
     for _ in 0..allocations {
-        driver.free(driver.allocate(64));
+        driver.free_memory(driver.allocate_memory(64));
     }
     let mut context = 0_u64;
     call!(
@@ -58,19 +58,19 @@ fn fills_memory(driver: &Driver, allocations: u64) {
         0
     );
     for _ in 0..ALLOCATION_SHARE / 2 {
-        driver.allocate(64);
+        driver.allocate_memory(64);
     }
     call!(driver.cuda(), "cuCtxDestroy_v2", context);
     end_part_and_wait();
     driver.open_first_device();
     for _ in 0..allocations {
-        driver.allocate(64);
+        driver.allocate_memory(64);
     }
 }
 
 /// A stage whose log any user may write.
 pub(crate) fn stage_open_to_all() -> Stage {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let log = stage.path().join("log");
     fs::create_dir(&log).expect("ours");
     for (path, mode) in [(stage.path(), 0o755), (&log, 0o777)] {
@@ -119,7 +119,7 @@ pub(crate) fn assert_reported(observer: &Observer, cause: &str, refused: u64, te
 
 /// Checks that a new process of root is counted exactly, and its memory and its durations too.
 pub(crate) fn assert_others_are_observed(observer: &mut Observer, stage: &Stage) {
-    let mut modest = stage.target("everything", 10);
+    let mut modest = stage.start_target("everything", 10);
     modest.run_part();
     observer.read_counts().expect("maps can be read");
     let process = find_process(observer, modest.pid());

@@ -163,8 +163,8 @@ pub(crate) fn one_tenant_is_a_pod() {
 }
 
 fn fill_from_pod(stage: &Stage, observer: &mut Observer, pod: &PodCgroup) {
-    let mut greedy = stage.target("keeps_children", TOO_MANY_CHILDREN);
-    pod.add(greedy.pid());
+    let mut greedy = stage.start_target("keeps_children", TOO_MANY_CHILDREN);
+    pod.move_into_container(greedy.pid());
     greedy.run_part();
     let tenant = Tenant::of_pid(greedy.pid()).expect("it runs");
     assert_eq!(tenant, Tenant::Pod(PodCgroup::POD_UID.to_owned()));

@@ -147,13 +147,13 @@ fn main() -> ExitCode {
 }
 
 fn start_observer(stage: &Stage) -> Observer {
-    let libraries = ["libcuda.so.1", "libnccl.so.2"].map(|name| stage.library(name));
+    let libraries = ["libcuda.so.1", "libnccl.so.2"].map(|name| stage.library_path(name));
     Observer::start(&ObserverOptions::counting_everything(libraries))
         .expect("this machine can observe")
 }
 
 fn read_report(stage: &Stage, target: &Target) -> RoleReport {
-    let path = roles::report_path(&stage.library(""), target.pid());
+    let path = roles::report_path(&stage.library_path(""), target.pid());
     let report = fs::read(path).expect("a report");
     serde_json::from_slice(&report).expect("our own")
 }
@@ -168,7 +168,7 @@ fn find_process(observer: &Observer, pid: u32) -> &ObservedProcess {
 fn run_and_check(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Target, RoleReport)) {
     let stage = Stage::new(Prologue::Push);
     let mut observer = start_observer(&stage);
-    let mut target = stage.target(role, rounds);
+    let mut target = stage.start_target(role, rounds);
     target.start_part();
     target.wait_until_done();
     observer.read_counts().expect("maps can be read");
@@ -318,7 +318,7 @@ fn a_trainer_without_loaders_waits_for_data() {
 fn ranks_wait_for_the_slowest() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = start_observer(&stage);
-    let mut ranks = ["is_a_slow_rank", "is_a_fast_rank"].map(|role| stage.target(role, 40));
+    let mut ranks = ["is_a_slow_rank", "is_a_fast_rank"].map(|role| stage.start_target(role, 40));
     ranks.iter_mut().for_each(Target::start_part);
     ranks.iter_mut().for_each(Target::wait_until_done);
     observer.read_counts().expect("maps can be read");

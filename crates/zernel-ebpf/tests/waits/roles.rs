@@ -241,7 +241,7 @@ impl LoaderProcess {
 
     /// Kills it once it is ready for work.
     fn kill(mut self) {
-        self.ask();
+        self.request_batch();
         self.take_next_batch();
         // SAFETY: our own child. Its status is not needed.
         unsafe {
@@ -250,7 +250,7 @@ impl LoaderProcess {
         }
     }
 
-    fn ask(&mut self) {
+    fn request_batch(&mut self) {
         self.asked.write_all(&[1]).expect("the loader lives");
     }
 
@@ -281,12 +281,12 @@ fn train_with_loaders(driver: &Driver, rounds: u64, work: fn(Duration)) {
     let mut report = RoleReport::default();
     // Opened before the fork, as by a trainer that has moved its model to the GPU.
     driver.open_first_device();
-    let (function, device) = (driver.load_empty_kernel(), driver.allocate(4096));
+    let (function, device) = (driver.load_empty_kernel(), driver.allocate_memory(4096));
     run_step(driver, device, function);
     let mut loaders = [LoaderProcess::fork(work), LoaderProcess::fork(work)];
     run_before_others();
     for loader in &mut loaders {
-        loader.ask();
+        loader.request_batch();
     }
     for round in 0..rounds as usize {
         let loader = &mut loaders[round % 2];
@@ -294,7 +294,7 @@ fn train_with_loaders(driver: &Driver, rounds: u64, work: fn(Duration)) {
         loader.take_next_batch();
         report.waited_ns += (now_ns(ClockId::Monotonic) - before).as_nanos() as u64;
         report.waits += 1;
-        loader.ask();
+        loader.request_batch();
         run_step(driver, device, function);
     }
     write_report(&report);
@@ -304,7 +304,7 @@ fn train_with_loaders(driver: &Driver, rounds: u64, work: fn(Duration)) {
 fn train_alone(driver: &Driver, rounds: u64) {
     let mut report = RoleReport::default();
     driver.open_first_device();
-    let (function, device) = (driver.load_empty_kernel(), driver.allocate(4096));
+    let (function, device) = (driver.load_empty_kernel(), driver.allocate_memory(4096));
     run_step(driver, device, function);
     read_from_disk::<LOADER_READ_BYTES>(Duration::ZERO);
     run_before_others();
@@ -324,7 +324,7 @@ fn train_alone(driver: &Driver, rounds: u64) {
 fn train_with_a_loading_thread(driver: &Driver, rounds: u64) {
     let mut report = RoleReport::default();
     driver.open_first_device();
-    let (function, device) = (driver.load_empty_kernel(), driver.allocate(4096));
+    let (function, device) = (driver.load_empty_kernel(), driver.allocate_memory(4096));
     run_step(driver, device, function);
     let (sender, batches) = std::sync::mpsc::sync_channel(1);
     thread::spawn(move || {
@@ -368,7 +368,7 @@ fn reduce_as_rank(driver: &Driver, rounds: u64, rank: i32) {
     let mut report = RoleReport::default();
     driver.open_device(rank as u64);
     let communicator = join_communicator(driver, rank);
-    let buffer = driver.allocate(4096);
+    let buffer = driver.allocate_memory(4096);
     for _ in 0..rounds {
         if rank == 0 {
             thread::sleep(Duration::from_millis(BATCH_MS));

@@ -18,7 +18,7 @@ pub(crate) fn a_training_jobs_waits_for_data_are_its_own() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = start_observer(&stage);
     let job = MlTraining {
-        gpu: GpuBackend::Driver(stage.library("libcuda.so.1")),
+        gpu: GpuBackend::Driver(stage.library_path("libcuda.so.1")),
         decode_us: 20_000,
         gpu_us: 2_000,
         ..MlTraining::default()

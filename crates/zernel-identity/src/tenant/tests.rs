@@ -165,7 +165,7 @@ fn the_tenant_of_this_process_is_known() {
         assert_eq!(user, SubordinateUids::of_machine().user_of(uid));
     }
     let error = Tenant::of_pid(u32::MAX).unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+    assert_eq!(error.error_kind(), std::io::ErrorKind::NotFound);
 }
 
 proptest! {

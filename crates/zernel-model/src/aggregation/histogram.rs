@@ -59,7 +59,7 @@ impl LatencyHistogram {
     #[cold]
     fn record_in_new_bucket(&mut self, ns: u64) {
         *self.bucket_mut(h2::bucket_index(ns)) += 1;
-        self.account(ns, ns, ns);
+        self.add_sum_and_extremes(ns, ns, ns);
         self.count += 1;
     }
 
@@ -79,7 +79,7 @@ impl LatencyHistogram {
         &mut self.buckets[bucket - self.first]
     }
 
-    /// Adds `count` durations of about `ns` to a bucket. [`Self::account`] must add their sum,
+    /// Adds `count` durations of about `ns` to a bucket. [`Self::add_sum_and_extremes`] must add their sum,
     /// minimum and maximum.
     pub fn record_bucket_counts(&mut self, ns: u64, count: u64) {
         self.count += count;
@@ -87,7 +87,7 @@ impl LatencyHistogram {
     }
 
     /// Adds the sum, minimum and maximum of durations that [`Self::record_bucket_counts`] counted.
-    pub fn account(&mut self, sum_ns: u64, min_ns: u64, max_ns: u64) {
+    pub fn add_sum_and_extremes(&mut self, sum_ns: u64, min_ns: u64, max_ns: u64) {
         self.sum_ns = self.sum_ns.saturating_add(sum_ns);
         self.min_ns = match self.fast_path_from {
             0 => min_ns,
@@ -106,7 +106,7 @@ impl LatencyHistogram {
         if other.count == 0 {
             return;
         }
-        self.account(other.sum_ns, other.min_ns, other.max_ns);
+        self.add_sum_and_extremes(other.sum_ns, other.min_ns, other.max_ns);
         self.count += other.count;
         // Both ends first, so that memory is allocated at most once per end.
         let last = other.first + other.buckets.len() - 1;

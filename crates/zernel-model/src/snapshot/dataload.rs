@@ -43,7 +43,7 @@ impl DataWaits {
 
     /// Seconds of all causes.
     #[must_use]
-    pub fn total(&self) -> f64 {
+    pub fn total_seconds(&self) -> f64 {
         self.by_name().iter().map(|(_, seconds)| seconds).sum()
     }
 }

@@ -147,7 +147,7 @@ impl RefusedFiles {
 
     /// Adds a file. It replaces an earlier entry with the same path. Beyond [`Self::MAX_KEPT_FILES`] entries, the oldest one of the
     /// tenant with the most entries is left out and counted.
-    pub fn add(&mut self, file: RefusedFile) {
+    pub fn add_refused_file(&mut self, file: RefusedFile) {
         *self.refusals.entry(file.cause).or_default() += 1;
         self.newest.retain(|known| known.path != file.path);
         self.newest.push_back(file);
@@ -170,13 +170,13 @@ impl RefusedFiles {
     }
 
     /// The newest entries, oldest first.
-    pub fn newest(&self) -> impl Iterator<Item = &RefusedFile> {
+    pub fn newest_first(&self) -> impl Iterator<Item = &RefusedFile> {
         self.newest.iter()
     }
 
     /// Number of refusals so far, by cause. A file may be tried and refused several times.
     #[must_use]
-    pub fn refusals(&self) -> &BTreeMap<RefusalCause, u64> {
+    pub fn refusal_count(&self) -> &BTreeMap<RefusalCause, u64> {
         &self.refusals
     }
 
@@ -211,9 +211,12 @@ mod tests {
                 0 => RefusalCause::OverLimit,
                 _ => RefusalCause::NotALibrary,
             };
-            files.add(refused_file(number, cause));
+            files.add_refused_file(refused_file(number, cause));
         }
-        let kept: Vec<_> = files.newest().map(|file| file.reason.clone()).collect();
+        let kept: Vec<_> = files
+            .newest_first()
+            .map(|file| file.reason.clone())
+            .collect();
         assert_eq!(kept.len(), RefusedFiles::MAX_KEPT_FILES);
         assert_eq!(kept.last().map(String::as_str), Some("number 19999"));
         assert_eq!(files.left_out()[&RefusalCause::OverLimit], 4936);
@@ -232,14 +235,14 @@ mod tests {
     #[test]
     fn refused_files_of_one_tenant_replace_only_its_own() {
         let mut files = RefusedFiles::default();
-        files.add(RefusedFile {
+        files.add_refused_file(RefusedFile {
             tenant: "user 2000".to_owned(),
             ..refused_file(0, RefusalCause::NotALibrary)
         });
         for number in 1..1000 {
-            files.add(refused_file(number, RefusalCause::NotALibrary));
+            files.add_refused_file(refused_file(number, RefusalCause::NotALibrary));
         }
-        let first = files.newest().next().unwrap();
+        let first = files.newest_first().next().unwrap();
         assert_eq!(first.reason, "number 0");
     }
 
@@ -247,10 +250,10 @@ mod tests {
     fn a_file_that_is_refused_again_has_one_entry() {
         let mut files = RefusedFiles::default();
         for _ in 0..1000 {
-            files.add(refused_file(1, RefusalCause::Changed));
-            files.add(refused_file(2, RefusalCause::NotAFile));
+            files.add_refused_file(refused_file(1, RefusalCause::Changed));
+            files.add_refused_file(refused_file(2, RefusalCause::NotAFile));
         }
-        assert_eq!(files.newest().count(), 2);
+        assert_eq!(files.newest_first().count(), 2);
         assert!(files.left_out().is_empty());
     }
 }

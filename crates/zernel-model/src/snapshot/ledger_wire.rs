@@ -134,7 +134,11 @@ impl Snapshot {
             files: files
                 .map(|file| LibraryOnWire::new(file, None, None))
                 .collect(),
-            refused: ledger.refused.newest().map(RefusedOnWire::from).collect(),
+            refused: ledger
+                .refused
+                .newest_first()
+                .map(RefusedOnWire::from)
+                .collect(),
             refused_left_out: left_out
                 .map(|(cause, count)| (cause.name(), *count))
                 .collect(),
@@ -171,12 +175,16 @@ impl<'a> From<&'a RefusedFile> for RefusedOnWire<'a> {
 
 impl Serialize for FunctionsOnWire<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.functions.iter().map(|function| self.entry(function)))
+        serializer.collect_seq(
+            self.functions
+                .iter()
+                .map(|function| self.function_entry(function)),
+        )
     }
 }
 
 impl<'a> FunctionsOnWire<'a> {
-    fn entry(&self, function: &'a FunctionEntry) -> FunctionOnWire<'a> {
+    fn function_entry(&self, function: &'a FunctionEntry) -> FunctionOnWire<'a> {
         let (state, reason) = match &function.state {
             AttachState::Attached => ("attached", None),
             AttachState::Sampled => ("sampled", None),

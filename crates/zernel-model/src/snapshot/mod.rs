@@ -68,7 +68,7 @@ pub enum Scope {
 impl Scope {
     /// Whether a process of this identity is within the scope. A process without an identity belongs to no user.
     #[must_use]
-    pub fn contains(self, identity: Option<&Identity>) -> bool {
+    pub fn contains_process(self, identity: Option<&Identity>) -> bool {
         match self {
             Self::Pod(own) => {
                 let identity = identity.filter(|identity| identity.pod_is_certain);
@@ -198,20 +198,20 @@ pub struct ObserverSnapshot {
 
 impl Snapshot {
     /// The processes within a scope.
-    pub fn processes(&self, scope: Scope) -> impl Iterator<Item = &ProcessSnapshot> {
+    pub fn processes_in_scope(&self, scope: Scope) -> impl Iterator<Item = &ProcessSnapshot> {
         let observed = self.observed.iter();
-        observed.filter(move |process| scope.contains(process.identity.as_ref()))
+        observed.filter(move |process| scope.contains_process(process.identity.as_ref()))
     }
 
     /// The metrics that every source has, of the processes within a scope.
     #[must_use]
-    pub fn aggregated(&self, scope: Scope) -> AggregatedMetrics {
+    pub fn to_aggregated_metrics(&self, scope: Scope) -> AggregatedMetrics {
         let mut metrics = AggregatedMetrics {
             last_update_ms: self.taken_unix_ms,
             ..AggregatedMetrics::default()
         };
         let copy = |histogram: &SharedHistogram| LatencyHistogram::clone(histogram);
-        for process in self.processes(scope) {
+        for process in self.processes_in_scope(scope) {
             let pid = process.pid;
             let probes = &process.probes;
             for device in &probes.gpu_mem.memory {

@@ -162,7 +162,7 @@ impl ProcessSnapshot {
 
     /// The value of the counter with this metric name.
     #[must_use]
-    pub fn counter(&self, name: &str) -> Option<f64> {
+    pub fn find_counter(&self, name: &str) -> Option<f64> {
         let mut counters = self.counters.iter();
         counters
             .find(|(it, _)| *it == name)

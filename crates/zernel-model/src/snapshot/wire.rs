@@ -57,9 +57,9 @@ impl Snapshot {
             zernel_version: ZERNEL_VERSION,
             aggregated: self.aggregated_json(scope),
             shared_state: &self.shared_state,
-            observed: self.processes(scope).collect(),
+            observed: self.processes_in_scope(scope).collect(),
             gone_ranks: exited
-                .filter(|rank| scope.contains(rank.identity.as_ref()))
+                .filter(|rank| scope.contains_process(rank.identity.as_ref()))
                 .collect(),
             sampled: &self.sampled,
             rung: &self.rung,
@@ -73,9 +73,9 @@ impl Snapshot {
     /// The metrics that every source has. For the machine, the scalars merge all processes and the details are empty.
     fn aggregated_json(&self, scope: Scope) -> Value {
         if scope != Scope::Machine {
-            return self.aggregated(scope).to_ws_snapshot();
+            return self.to_aggregated_metrics(scope).to_ws_snapshot();
         }
-        let mut merged = self.aggregated(Scope::All).to_ws_snapshot();
+        let mut merged = self.to_aggregated_metrics(Scope::All).to_ws_snapshot();
         merged["gpu_utilization"] = json!([]);
         merged["processes"] = json!({});
         merged
@@ -83,7 +83,10 @@ impl Snapshot {
 
     /// The problems. Outside [`Scope::All`] they name no process that the scope hides.
     fn problems_json(&self, scope: Scope, age: Duration) -> Vec<String> {
-        let pids: Vec<u32> = self.processes(scope).map(|process| process.pid).collect();
+        let pids: Vec<u32> = self
+            .processes_in_scope(scope)
+            .map(|process| process.pid)
+            .collect();
         let problems = self.problems.iter();
         let problems = problems.map(|problem| match scope {
             Scope::All => problem.clone(),
@@ -153,7 +156,10 @@ mod tests {
             ..Snapshot::default()
         };
         let scope = Scope::Pod(PodUid::parse(&own.replace('-', "_")).unwrap());
-        let pids: Vec<u32> = snapshot.processes(scope).map(|it| it.pid).collect();
+        let pids: Vec<u32> = snapshot
+            .processes_in_scope(scope)
+            .map(|it| it.pid)
+            .collect();
         assert_eq!(pids, [1]);
         assert_eq!(PodUid::parse("+f0e0d0c0b0a09080706050403020100"), None);
         assert_eq!(PodUid::parse("0f"), None);

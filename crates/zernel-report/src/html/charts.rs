@@ -178,7 +178,7 @@ fn timeline_columns(
         if sample.at_ns > before.at_ns && (is_wide || is_last) {
             let times = sample
                 .times
-                .combine(&before.times, |after, before| (after - before).max(0.0));
+                .combine_with(&before.times, |after, before| (after - before).max(0.0));
             columns.push(TimelineColumn {
                 begin_ns: before.at_ns,
                 end_ns: sample.at_ns,

@@ -119,7 +119,10 @@ fn time_before_and_after_steps(rank: &ProcessReport) -> (String, String) {
 fn wait_table(ranks: &[ProcessReport]) -> String {
     let rows = ranks.iter().map(|rank| {
         let times = rank.training_times();
-        let mut row = vec![rank_name(rank), format_seconds(times.data_waits.total())];
+        let mut row = vec![
+            rank_name(rank),
+            format_seconds(times.data_waits.total_seconds()),
+        ];
         row.extend(
             times
                 .data_waits

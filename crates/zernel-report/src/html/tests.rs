@@ -125,7 +125,7 @@ fn example_rank(number: u32, step_count: u64) -> ProcessReport {
 fn report_on(ranks: Vec<ProcessReport>) -> Report {
     let times = ranks.iter().map(|rank| RankTimes {
         wall: rank.times.wall_seconds,
-        data_waits: rank.times.data_waits.total(),
+        data_waits: rank.times.data_waits.total_seconds(),
         data_prepare: rank.times.data_waits.prepare,
         gpu_waits: rank.times.phases.gpu_compute,
         loader_busy: Some(1.0),

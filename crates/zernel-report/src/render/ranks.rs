@@ -158,10 +158,10 @@ fn write_rank_details(out: &mut TextPage, rank: &ProcessReport) -> std::fmt::Res
         write_paragraph(out, "", &text)?;
     }
     let data_waits = times.bounded_data_waits();
-    if data_waits.total() > 0.0 {
+    if data_waits.total_seconds() > 0.0 {
         let causes = data_waits.by_name();
         let causes = causes.map(|(name, seconds)| format!("{name} {seconds:.2}"));
-        let total = data_waits.total();
+        let total = data_waits.total_seconds();
         write_paragraph(
             out,
             "",

@@ -17,7 +17,7 @@ pub(super) static RESOURCE: Resource = Resource {
     most: |_| f64::INFINITY,
     next_steps: |time, _| {
         let line = "cpu.max of the cgroup (cpu.cfs_quota_us on cgroup v1), resources.limits.cpu of the pod";
-        vec![NextStep::bounded(
+        vec![NextStep::with_bound(
             "a higher CPU limit",
             line,
             time.at_most_seconds,

@@ -64,25 +64,28 @@ fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
         true => "torch.compile(model, mode=\"reduce-overhead\")",
         false => "torch.cuda.make_graphed_callables(model, (sample_batch,))",
     };
-    let mut steps = vec![NextStep::bounded(
+    let mut steps = vec![NextStep::with_bound(
         "CUDA graphs: one launch instead of many",
         graphs,
         time.at_most_seconds,
     )];
     if !compiles && !infers {
         let what = "fused kernels: may save more than the idle time of the GPU; no bound is known";
-        steps.push(NextStep::unbounded(what, "model = torch.compile(model)"));
+        steps.push(NextStep::without_bound(
+            what,
+            "model = torch.compile(model)",
+        ));
     }
     if infers {
         let what = "a larger batch per launch: more throughput, not less latency";
-        steps.push(NextStep::unbounded(
+        steps.push(NextStep::without_bound(
             what,
             "model.generate(batch_of_prompts)",
         ));
     } else {
         let what = "one kernel for the whole optimizer step";
         let line = "torch.optim.AdamW(model.parameters(), fused=True)";
-        steps.push(NextStep::bounded(what, line, time.at_most_seconds));
+        steps.push(NextStep::with_bound(what, line, time.at_most_seconds));
     }
     steps
 }

@@ -17,7 +17,7 @@ pub(crate) struct NextStep {
 }
 
 impl NextStep {
-    pub(super) fn bounded(what: &'static str, line: &'static str, at_most_seconds: f64) -> Self {
+    pub(super) fn with_bound(what: &'static str, line: &'static str, at_most_seconds: f64) -> Self {
         Self {
             what,
             line,
@@ -25,7 +25,7 @@ impl NextStep {
         }
     }
 
-    pub(super) fn unbounded(what: &'static str, line: &'static str) -> Self {
+    pub(super) fn without_bound(what: &'static str, line: &'static str) -> Self {
         Self {
             what,
             line,

@@ -40,7 +40,7 @@ fn authorize_request(
             map.append(name, value);
             map
         });
-    policy.authorize(&Peer::Tcp { local }, &Uri::from_static(uri), &headers)
+    policy.authorize_request(&Peer::Tcp { local }, &Uri::from_static(uri), &headers)
 }
 
 #[test]
@@ -183,6 +183,6 @@ fn unix_socket_clients_need_no_host_and_no_token() {
     let tenant = Tenant::User(1);
     let owner = ConnectionOwner::Tenant(tenant.clone());
     let peer = Peer::Unix { scope, tenant };
-    let authorized = policy.authorize(&peer, &Uri::from_static("/"), &HeaderMap::new());
+    let authorized = policy.authorize_request(&peer, &Uri::from_static("/"), &HeaderMap::new());
     assert_eq!(authorized, Ok(AccessGrant { scope, owner }));
 }

@@ -135,7 +135,7 @@ pub(crate) fn start_server(source: FakeSource, change: impl FnOnce(&mut Options)
     let folder = tempfile::tempdir().unwrap();
     let mut options = test_options(&folder);
     change(&mut options);
-    let server = Server::bind(options, source).unwrap();
+    let server = Server::bind_addresses(options, source).unwrap();
     let BoundAddresses {
         http,
         websocket,

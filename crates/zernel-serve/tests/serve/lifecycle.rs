@@ -27,7 +27,7 @@ pub(crate) async fn a_port_in_use_is_reported_and_nothing_stays_bound() {
     let mut options = test_options(&folder);
     options.http = Some(free);
     options.websocket = Some(taken.local_addr().unwrap());
-    let error = Server::bind(options.clone(), FakeSource::default())
+    let error = Server::bind_addresses(options.clone(), FakeSource::default())
         .err()
         .unwrap();
     assert!(matches!(error, ServeError::PortInUse { .. }), "{error}");
@@ -35,7 +35,7 @@ pub(crate) async fn a_port_in_use_is_reported_and_nothing_stays_bound() {
     assert!(error.to_string().contains(&address), "{error}");
     assert!(!options.unix.clone().unwrap().exists());
     drop(taken);
-    Server::bind(options, FakeSource::default()).unwrap();
+    Server::bind_addresses(options, FakeSource::default()).unwrap();
 }
 
 pub(crate) async fn an_address_other_machines_reach_needs_a_token() {
@@ -52,7 +52,9 @@ pub(crate) async fn an_address_other_machines_reach_needs_a_token() {
                 true => options.http = Some(address.parse().unwrap()),
                 false => options.websocket = Some(address.parse().unwrap()),
             }
-            let error = Server::bind(options, FakeSource::default()).err().unwrap();
+            let error = Server::bind_addresses(options, FakeSource::default())
+                .err()
+                .unwrap();
             let is_named = matches!(error, ServeError::ExposedToMachines { .. });
             assert!(is_named && error.to_string().contains("token"), "{error}");
         }
@@ -61,7 +63,7 @@ pub(crate) async fn an_address_other_machines_reach_needs_a_token() {
     let mut wrapped = test_options(&folder);
     wrapped.http = Some("[::ffff:127.0.0.1]:0".parse().unwrap());
     // Without IPv6 the bind fails for another reason.
-    let result = Server::bind(wrapped, FakeSource::default());
+    let result = Server::bind_addresses(wrapped, FakeSource::default());
     assert!(!matches!(result, Err(ServeError::ExposedToMachines { .. })));
     let server = start_server(FakeSource::default(), |options| {
         options.http = Some("0.0.0.0:0".parse().unwrap());
@@ -76,14 +78,14 @@ pub(crate) async fn a_server_without_a_token_must_expose_everything() {
         let folder = tempfile::tempdir().unwrap();
         let mut options = test_options(&folder);
         options.expose = expose;
-        let error = Server::bind(options.clone(), FakeSource::default()).err();
+        let error = Server::bind_addresses(options.clone(), FakeSource::default()).err();
         assert!(
             matches!(error, Some(ServeError::TokenRequired)),
             "{error:?}"
         );
         // Unix socket clients need no token.
         (options.http, options.websocket) = (None, None);
-        Server::bind(options, FakeSource::default()).unwrap();
+        Server::bind_addresses(options, FakeSource::default()).unwrap();
     }
 }
 
@@ -92,7 +94,9 @@ pub(crate) async fn the_error_for_a_foreign_address_names_the_address() {
     let mut options = test_options(&folder);
     options.http = Some("192.0.2.1:9091".parse().unwrap());
     require_token(&mut options);
-    let error = Server::bind(options, FakeSource::default()).err().unwrap();
+    let error = Server::bind_addresses(options, FakeSource::default())
+        .err()
+        .unwrap();
     assert!(error.to_string().contains("192.0.2.1:9091"), "{error}");
 }
 
@@ -100,13 +104,15 @@ pub(crate) async fn a_zero_interval_and_a_bad_host_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut without_pause = test_options(&folder);
     without_pause.interval = Duration::ZERO;
-    let error = Server::bind(without_pause, FakeSource::default())
+    let error = Server::bind_addresses(without_pause, FakeSource::default())
         .err()
         .unwrap();
     assert!(matches!(error, ServeError::ZeroInterval), "{error}");
     let mut no_host = test_options(&folder);
     no_host.hosts = vec!["http://gpu7/".into()];
-    let error = Server::bind(no_host, FakeSource::default()).err().unwrap();
+    let error = Server::bind_addresses(no_host, FakeSource::default())
+        .err()
+        .unwrap();
     assert!(error.to_string().contains("http://gpu7/"), "{error}");
 }
 
@@ -115,7 +121,7 @@ pub(crate) async fn a_unix_socket_in_use_is_refused_and_a_stale_one_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let mut second = test_options(&folder);
     second.unix = Some(server.unix.clone());
-    let error = Server::bind(second.clone(), FakeSource::default())
+    let error = Server::bind_addresses(second.clone(), FakeSource::default())
         .err()
         .unwrap();
     assert!(matches!(error, ServeError::SocketInUse { .. }), "{error}");
@@ -129,7 +135,7 @@ pub(crate) async fn a_unix_socket_in_use_is_refused_and_a_stale_one_replaced() {
     let dead = folder.path().join("dead.sock");
     drop(UnixListener::bind(&dead).unwrap());
     second.unix = Some(dead);
-    Server::bind(second, FakeSource::default()).unwrap();
+    Server::bind_addresses(second, FakeSource::default()).unwrap();
 }
 
 pub(crate) async fn shutdown_removes_the_unix_socket_and_closes_the_port() {
@@ -255,7 +261,7 @@ pub(crate) async fn idle_and_half_sent_requests_do_not_block_shutdown() {
 
 pub(crate) async fn the_server_runs_on_a_plain_thread() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::bind(test_options(&folder), FakeSource::default()).unwrap();
+    let server = Server::bind_addresses(test_options(&folder), FakeSource::default()).unwrap();
     let http = server.local_addresses().http.unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let thread = std::thread::spawn(|| {

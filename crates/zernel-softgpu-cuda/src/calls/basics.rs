@@ -44,7 +44,7 @@ exports! { "cuda" =>
         _call, symbol: Text, address: Out<u64>, cuda_version: i32, flags: u64, status: Out<i32>,
     ) -> Outcome {
         let found = procedures::find_procedure(&symbol.get()?, cuda_version, flags);
-        status.set_if_wanted(found.status());
+        status.set_if_wanted(found.query_result_code());
         match found {
             FoundProcedure::At(found) => Ok(address.set(found)?),
             FoundProcedure::TooNew | FoundProcedure::Unknown => {

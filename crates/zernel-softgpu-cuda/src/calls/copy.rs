@@ -88,7 +88,7 @@ fn submit_copy(
         true => device.device_memory_time(copy.bytes()),
         false => device.copy_time(copy.bytes()),
     };
-    stream.submit(StreamWork::Copy { copy, duration }, call.symbol())?;
+    stream.submit_or_capture(StreamWork::Copy { copy, duration }, call.symbol())?;
     if destination == CopyPlace::Pageable || source == CopyPlace::Pageable {
         wait_for_copies(&stream, call);
     }
@@ -133,7 +133,7 @@ fn submit_fill(call: &mut OpenCall, fill: MemoryFill, stream_handle: u64) -> Out
         return Err(INVALID_VALUE);
     }
     let duration = stream.stream.device().device_memory_time(fill.bytes());
-    stream.submit(StreamWork::Fill { fill, duration }, call.symbol())
+    stream.submit_or_capture(StreamWork::Fill { fill, duration }, call.symbol())
 }
 
 fn memory_fill(destination: u64, value: u32, width: u64, count: usize) -> MemoryFill {

@@ -63,7 +63,7 @@ impl EventObject {
     }
 
     /// The completion to look at or wait for, if there is one.
-    fn awaited(&self) -> Result<Option<Arc<Completion>>, CudaError> {
+    fn completion_to_await(&self) -> Result<Option<Arc<Completion>>, CudaError> {
         match &*self.lock_last_record() {
             LastRecord::Nothing => Ok(None),
             LastRecord::InStream(completion) => Ok(Some(Arc::clone(completion))),
@@ -86,7 +86,7 @@ impl EventObject {
         if self.flags & EVENT_DISABLE_TIMING != 0 {
             return Err(INVALID_HANDLE);
         }
-        let completion = self.awaited()?.ok_or(INVALID_HANDLE)?;
+        let completion = self.completion_to_await()?.ok_or(INVALID_HANDLE)?;
         match completion.known_end() {
             Some(end) if completion.is_done() => Ok(end),
             _ => Err(NOT_READY),
@@ -108,7 +108,7 @@ fn record_event(call: &mut OpenCall, handle: u64, stream_handle: u64) -> Outcome
         Some(point) => LastRecord::InCapture(point),
         None => {
             let completion = Completion::with_unknown_end();
-            stream.submit(StreamWork::Mark(Arc::clone(&completion)), call.symbol())?;
+            stream.submit_or_capture(StreamWork::Mark(Arc::clone(&completion)), call.symbol())?;
             LastRecord::InStream(completion)
         }
     };
@@ -163,7 +163,7 @@ exports! { "cuda" =>
 
     fn cuEventQuery(call, handle: u64) -> Outcome {
         call.object = handle;
-        match event_of_handle(handle)?.awaited()? {
+        match event_of_handle(handle)?.completion_to_await()? {
             Some(completion) if !completion.is_done() => Err(NOT_READY),
             _ => Ok(()),
         }
@@ -172,7 +172,7 @@ exports! { "cuda" =>
     fn cuEventSynchronize(call, handle: u64) -> Outcome {
         call.object = handle;
         let event = event_of_handle(handle)?;
-        if let Some(completion) = event.awaited()? {
+        if let Some(completion) = event.completion_to_await()? {
             completion.wait_until_done(event.wait_method());
         }
         Ok(())

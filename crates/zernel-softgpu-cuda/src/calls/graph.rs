@@ -37,14 +37,14 @@ impl ExecutableGraph {
         let graph = StreamWork::Graph(Arc::clone(&self.graph));
         if stream.stream.is_capturing() {
             // It becomes part of the graph being recorded, and is never launched itself.
-            return stream.submit(graph, symbol);
+            return stream.submit_or_capture(graph, symbol);
         }
         let launched = self.last_launch.lock();
         let mut last = launched.unwrap_or_else(PoisonError::into_inner);
         let end = Completion::with_unknown_end();
-        stream.submit(StreamWork::Wait(Arc::clone(&last)), symbol)?;
-        stream.submit(graph, symbol)?;
-        stream.submit(StreamWork::Mark(Arc::clone(&end)), symbol)?;
+        stream.submit_or_capture(StreamWork::Wait(Arc::clone(&last)), symbol)?;
+        stream.submit_or_capture(graph, symbol)?;
+        stream.submit_or_capture(StreamWork::Mark(Arc::clone(&end)), symbol)?;
         *last = end;
         Ok(())
     }
@@ -66,13 +66,18 @@ impl GraphObject {
         Arc::new(Self(Mutex::new(NamedGraph { graph, handles })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, NamedGraph> {
+    fn lock_graph(&self) -> MutexGuard<'_, NamedGraph> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl NamedGraph {
-    fn add(&mut self, work: StreamWork, after: Vec<usize>, symbol: &'static LoggedSymbol) -> u64 {
+    fn add_node(
+        &mut self,
+        work: StreamWork,
+        after: Vec<usize>,
+        symbol: &'static LoggedSymbol,
+    ) -> u64 {
         self.graph.nodes.push(GraphNode {
             work,
             symbol,
@@ -99,10 +104,10 @@ fn graph_of_handle(handle: u64) -> Result<Arc<GraphObject>, CudaError> {
 }
 
 fn instantiate_graph(executable: &Out<u64>, handle: u64) -> Outcome {
-    let graph = graph_of_handle(handle)?.lock().graph.clone();
+    let graph = graph_of_handle(handle)?.lock_graph().graph.clone();
     let object = ExecutableGraph {
         graph: Arc::new(graph),
-        last_launch: Mutex::new(Completion::at(0)),
+        last_launch: Mutex::new(Completion::with_end(0)),
     };
     Ok(executable.set(EXECUTABLE_GRAPHS.insert(Arc::new(object)))?)
 }
@@ -175,7 +180,7 @@ exports! { "cuda" =>
             captured.set_if_wanted(0);
             return Err(STREAM_CAPTURE_UNJOINED);
         }
-        let graph = GRAPHS.insert(GraphObject::new(point.capture.graph()));
+        let graph = GRAPHS.insert(GraphObject::new(point.capture.captured_graph()));
         Ok(captured.set(graph)?)
     }
 
@@ -233,7 +238,7 @@ exports! { "cuda" =>
     ) -> Outcome {
         let parameters = parameters.get()?;
         let object = graph_of_handle(handle)?;
-        let mut graph = object.lock();
+        let mut graph = object.lock_graph();
         let after = graph.node_indices(dependencies, count)?;
         // SAFETY: pointers in the C caller's structure, valid during the call as the whole structure is.
         let (arguments, extra) = unsafe { (In::new(parameters.parameters), In::new(parameters.extra)) };
@@ -242,22 +247,22 @@ exports! { "cuda" =>
             function => function,
         };
         let work = function_of_handle(kernel)?.launch_work(arguments, extra)?;
-        Ok(node.set(graph.add(work, after, call.symbol()))?)
+        Ok(node.set(graph.add_node(work, after, call.symbol()))?)
     }
 
     fn cuGraphAddEmptyNode(
         call, node: Out<u64>, handle: u64, dependencies: In<u64>, count: usize,
     ) -> Outcome {
         let object = graph_of_handle(handle)?;
-        let mut graph = object.lock();
+        let mut graph = object.lock_graph();
         let after = graph.node_indices(dependencies, count)?;
         let nothing = StreamWork::Mark(Completion::with_unknown_end());
-        Ok(node.set(graph.add(nothing, after, call.symbol()))?)
+        Ok(node.set(graph.add_node(nothing, after, call.symbol()))?)
     }
 
     fn cuGraphGetNodes(_call, handle: u64, nodes: Out<u64>, count: Out<usize>) -> Outcome {
         let object = graph_of_handle(handle)?;
-        let graph = object.lock();
+        let graph = object.lock_graph();
         if !nodes.is_null() {
             let room = count.get()?;
             for (index, node) in graph.handles.iter().take(room).enumerate() {
@@ -269,9 +274,9 @@ exports! { "cuda" =>
 
     fn cuGraphNodeGetType(_call, node: u64, kind: Out<i32>) -> Outcome {
         initialised_driver()?;
-        let has_it = |object: &GraphObject| object.lock().handles.contains(&node);
+        let has_it = |object: &GraphObject| object.lock_graph().handles.contains(&node);
         let (_, object) = GRAPHS.find(has_it).ok_or(INVALID_HANDLE)?;
-        let graph = object.lock();
+        let graph = object.lock_graph();
         let index = graph.handles.iter().position(|handle| *handle == node).ok_or(INVALID_HANDLE)?;
         Ok(kind.set(node_type(&graph.graph.nodes[index].work))?)
     }

@@ -26,7 +26,7 @@ fn launch_kernel(
         return Err(INVALID_VALUE);
     }
     let work = function_of_handle(handle)?.launch_work(parameters, extra)?;
-    stream.submit(work, call.symbol())
+    stream.submit_or_capture(work, call.symbol())
 }
 
 exports! { "cuda" =>

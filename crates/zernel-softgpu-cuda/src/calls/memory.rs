@@ -30,7 +30,8 @@ fn allocate_memory(call: &mut OpenCall, bytes: usize, kind: MemoryKind) -> Resul
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
-    let allocated = ADDRESS_SPACE.allocate(&context.device, context.handle, bytes as u64, kind);
+    let allocated =
+        ADDRESS_SPACE.allocate_range(&context.device, context.handle, bytes as u64, kind);
     call.object = allocated.ok_or(OUT_OF_MEMORY)?;
     Ok(call.object)
 }
@@ -118,7 +119,7 @@ exports! { "cuda" =>
             return Err(INVALID_VALUE);
         }
         let (device, kind) = (&context.device, MemoryKind::Registered);
-        match ADDRESS_SPACE.adopt(device, context.handle, address, bytes as u64, kind) {
+        match ADDRESS_SPACE.adopt_range(device, context.handle, address, bytes as u64, kind) {
             true => Ok(()),
             false => Err(HOST_MEMORY_ALREADY_REGISTERED),
         }
@@ -162,7 +163,7 @@ exports! { "cuda" =>
             return Err(INVALID_VALUE);
         }
         let found = pointer_attribute(attribute, address, Some(&range)).ok_or(NOT_SUPPORTED)?;
-        found.store(value as *mut c_void);
+        found.store_at(value as *mut c_void);
         Ok(())
     }
 
@@ -178,7 +179,7 @@ exports! { "cuda" =>
             if value == 0 {
                 return Err(INVALID_VALUE);
             }
-            attribute.ok_or(NOT_SUPPORTED)?.store(value as *mut c_void);
+            attribute.ok_or(NOT_SUPPORTED)?.store_at(value as *mut c_void);
         }
         Ok(())
     }
@@ -222,7 +223,7 @@ enum AttributeValue {
 }
 
 impl AttributeValue {
-    fn store(self, place: *mut c_void) {
+    fn store_at(self, place: *mut c_void) {
         // SAFETY: not null (checked by the callers), so by the C caller's promise it has room for the
         // attribute it asked for.
         unsafe {

@@ -58,7 +58,7 @@ impl MemoryPool {
         handle
     }
 
-    fn account(&self, bytes: u64) {
+    fn count_used_bytes(&self, bytes: u64) {
         let used = self.used.fetch_add(bytes, Relaxed) + bytes;
         self.high.fetch_max(used, Relaxed);
     }
@@ -106,10 +106,10 @@ fn allocate_from_pool(
     let context = stream.context()?;
     let kind = MemoryKind::Pool(pool.handle);
     let allocated = ADDRESS_SPACE
-        .allocate(&pool.device, context.handle, bytes as u64, kind)
+        .allocate_range(&pool.device, context.handle, bytes as u64, kind)
         .ok_or(OUT_OF_MEMORY)?;
     call.object = allocated;
-    pool.account(bytes as u64);
+    pool.count_used_bytes(bytes as u64);
     Ok(address.set(allocated)?)
 }
 
@@ -150,7 +150,7 @@ exports! { "cuda" =>
         };
         call.bytes = range.bytes;
         drop(range);
-        stream.submit(free_in_order(address, pool), call.symbol())
+        stream.submit_or_capture(free_in_order(address, pool), call.symbol())
     }
 
     fn cuDeviceGetDefaultMemPool(_call, pool: Out<u64>, device: i32) -> Outcome {

@@ -92,7 +92,7 @@ exports! { "cuda" =>
             });
         }
         match event.completion() {
-            Some(completion) => stream.submit(StreamWork::Wait(completion), call.symbol()),
+            Some(completion) => stream.submit_or_capture(StreamWork::Wait(completion), call.symbol()),
             None => Ok(()),
         }
     }
@@ -130,7 +130,7 @@ exports! { "cuda" =>
     ) -> Outcome {
         let function = function.ok_or(INVALID_VALUE)?;
         let stream = stream_of_handle(call, handle)?;
-        stream.submit(StreamWork::Host(HostFunction { function, argument }), call.symbol())
+        stream.submit_or_capture(StreamWork::Host(HostFunction { function, argument }), call.symbol())
     }
 
     per_thread(cuStreamAddCallback_ptsz)
@@ -147,7 +147,7 @@ exports! { "cuda" =>
         }
         let launch = Box::new(CallbackLaunch { callback, stream: handle, argument });
         let function = HostFunction { function: call_back, argument: Box::into_raw(launch) as u64 };
-        stream.submit(StreamWork::Host(function), call.symbol())
+        stream.submit_or_capture(StreamWork::Host(function), call.symbol())
     }
 
     per_thread(cuStreamAttachMemAsync_ptsz)

@@ -62,7 +62,7 @@ exports! { "cuda" =>
         if flags != 0 || alignment > MAPPING_GRANULARITY || !alignment.is_power_of_two() {
             return Err(INVALID_VALUE);
         }
-        call.object = VIRTUAL_MEMORY.reserve(bytes as u64)?;
+        call.object = VIRTUAL_MEMORY.reserve_addresses(bytes as u64)?;
         Ok(address.set(call.object)?)
     }
 
@@ -70,7 +70,7 @@ exports! { "cuda" =>
         call.object = address;
         call.bytes = bytes as u64;
         initialised_driver()?;
-        Ok(VIRTUAL_MEMORY.free(address, bytes as u64)?)
+        Ok(VIRTUAL_MEMORY.free_reservation(address, bytes as u64)?)
     }
 
     fn cuMemCreate(
@@ -129,8 +129,8 @@ exports! { "cuda" =>
         if offset != 0 || flags != 0 || bytes as u64 != memory.bytes {
             return Err(INVALID_VALUE);
         }
-        VIRTUAL_MEMORY.map(address, memory)?;
-        let known = ADDRESS_SPACE.adopt(&memory.device, 0, address, bytes as u64, MemoryKind::Mapped);
+        VIRTUAL_MEMORY.map_memory(address, memory)?;
+        let known = ADDRESS_SPACE.adopt_range(&memory.device, 0, address, bytes as u64, MemoryKind::Mapped);
         debug_assert!(known, "reserved addresses hold nothing else");
         Ok(())
     }
@@ -139,7 +139,7 @@ exports! { "cuda" =>
         call.object = address;
         call.bytes = bytes as u64;
         initialised_driver()?;
-        VIRTUAL_MEMORY.unmap(address, bytes as u64)?;
+        VIRTUAL_MEMORY.unmap_memory(address, bytes as u64)?;
         let mut start = address;
         while let Some(length) = ADDRESS_SPACE.remove_range(start, |kind| kind == MemoryKind::Mapped) {
             start += length;

@@ -53,7 +53,7 @@ impl OpenCall {
     /// Counts the entry.
     #[inline]
     #[must_use]
-    pub fn enter(symbol: &'static LoggedSymbol, per_thread_default_stream: bool) -> Self {
+    pub fn enter_call(symbol: &'static LoggedSymbol, per_thread_default_stream: bool) -> Self {
         Self {
             bytes: 0,
             stream: 0,
@@ -61,7 +61,7 @@ impl OpenCall {
             per_thread_default_stream,
             symbol,
             log: log::is_logging()
-                .then(|| OpenLogEntry::enter(symbol))
+                .then(|| OpenLogEntry::begin_entry(symbol))
                 .flatten(),
         }
     }
@@ -74,15 +74,15 @@ impl OpenCall {
 
     /// Counts the return.
     #[inline]
-    pub fn leave(self, result: i32) {
+    pub fn leave_call(self, result: i32) {
         if let Some(logged) = self.log {
-            logged.leave(&self, result);
+            logged.end_entry(&self, result);
         }
     }
 }
 
 impl OpenLogEntry {
-    fn enter(symbol: &'static LoggedSymbol) -> Option<Self> {
+    fn begin_entry(symbol: &'static LoggedSymbol) -> Option<Self> {
         let thread = log::log_of_thread(symbol.library)?;
         let index = thread.symbol_index(symbol);
         thread.count_entry(index);
@@ -94,7 +94,7 @@ impl OpenLogEntry {
         })
     }
 
-    fn leave(self, call: &OpenCall, result: i32) {
+    fn end_entry(self, call: &OpenCall, result: i32) {
         self.thread.count_return(self.symbol, result, call.bytes);
         if let Some(event) = self.event {
             log::end_event(event, call, result, clock::now_ns());

@@ -221,15 +221,15 @@ impl CudaProgram {
         Self { cuda, kernel }
     }
 
-    pub(crate) fn stream(&self) -> u64 {
+    pub(crate) fn create_stream(&self) -> u64 {
         value_stored_by(|stream| (self.cuda.cuStreamCreate)(stream, STREAM_NON_BLOCKING))
     }
 
-    pub(crate) fn event(&self, flags: u32) -> u64 {
+    pub(crate) fn create_event(&self, flags: u32) -> u64 {
         value_stored_by(|event| (self.cuda.cuEventCreate)(event, flags))
     }
 
-    pub(crate) fn allocate(&self, bytes: usize) -> u64 {
+    pub(crate) fn allocate_memory(&self, bytes: usize) -> u64 {
         value_stored_by(|address| (self.cuda.cuMemAlloc_v2)(address, bytes))
     }
 
@@ -277,7 +277,7 @@ impl CudaProgram {
     }
 
     /// Milliseconds between two events.
-    pub(crate) fn elapsed(&self, start: u64, end: u64) -> f32 {
+    pub(crate) fn milliseconds_between(&self, start: u64, end: u64) -> f32 {
         let mut milliseconds = 0.0;
         assert_success((self.cuda.cuEventElapsedTime)(
             &mut milliseconds,

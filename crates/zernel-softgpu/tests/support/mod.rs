@@ -49,19 +49,19 @@ impl Stage {
     }
 
     /// Sets a variable for the processes of this stage.
-    pub(crate) fn set(mut self, variable: &str, value: impl Display + Copy) -> Self {
+    pub(crate) fn set_variable(mut self, variable: &str, value: impl Display + Copy) -> Self {
         self.environment.push((variable.into(), value.to_string()));
         self
     }
 
-    /// With a truth log in [`Self::log`].
-    pub(crate) fn logged(self) -> Self {
-        let log = self.log().display().to_string();
-        self.set(config::LOG_VARIABLE, log.as_str())
+    /// With a truth log in [`Self::log_path`].
+    pub(crate) fn with_truth_log(self) -> Self {
+        let log = self.log_path().display().to_string();
+        self.set_variable(config::LOG_VARIABLE, log.as_str())
     }
 
     /// The directory of the truth log.
-    pub(crate) fn log(&self) -> PathBuf {
+    pub(crate) fn log_path(&self) -> PathBuf {
         self.path.join("log")
     }
 
@@ -89,7 +89,7 @@ impl Stage {
     }
 
     /// Starts processes in roles `0` to `count - 1`, and waits until all have succeeded.
-    pub(crate) fn play(&self, count: usize) {
+    pub(crate) fn run_roles(&self, count: usize) {
         let actors: Vec<RoleProcess> = (0..count)
             .map(|rank| self.start(&rank.to_string()))
             .collect();
@@ -169,7 +169,7 @@ pub(crate) fn stage_path() -> PathBuf {
 pub(crate) fn run_in_fresh_process(test: &'static str, body: fn()) {
     match role_of_process() {
         Some(_) => body(),
-        None => Stage::new(test).play(1),
+        None => Stage::new(test).run_roles(1),
     }
 }
 

@@ -32,7 +32,7 @@ impl RankProcess {
         let communicator = value_stored_by(|communicator| {
             (nccl.ncclCommInitRank)(communicator, ranks as i32, id, rank as i32)
         });
-        let stream = program.stream();
+        let stream = program.create_stream();
         Self {
             program,
             nccl,
@@ -43,7 +43,7 @@ impl RankProcess {
     }
 
     pub(crate) fn upload<T: Copy>(&self, values: &[T]) -> u64 {
-        let address = self.program.allocate(size_of_val(values).max(1));
+        let address = self.program.allocate_memory(size_of_val(values).max(1));
         self.program.upload(address, values);
         address
     }
@@ -66,7 +66,7 @@ impl RankProcess {
         buffer
     }
 
-    pub(crate) fn leave(&self) {
+    pub(crate) fn destroy_communicator(&self) {
         assert_success((self.nccl.ncclCommDestroy)(self.communicator));
     }
 }

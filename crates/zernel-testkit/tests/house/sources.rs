@@ -132,7 +132,7 @@ impl SourceFile {
         });
         let functions = starts.filter_map(|name| {
             let body = body_of_signature(&self.tokens, name)?;
-            Some(self.function(name, body))
+            Some(self.measure_function(name, body))
         });
         functions.collect()
     }
@@ -143,7 +143,7 @@ impl SourceFile {
         while place < self.tokens.len() {
             if self.tokens[place].text == "{" {
                 if let Some(name) = name_before_arguments(&self.tokens, place) {
-                    functions.push(self.function(name, place));
+                    functions.push(self.measure_function(name, place));
                 }
                 place = closing_brace(&self.tokens, place);
             }
@@ -152,7 +152,7 @@ impl SourceFile {
         functions
     }
 
-    fn function(&self, name: usize, body: usize) -> MeasuredFunction {
+    fn measure_function(&self, name: usize, body: usize) -> MeasuredFunction {
         let end = closing_brace(&self.tokens, body);
         MeasuredFunction {
             name: self.tokens[name].text.clone(),

@@ -59,7 +59,7 @@ impl CudaDevice {
         kernel: &CStr,
         bytes: usize,
     ) -> Result<Self, LibraryError> {
-        let calls = Calls::find(Library::load(path)?)?;
+        let calls = Calls::find_functions(Library::load(path)?)?;
         let (mut count, mut device, mut context, mut stream, mut module, mut function) = (
             0,
             0,
@@ -93,12 +93,12 @@ impl CudaDevice {
             memory: 0,
             bytes,
         };
-        device.memory = device.allocate(bytes)?;
+        device.memory = device.allocate_memory(bytes)?;
         Ok(device)
     }
 
     /// Allocates device memory. It is never freed.
-    pub(crate) fn allocate(&self, bytes: usize) -> Result<DeviceAddress, LibraryError> {
+    pub(crate) fn allocate_memory(&self, bytes: usize) -> Result<DeviceAddress, LibraryError> {
         let mut address = 0;
         // SAFETY: the pointer is to a local that lives through the call.
         check_status(unsafe { (self.calls.allocate)(&raw mut address, bytes.max(1)) })?;

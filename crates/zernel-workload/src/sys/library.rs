@@ -40,7 +40,7 @@ impl Library {
     }
 
     /// The address of a function.
-    pub(crate) fn symbol(self, name: &CStr) -> Result<LibraryHandle, LibraryError> {
+    pub(crate) fn symbol_address(self, name: &CStr) -> Result<LibraryHandle, LibraryError> {
         // SAFETY: the library is loaded and never unloaded, the name ends with NUL.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         match address.is_null() {
@@ -66,13 +66,13 @@ macro_rules! library_calls {
         }
 
         impl Calls {
-            fn find(library: Library) -> Result<Self, LibraryError> {
+            fn find_functions(library: Library) -> Result<Self, LibraryError> {
                 Ok(Self {
                     $(
                         // SAFETY: the symbol has this signature in every version of the library.
                         $field: unsafe {
                             std::mem::transmute::<LibraryHandle, unsafe extern "C" fn($($argument),*) -> LibraryStatus>(
-                                library.symbol($symbol)?,
+                                library.symbol_address($symbol)?,
                             )
                         },
                     )*

@@ -46,7 +46,7 @@ impl LoadedNccl {
             false => Library::load(Path::new(LIBRARY_NAME))?,
         };
         Ok(Self {
-            calls: Calls::find(library)?,
+            calls: Calls::find_functions(library)?,
         })
     }
 

@@ -26,7 +26,7 @@ impl Work for AffinityChurn {
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
-        let allowed = sched_getaffinity(None).map_err(FailingStep::SetAffinity.failed())?;
+        let allowed = sched_getaffinity(None).map_err(FailingStep::SetAffinity.as_failure())?;
         let mut cpu = worker.index();
         while worker.proceed() {
             cpu = next_cpu(&allowed, cpu);
@@ -37,7 +37,7 @@ impl Work for AffinityChurn {
             worker.burn_ns(us_to_ns(self.spin_us));
             worker.done(1);
         }
-        sched_setaffinity(None, &allowed).map_err(FailingStep::SetAffinity.failed())
+        sched_setaffinity(None, &allowed).map_err(FailingStep::SetAffinity.as_failure())
     }
 }
 

@@ -32,8 +32,8 @@ impl Work for CachePressure {
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
-        let mut memory =
-            PrivateMapping::new(self.size_kib << 10).map_err(FailingStep::MapMemory.failed())?;
+        let mut memory = PrivateMapping::new(self.size_kib << 10)
+            .map_err(FailingStep::MapMemory.as_failure())?;
         'sweeps: loop {
             for part in memory.bytes().chunks_mut(CACHE_LINE * LINES_PER_UNIT) {
                 if !worker.proceed() {

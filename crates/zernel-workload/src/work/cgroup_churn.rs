@@ -76,14 +76,14 @@ fn move_calling_thread(cgroup: &Path) -> Result<(), WorkFailure> {
         c"cgroup.threads"
     };
     let folder = openat(CWD, cgroup, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    let folder = folder.map_err(FailingStep::OpenCgroup.failed())?;
+    let folder = folder.map_err(FailingStep::OpenCgroup.as_failure())?;
     let file = openat(
         &folder,
         file,
         OFlags::WRONLY | OFlags::CLOEXEC,
         Mode::empty(),
     );
-    let file = file.map_err(FailingStep::OpenCgroup.failed())?;
-    rustix::io::write(&file, b"0").map_err(FailingStep::MoveToCgroup.failed())?;
+    let file = file.map_err(FailingStep::OpenCgroup.as_failure())?;
+    rustix::io::write(&file, b"0").map_err(FailingStep::MoveToCgroup.as_failure())?;
     Ok(())
 }

@@ -13,7 +13,7 @@ const FILL_BLOCK_BYTES: usize = 64 << 10;
 /// Makes a file without a name in `folder`. Fork safe for short paths.
 pub(super) fn create_unnamed_file(folder: &Path) -> Result<OwnedFd, WorkFailure> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR).map_err(FailingStep::MakeFile.failed())
+    openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR).map_err(FailingStep::MakeFile.as_failure())
 }
 
 /// Creates such a file and writes `bytes` bytes to it, or fewer after the stop request.
@@ -40,7 +40,7 @@ pub(super) fn write_block_at(
     match rustix::io::pwrite(file, block, offset) {
         Ok(written) => Ok(written as u64),
         Err(rustix::io::Errno::INTR) => Ok(0),
-        Err(errno) => Err(FailingStep::WriteFile.failed()(errno)),
+        Err(errno) => Err(FailingStep::WriteFile.as_failure()(errno)),
     }
 }
 

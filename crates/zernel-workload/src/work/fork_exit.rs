@@ -22,7 +22,7 @@ impl Work for ForkExit {
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         while worker.proceed() {
-            fork_and_exit().map_err(FailingStep::ForkChild.failed())?;
+            fork_and_exit().map_err(FailingStep::ForkChild.as_failure())?;
             worker.done(1);
         }
         Ok(())

@@ -276,7 +276,7 @@ impl MlTraining {
                 // Past the end of a file that was cut short by a stop, or of its last part.
                 Ok(read) => left = left.saturating_sub(read.max(1)),
                 Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(FailingStep::ReadFile.failed()(errno)),
+                Err(errno) => return Err(FailingStep::ReadFile.as_failure()(errno)),
             }
         }
         Ok(())
@@ -322,11 +322,11 @@ impl MlTraining {
             }
             worker.post_to_slot(rank.free, 1);
             laps.record_phase_until_now(worker, DATA_LOADING_PHASE);
-            self.compute(worker, gpu, rank.backward)?;
+            self.run_compute_phase(worker, gpu, rank.backward)?;
             laps.record_phase_until_now(worker, GPU_COMPUTE_PHASE);
             match collective.all_reduce(worker)? {
                 CollectiveResult::Together(interval) => {
-                    laps.note(worker, COLLECTIVE_PHASE, &interval);
+                    laps.record_phase(worker, COLLECTIVE_PHASE, &interval);
                 }
                 CollectiveResult::Alone => {}
                 CollectiveResult::Stopped => break,
@@ -339,7 +339,7 @@ impl MlTraining {
         Ok(())
     }
 
-    fn compute(
+    fn run_compute_phase(
         &self,
         worker: &mut Worker<'_>,
         gpu: &mut OpenGpu,
@@ -381,7 +381,7 @@ impl StepPhases {
     }
 
     /// Records a phase with known start and end.
-    fn note(&mut self, worker: &Worker<'_>, phase: u32, interval: &CollectiveInterval) {
+    fn record_phase(&mut self, worker: &Worker<'_>, phase: u32, interval: &CollectiveInterval) {
         worker.trace_interval(self.step, phase, interval.start_ns, interval.end_ns);
         self.since_ns = interval.end_ns;
     }

@@ -21,7 +21,7 @@ impl Work for NiceSweep {
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
-        let own = getpriority_process(None).map_err(FailingStep::SetNice.failed())?;
+        let own = getpriority_process(None).map_err(FailingStep::SetNice.as_failure())?;
         // Going down takes a privilege; without it the sweep ends at 19 and stays there.
         let lowest = if setpriority_process(None, -20).is_ok() {
             -20

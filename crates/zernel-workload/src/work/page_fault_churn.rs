@@ -30,8 +30,8 @@ impl Work for PageFaultChurn {
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
-        let mut region =
-            PrivateMapping::new(self.region_kib << 10).map_err(FailingStep::MapMemory.failed())?;
+        let mut region = PrivateMapping::new(self.region_kib << 10)
+            .map_err(FailingStep::MapMemory.as_failure())?;
         'rounds: loop {
             for page in region.bytes().chunks_mut(PAGE_BYTES) {
                 if !worker.proceed() {
@@ -42,7 +42,7 @@ impl Work for PageFaultChurn {
             }
             region
                 .discard_pages()
-                .map_err(FailingStep::MapMemory.failed())?;
+                .map_err(FailingStep::MapMemory.as_failure())?;
         }
         Ok(())
     }

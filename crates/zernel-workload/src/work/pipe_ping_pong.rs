@@ -37,12 +37,12 @@ impl Work for PipePingPong {
         if team.index == 0 {
             worker
                 .send_through_pipe(partner)
-                .map_err(FailingStep::UsePipe.failed())?;
+                .map_err(FailingStep::UsePipe.as_failure())?;
         }
         while worker.proceed() {
             if !worker
                 .receive_from_pipe(own)
-                .map_err(FailingStep::UsePipe.failed())?
+                .map_err(FailingStep::UsePipe.as_failure())?
             {
                 break;
             }
@@ -50,7 +50,7 @@ impl Work for PipePingPong {
             worker.done(1);
             worker
                 .send_through_pipe(partner)
-                .map_err(FailingStep::UsePipe.failed())?;
+                .map_err(FailingStep::UsePipe.as_failure())?;
         }
         Ok(())
     }

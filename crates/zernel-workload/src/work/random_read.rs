@@ -44,7 +44,7 @@ impl Work for RandomRead {
         let file = files::create_filled_file(&self.folder, bytes, worker)?;
         worker
             .count_as_blocked(|| fdatasync(&file))
-            .map_err(FailingStep::WriteFile.failed())?;
+            .map_err(FailingStep::WriteFile.as_failure())?;
         let mut random = SplitMix64(self.seed.wrapping_add(worker.index() as u64));
         let mut block = [0; BLOCK_BYTES];
         while worker.proceed() {
@@ -61,7 +61,7 @@ impl Work for RandomRead {
             match worker.count_as_blocked(|| rustix::io::pread(&file, &mut block, offset)) {
                 Ok(_) => worker.done(1),
                 Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(FailingStep::ReadFile.failed()(errno)),
+                Err(errno) => return Err(FailingStep::ReadFile.as_failure()(errno)),
             }
         }
         Ok(())

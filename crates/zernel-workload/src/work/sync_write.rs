@@ -39,15 +39,15 @@ impl Work for SyncWrite {
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let file = files::create_unnamed_file(&self.folder)?;
-        let mut block =
-            PrivateMapping::new(self.block_kib << 10).map_err(FailingStep::MapMemory.failed())?;
+        let mut block = PrivateMapping::new(self.block_kib << 10)
+            .map_err(FailingStep::MapMemory.as_failure())?;
         let block = block.bytes();
         let mut number = 0;
         while worker.proceed() {
             let offset = (number % BLOCKS_PER_FILE) * block.len() as u64;
             worker.count_as_blocked(|| {
                 files::write_block_at(&file, block, offset)?;
-                fdatasync(&file).map_err(FailingStep::WriteFile.failed())
+                fdatasync(&file).map_err(FailingStep::WriteFile.as_failure())
             })?;
             number += 1;
             worker.done(1);

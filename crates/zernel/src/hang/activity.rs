@@ -87,7 +87,7 @@ pub(super) fn inspect_process(target: InspectedProcess) -> ProcessActivity {
     let Some(thread) = thread else {
         return ended_activity();
     };
-    let mut activity = thread.activity();
+    let mut activity = thread.describe_activity();
     if matches!(activity.state, ActivityState::Lock | ActivityState::Waits) {
         let others = threads.iter().filter(|other| other.tid != thread.tid);
         activity.meanwhile = others
@@ -205,7 +205,7 @@ impl SampledThread {
         })
     }
 
-    fn activity(&self) -> ProcessActivity {
+    fn describe_activity(&self) -> ProcessActivity {
         let at = self.place_text();
         let (state, text) = match self.state {
             ProcState::Stopped => (
@@ -252,7 +252,7 @@ impl SampledThread {
 
     /// What this thread does, if another one may wait for it.
     fn blocking_activity(&self) -> Option<String> {
-        let activity = self.activity();
+        let activity = self.describe_activity();
         let is_blocker = matches!(
             activity.state,
             ActivityState::Io | ActivityState::OnCpu | ActivityState::Stopped
@@ -372,7 +372,7 @@ fn activities_of_children(process: &Process) -> Vec<String> {
         let main = child.task_main_thread().ok()?;
         // A child that runs makes progress, so its CPU time is not measured.
         let thread = SampledThread::read(&child, &main, 0.0)?;
-        let activity = thread.activity();
+        let activity = thread.describe_activity();
         let is_blocker = matches!(activity.state, ActivityState::Io | ActivityState::Stopped);
         is_blocker.then(|| format!("its child {} (pid {pid}) {}", thread.name, activity.text))
     });

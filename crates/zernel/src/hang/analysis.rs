@@ -223,7 +223,7 @@ impl LocalCommunicator<'_> {
     }
 
     /// The running ranks that have entered the highest collective.
-    pub(super) fn leaders(&self) -> impl Iterator<Item = &CommunicatorMember<'_>> {
+    pub(super) fn leading_members(&self) -> impl Iterator<Item = &CommunicatorMember<'_>> {
         let furthest = self.highest_entered_collective();
         self.running_members()
             .filter(move |member| member.state.sequence == furthest)
@@ -265,7 +265,7 @@ impl LocalCommunicator<'_> {
     /// The longest time since a leader entered its collective.
     fn longest_leader_wait(&self) -> f64 {
         let waits = self
-            .leaders()
+            .leading_members()
             .filter_map(|leader| leader.state.entered_seconds_ago);
         waits.fold(0.0, f64::max)
     }
@@ -289,20 +289,21 @@ impl LocalCommunicator<'_> {
         }
         if is_behind {
             return Some(RankProblem::Behind {
-                leaders: self.leaders().count(),
+                leaders: self.leading_members().count(),
                 next: member.state.sequence + 1,
             });
         }
         if is_stopped {
             return Some(RankProblem::Stopped);
         }
-        let others_have_left = self.leaders().any(|leader| !leader.state.in_call);
+        let others_have_left = self.leading_members().any(|leader| !leader.state.in_call);
         (member.state.in_call && others_have_left).then_some(RankProblem::InCall)
     }
 
     /// Whether a leader waits for its GPU, and so perhaps for its collective.
     fn leader_waits_for_gpu(&self) -> bool {
-        self.leaders().any(CommunicatorMember::waits_for_its_gpu)
+        self.leading_members()
+            .any(CommunicatorMember::waits_for_its_gpu)
     }
 
     /// Whether all ranks here have entered the same collective and wait longer than ever before. Then a rank on another

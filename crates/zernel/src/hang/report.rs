@@ -212,7 +212,9 @@ fn mark_victims(communicators: &[LocalCommunicator<'_>], reports: &mut [Communic
             continue;
         }
         let culprits: Vec<u32> = report.findings.iter().map(|found| found.rank.pid).collect();
-        let victims = communicator.leaders().map(|leader| leader.process.pid);
+        let victims = communicator
+            .leading_members()
+            .map(|leader| leader.process.pid);
         let victims = victims.filter(|pid| !culprits.contains(pid));
         waiting.extend(victims.map(|pid| (pid, report.communicator.clone())));
     }

@@ -73,7 +73,11 @@ pub(super) fn run(options: &CompareOptions) -> Result<ExitCode, Box<dyn Error>> 
     };
     eprintln!("zernel: {RULE}");
     let interrupt = interrupt::interrupt_flag()?;
-    let report = comparison.run(&interrupt, |run| options.common.apply(run), show_progress);
+    let report = comparison.run(
+        &interrupt,
+        |run| options.common.apply_to_run(run),
+        show_progress,
+    );
     let Some(report) = report else {
         return Ok(ExitCode::from(interrupt::INTERRUPTED_EXIT_CODE));
     };

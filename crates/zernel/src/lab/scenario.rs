@@ -74,7 +74,7 @@ pub(super) struct CommonOptions {
 }
 
 impl CommonOptions {
-    pub(super) fn apply(&self, run: ScenarioRun) -> ScenarioRun {
+    pub(super) fn apply_to_run(&self, run: ScenarioRun) -> ScenarioRun {
         let ticks = match self.skew_ticks {
             true => Ticks::Skewed,
             false => Ticks::Aligned,
@@ -139,7 +139,7 @@ pub(super) fn run_scenario(options: &ScenarioOptions) -> Result<ExitCode, Box<dy
     let run = ScenarioRun::new(scenarios.remove(0), schedulers.remove(0))
         .seed(options.seed)
         .interrupted_by(interrupt::interrupt_flag()?);
-    let result = options.common.apply(run).run();
+    let result = options.common.apply_to_run(run).run();
     let mut text = Vec::new();
     if options.json {
         serde_json::to_writer_pretty(&mut text, &result)?;
@@ -170,7 +170,7 @@ pub(super) fn test_scenarios(options: &TestOptions) -> Result<ExitCode, Box<dyn 
             let run = ScenarioRun::new(scenario.clone(), schedulers[0].clone())
                 .seed(seed)
                 .interrupted_by(interrupt.clone());
-            let result = options.common.apply(run).run();
+            let result = options.common.apply_to_run(run).run();
             if interrupt.load(std::sync::atomic::Ordering::Relaxed) {
                 return Ok(ExitCode::from(interrupt::INTERRUPTED_EXIT_CODE));
             }

@@ -37,7 +37,7 @@ impl JobScheduler {
                 scheduler::run(&session.load_settings(), |scheduler| {
                     // The receiver waits for the first message only.
                     let _ = loaded.send(());
-                    session.poll(scheduler, &stop)
+                    session.poll_session(scheduler, &stop)
                 })
             }
         });

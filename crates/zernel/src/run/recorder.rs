@@ -138,7 +138,7 @@ impl SnapshotSource {
     fn take_snapshot(&self) -> Result<Arc<Snapshot>, String> {
         match self {
             Self::Local(observer) => {
-                (observer.refresh()).ok_or_else(|| "observing stopped early".to_owned())
+                (observer.refresh_snapshot()).ok_or_else(|| "observing stopped early".to_owned())
             }
             Self::Daemon(socket) => match socket.latest_snapshot() {
                 Ok(snapshot) => Ok(Arc::new(snapshot)),

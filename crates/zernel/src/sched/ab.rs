@@ -213,14 +213,14 @@ impl BlockSettings<'_> {
         if is_scheduled {
             let mut session = SchedulerSession::new_quiet(self.policy.clone());
             scheduler::run(&session.load_settings(), |loaded| {
-                match session.poll(loaded, self.stop) {
-                    ControlFlow::Continue(()) => block.poll(),
+                match session.poll_session(loaded, self.stop) {
+                    ControlFlow::Continue(()) => block.poll_block(),
                     stopped @ ControlFlow::Break(()) => stopped,
                 }
             })
             .map_err(BlockError::Scheduler)?;
         } else {
-            while !self.stop.load(Ordering::Relaxed) && block.poll().is_continue() {
+            while !self.stop.load(Ordering::Relaxed) && block.poll_block().is_continue() {
                 thread::sleep(POLL_INTERVAL);
             }
         }
@@ -250,7 +250,7 @@ impl<'a> BlockMeasurement<'a> {
     }
 
     /// Breaks at the end of the block, or when the observer does not answer.
-    fn poll(&mut self) -> ControlFlow<()> {
+    fn poll_block(&mut self) -> ControlFlow<()> {
         let began = *self.began.get_or_insert_with(Instant::now);
         let length = self.comparison.length;
         let elapsed = began.elapsed();

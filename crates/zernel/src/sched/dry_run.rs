@@ -47,7 +47,9 @@ pub(super) fn run(options: &DryRunOptions) -> Result<ExitCode, Box<dyn Error>> {
     let mut processes: BTreeMap<u32, ProcessDecisions> = BTreeMap::new();
     while !is_over() && !stop.load(Ordering::Relaxed) && !observer.has_ended() {
         thread::sleep(POLL_INTERVAL);
-        let read = observer.requests().call(|observer| observer.decisions());
+        let read = observer
+            .requests()
+            .call_with_observer(|observer| observer.decisions());
         let read = read.unwrap_or_default();
         processes.extend(read.into_iter().map(|process| (process.handle, process)));
     }
@@ -83,7 +85,10 @@ fn sum_by_job(processes: impl Iterator<Item = ProcessDecisions>) -> Vec<JobDecis
             false => job.loaders += 1,
         }
         for (class, decisions) in process.classes {
-            job.classes.entry(class).or_default().add(&decisions);
+            job.classes
+                .entry(class)
+                .or_default()
+                .add_decisions(&decisions);
         }
     }
     jobs.into_values().collect()

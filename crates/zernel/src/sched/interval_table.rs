@@ -64,7 +64,7 @@ fn format_line(interval: &SchedulerStatistics, seconds: f64) -> String {
         let counted = interval.classes.get(&class).unwrap_or(&nothing);
         let wait = match counted.wakeups {
             0 => "-".to_owned(),
-            _ => format_duration(counted.waits().p99_ns()),
+            _ => format_duration(counted.wait_histogram().p99_ns()),
         };
         let share = 100.0 * counted.run_ns as f64 / all_ns.max(1) as f64;
         let rate = counted.runs as f64 / seconds;

@@ -108,7 +108,7 @@ fn keep_loaded(
             ..session.load_settings()
         };
         let ended = match predecessor.take() {
-            None => scheduler::run(&settings, |loaded| session.poll(loaded, stop)),
+            None => scheduler::run(&settings, |loaded| session.poll_session(loaded, stop)),
             Some(predecessor) => replace_predecessor(&settings, &predecessor, stop, session),
         };
         let reason = match ended {
@@ -153,7 +153,7 @@ fn replace_predecessor(
             let (pid, took) = (predecessor.pid, ended.get().as_millis());
             eprintln!("zernel: replaced `zernel sched` (pid {pid}), which ended within {took} ms");
         }
-        session.poll(loaded, stop)
+        session.poll_session(loaded, stop)
     })
 }
 

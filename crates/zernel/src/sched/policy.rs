@@ -38,7 +38,7 @@ impl Default for PolicyOptions {
     fn default() -> Self {
         Self {
             slice_us: SchedSettings::SLICE.as_micros() as u64,
-            privilege: PrivilegeOption::nobody(),
+            privilege: PrivilegeOption::of_nobody(),
             guarantee: GuaranteeOption(SchedSettings::GUARANTEE_PERCENT),
         }
     }
@@ -90,7 +90,7 @@ pub(super) struct PrivilegeOption {
 }
 
 impl PrivilegeOption {
-    fn nobody() -> Self {
+    fn of_nobody() -> Self {
         Self {
             text: "nobody".to_owned(),
             privilege: Privilege::Nobody,

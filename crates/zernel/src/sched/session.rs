@@ -86,7 +86,7 @@ impl SchedulerSession {
     }
 
     /// Called every 50 ms. Breaks when the flag is set.
-    pub(crate) fn poll(
+    pub(crate) fn poll_session(
         &mut self,
         loaded: &LoadedScheduler<'_>,
         stop: &AtomicBool,

@@ -118,12 +118,12 @@ impl TraceRecorder {
             // Read before the trace, so that the last read follows the exit of the command.
             let is_last = stop.load(Ordering::Relaxed);
             if (is_last || round % SAMPLES_PER_SNAPSHOT == 0)
-                && let Some(refreshed) = observer.refresh()
+                && let Some(refreshed) = observer.refresh_snapshot()
             {
                 snapshot = refreshed;
                 self.run.add_snapshot(&snapshot, is_last);
             }
-            let taken = observer.requests().call(|observer| {
+            let taken = observer.requests().call_with_observer(|observer| {
                 let states = observer.task_states()?;
                 Ok::<_, ObserveError>((states, observer.take_trace()?))
             });
@@ -237,7 +237,7 @@ impl TraceRecorder {
     }
 
     fn into_trace(mut self) -> RecordedTrace {
-        self.header.delay = self.delays.summary();
+        self.header.delay = self.delays.summarize();
         let wall = Duration::from_nanos(self.header.ended_ns - self.header.began_ns);
         let command = self.header.command.clone();
         let report = Report::new(command, wall, None, Ok(self.run.into_observation()));
@@ -268,7 +268,7 @@ impl DelayHistogram {
         self.0[usize::from(delay_ns >> 4)] += 1;
     }
 
-    fn summary(&self) -> DelaySummary {
+    fn summarize(&self) -> DelaySummary {
         let count: u64 = self.0.iter().sum();
         let quantile = |share: f64| {
             let rank = (count as f64 * share) as u64;
@@ -304,9 +304,9 @@ mod tests {
         let mut delays = DelayHistogram::default();
         (0..100).for_each(|_| delays.add_delay(160));
         delays.add_delay(u16::MAX);
-        let summary = delays.summary();
+        let summary = delays.summarize();
         assert_eq!((summary.count, summary.median_ns), (101, 160));
         assert_eq!((summary.p99_ns, summary.max_ns), (160, u16::MAX));
-        assert_eq!(DelayHistogram::default().summary().count, 0);
+        assert_eq!(DelayHistogram::default().summarize().count, 0);
     }
 }

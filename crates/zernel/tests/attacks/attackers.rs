@@ -221,7 +221,7 @@ fn loops_cu_init(driver: &Driver, _rounds: u64) {
 fn forks_and_exits(driver: &Driver, allocations: u64) {
     driver.open_first_device();
     for _ in 0..allocations {
-        driver.allocate(64);
+        driver.allocate_memory(64);
     }
     end_part_and_wait();
     loop {
@@ -245,7 +245,7 @@ fn forks_and_exits(driver: &Driver, allocations: u64) {
 fn destroys_contexts(driver: &Driver, allocations: u64) {
     driver.open_first_device();
     for _ in 0..allocations {
-        driver.allocate(64);
+        driver.allocate_memory(64);
     }
     end_part_and_wait();
     loop {

@@ -67,7 +67,7 @@ fn main() -> ExitCode {
         let attack = || {
             let mut scene = AttackScene::start();
             let attacker = start_attack(&scene.stage, role, *rounds);
-            scene.endure(name, attack_duration());
+            scene.endure_attack(name, attack_duration());
             let used = scene.stop_by_sigterm(name, &[&attacker]);
             attacker.kill();
             drop(used);
@@ -122,7 +122,7 @@ fn print_measurement(text: &str) {
 
 /// Mounts the file systems with the files that [`attackers`] maps and that can stop answering.
 fn mount_stalling_files(stage: &Stage) -> [StallingFs; 2] {
-    let content = fs::read(stage.library("libcuda.so.1")).expect("it is installed");
+    let content = fs::read(stage.library_path("libcuda.so.1")).expect("it is installed");
     STALLING_FILE_NAMES.map(|name| {
         let directory = stage.path().join("dead").join(name);
         fs::create_dir_all(&directory).expect("ours");
@@ -136,8 +136,8 @@ fn endure_a_dead_file_system() {
     let mut scene = AttackScene::start();
     scene.files = mount_stalling_files(&scene.stage).into();
     let attacker = start_attack(&scene.stage, "maps_dead_files", 0);
-    scene.files.iter().for_each(StallingFs::stall);
-    scene.endure(name, attack_duration());
+    scene.files.iter().for_each(StallingFs::stop_answering);
+    scene.endure_attack(name, attack_duration());
     let used = scene.stop_by_sigterm(name, &[&attacker]);
     attacker.kill();
     drop(used);
@@ -154,10 +154,10 @@ fn endure_attacks_together() {
             start_attack(&scene.stage, "floods_requests", 32),
         ];
         for _ in 0..2 {
-            scene.files.iter().for_each(StallingFs::answer);
+            scene.files.iter().for_each(StallingFs::answer_again);
             attackers.push(start_attack(&scene.stage, "maps_dead_files", 0));
-            scene.files.iter().for_each(StallingFs::stall);
-            scene.endure("attacks_together", attack_duration());
+            scene.files.iter().for_each(StallingFs::stop_answering);
+            scene.endure_attack("attacks_together", attack_duration());
         }
         let others: Vec<&Target> = attackers.iter().collect();
         let used = scene.stop_by_signal("attacks_together", signal, &others);

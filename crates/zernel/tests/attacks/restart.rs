@@ -70,7 +70,7 @@ pub(crate) fn endure_a_crowd_beside_sampling_windows() {
 
 /// Why a file is refused, by the ledger of a daemon.
 fn refusal_in_ledger(daemon: &Daemon, path: &str) -> Option<String> {
-    let ledger = daemon.get("/api/v1/ledger").json();
+    let ledger = daemon.get("/api/v1/ledger").body_as_json();
     let mut refused = ledger["refused"].as_array()?.iter();
     let entry = refused.find(|entry| entry["path"] == path)?;
     entry["reason"].as_str().map(str::to_owned)
@@ -85,12 +85,12 @@ pub(crate) fn a_file_in_hand_of_a_killed_daemon_is_refused() {
     let first = start_daemon(&stage);
     assert_eq!(in_hand(), "");
     let _holder = start_attack(&stage, "maps_dead_files", 0);
-    files.iter().for_each(StallingFs::stall);
+    files.iter().for_each(StallingFs::stop_answering);
     eventually("a library and a loader are in hand", || {
         in_hand().lines().count() == STALLING_FILE_NAMES.len()
     });
     first.end_by_signal(Signal::KILL);
-    files.iter().for_each(StallingFs::answer);
+    files.iter().for_each(StallingFs::answer_again);
 
     let second = start_daemon(&stage);
     let path = stage

@@ -59,14 +59,14 @@ pub(crate) const MAX_RESIDENT_BYTES: u64 = 192 << 20;
 pub(crate) fn train_when_asked(driver: &Driver, steps: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
-    let mut batch = driver.allocate(4096);
+    let mut batch = driver.allocate_memory(4096);
     for _ in 0..steps {
         for _ in 0..20 {
             driver.launch_kernel(function);
         }
         driver.synchronize();
-        driver.free(batch);
-        batch = driver.allocate(4096);
+        driver.free_memory(batch);
+        batch = driver.allocate_memory(4096);
         end_part_and_wait();
     }
 }
@@ -80,7 +80,7 @@ pub(crate) fn create_directory_of(user: u32, path: &Path) {
 
 /// A stage that other users can get to, with directories of the victim and of the attacker.
 pub(crate) fn public_stage() -> Stage {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     fs::set_permissions(stage.path(), Permissions::from_mode(0o755)).expect("ours");
     create_directory_of(VICTIM_UID, &stage.path().join("victim"));
     create_directory_of(ATTACKER_UID, &attacker_directory(stage.path()));
@@ -133,11 +133,11 @@ impl AttackScene {
 
     /// Has the victim work for this long, while all endpoints are asked. Asserts that all answer, that the victim is counted
     /// exactly, and that the daemon stays small.
-    pub(crate) fn endure(&mut self, attack: &str, time: Duration) {
+    pub(crate) fn endure_attack(&mut self, attack: &str, time: Duration) {
         self.work_and_ask(attack, time, assert_calls_are_exact);
     }
 
-    /// Like [`Self::endure`], but the calls of the victim may be sampled.
+    /// Like [`Self::endure_attack`], but the calls of the victim may be sampled.
     pub(crate) fn endure_sampled(&mut self, attack: &str, time: Duration) {
         self.work_and_ask(attack, time, |_, _, _| {});
     }

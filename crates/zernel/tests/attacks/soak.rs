@@ -99,9 +99,9 @@ impl ChangingAttackers {
         // It prepares itself, then it attacks.
         match number == ATTACKS.len() {
             true => {
-                self.files.iter().for_each(StallingFs::answer);
+                self.files.iter().for_each(StallingFs::answer_again);
                 attacker.run_part();
-                self.files.iter().for_each(StallingFs::stall);
+                self.files.iter().for_each(StallingFs::stop_answering);
             }
             false => attacker.start_part(),
         }

@@ -65,8 +65,8 @@ fn run_rank(driver: &Driver, _rounds: u64) {
     }
     let stream = create_stream(driver);
     let (from, to) = (
-        driver.allocate(4 * ALL_REDUCE_ELEMENTS),
-        driver.allocate(4 * ALL_REDUCE_ELEMENTS),
+        driver.allocate_memory(4 * ALL_REDUCE_ELEMENTS),
+        driver.allocate_memory(4 * ALL_REDUCE_ELEMENTS),
     );
     let step = env::var(STEP_MS_VARIABLE)
         .ok()

@@ -69,7 +69,9 @@ pub(crate) fn processes_need_the_token() {
     }
     let health = daemon.get("/healthz");
     assert_eq!(health.body, r#"{"ok":true,"problem_count":0}"#);
-    let snapshot = daemon.get_with_token("/api/v1/snapshot", &token).json();
+    let snapshot = daemon
+        .get_with_token("/api/v1/snapshot", &token)
+        .body_as_json();
     assert!(pids_in_list(&snapshot["observed"]).contains(&u64::from(target.pid())));
 
     // The next start reads the same token.
@@ -84,7 +86,9 @@ pub(crate) fn aggregates_name_nobody() {
     let token = read_token(&file);
     let target = start_launching_target(&stage, 10);
     wait_for_launches(&daemon, &token, target.pid(), 10);
-    let snapshot = daemon.get_with_token("/api/v1/snapshot", &token).json();
+    let snapshot = daemon
+        .get_with_token("/api/v1/snapshot", &token)
+        .body_as_json();
     let observed = snapshot["observed"].as_array().expect("a list").iter();
     let mut observed = observed.filter(|process| process["pid"] == target.pid());
     let identity = &observed.next().expect("it is observed")["identity"];
@@ -104,14 +108,14 @@ pub(crate) fn aggregates_name_nobody() {
         let names_cgroup = cgroup.len() > 1 && answer.body.contains(&cgroup);
         assert!(!names_cgroup, "{path}: {}", answer.body);
     }
-    let metrics = daemon.metrics();
+    let metrics = daemon.metrics_text();
     assert!(metrics.contains("zernel_observe_rung{"), "{metrics}");
     let count = metrics
         .lines()
         .find_map(|line| line.strip_prefix("zernel_observe_processes "));
     let count: f64 = count.and_then(|count| count.parse().ok()).expect("a count");
     assert!(count >= 1.0);
-    assert!(daemon.get("/api/v1/snapshot").json()["cuda_latency_p50_us"].is_f64());
+    assert!(daemon.get("/api/v1/snapshot").body_as_json()["cuda_latency_p50_us"].is_f64());
 }
 
 pub(crate) fn a_token_that_others_can_read_is_refused() {

@@ -145,7 +145,7 @@ fn main() -> ExitCode {
 
 fn launch_kernels(driver: &Driver, rounds: u64) {
     driver.open_first_device();
-    driver.allocate(5000);
+    driver.allocate_memory(5000);
     let function = driver.load_empty_kernel();
     for _ in 0..rounds {
         driver.launch_kernel(function);
@@ -155,7 +155,7 @@ fn launch_kernels(driver: &Driver, rounds: u64) {
 
 /// A stage, and a target that has launched on it.
 fn start_launching_target(stage: &Stage, rounds: u64) -> Target {
-    let mut target = stage.target("launches", rounds);
+    let mut target = stage.start_target("launches", rounds);
     target.run_part();
     target
 }
@@ -173,7 +173,7 @@ fn metrics_of_a_program_are_served() {
     daemon.wait_for_metrics_line(&format!(
         "zernel_gpu_memory_used_bytes{{pid=\"{pid}\",gpu_id=\"0\"}} 5000"
     ));
-    let snapshot = daemon.get("/api/v1/snapshot").json();
+    let snapshot = daemon.get("/api/v1/snapshot").body_as_json();
     let observed = snapshot["observed"].as_array().expect("a list").iter();
     let mut observed = observed.filter(|process| process["pid"] == pid);
     let process = observed.next().expect("it is exported");
@@ -181,7 +181,7 @@ fn metrics_of_a_program_are_served() {
     let health = daemon.get("/healthz");
     assert!(health.head.starts_with("HTTP/1.1 200"), "{}", health.head);
     assert_eq!(
-        health.json(),
+        health.body_as_json(),
         serde_json::json!({ "ok": true, "problems": [] })
     );
 }
@@ -308,14 +308,14 @@ fn a_killed_daemon_leaves_nothing_attached() {
 fn a_stalled_observer_delays_no_reader() {
     let stage = Stage::new(Prologue::Push);
     let daemon = Daemon::start(ZERNEL_PATH, &stage);
-    let mut target = stage.target("launches", 10);
+    let mut target = stage.start_target("launches", 10);
     target.run_part();
     let launches = format!("zernel_cuda_launches_total{{pid=\"{}\"}} 10", target.pid());
     daemon.wait_for_metrics_line(&launches);
     let stopped = StoppedThread::stop_named(daemon.pid(), "observer").expect("root may stop it");
     let late = daemon.wait_for_health("HTTP/1.1 503");
     assert!(late.body.contains("late"), "{}", late.body);
-    assert!(daemon.metrics().lines().any(|line| line == launches));
+    assert!(daemon.metrics_text().lines().any(|line| line == launches));
     for path in ["/api/v1/snapshot", "/api/v1/ledger"] {
         let answer = daemon.get(path);
         assert!(answer.head.starts_with("HTTP/1.1 200"), "{}", answer.head);
@@ -340,7 +340,7 @@ fn a_paused_daemon_reports_its_pause() {
         (Signal::USR2, "HTTP/1.1 200", &[]),
     ] {
         daemon.send_signal(signal);
-        let health = daemon.wait_for_health(status).json();
+        let health = daemon.wait_for_health(status).body_as_json();
         assert_eq!(health["ok"], problems.is_empty());
         assert_eq!(health["problems"], serde_json::json!(problems));
     }
@@ -348,7 +348,7 @@ fn a_paused_daemon_reports_its_pause() {
 
 fn the_ledger_is_printed() {
     let stage = Stage::new(Prologue::Push);
-    let library = stage.library("libcuda.so.1");
+    let library = stage.library_path("libcuda.so.1");
     let output = output_of_observe(&[
         &"--ledger",
         &"--for",

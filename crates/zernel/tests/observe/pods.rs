@@ -15,7 +15,7 @@ use crate::{ZERNEL_PATH, exported_launches};
 
 /// A job of root in a cgroup; without one, in that of the test.
 fn start_job(stage: &Stage, cgroup: Option<&Path>) -> Target {
-    let mut job = stage.target("launches", 10);
+    let mut job = stage.start_target("launches", 10);
     if let Some(cgroup) = cgroup {
         let members = cgroup.join("cgroup.procs");
         fs::write(members, job.pid().to_string()).expect("we are root");

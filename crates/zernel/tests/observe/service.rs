@@ -128,7 +128,10 @@ pub(crate) fn the_unit_detaches_the_probes_of_a_killed_daemon() {
     let mounts = File::open(format!("/proc/{}/ns/mnt", daemon.pid())).expect("it runs");
     let objects = daemon.kernel_objects();
     daemon.end_by_signal(Signal::KILL);
-    assert!(objects.attached() > 0, "its pins keep the probes attached");
+    assert!(
+        objects.attached_links() > 0,
+        "its pins keep the probes attached"
+    );
     let mounts = format!("/proc/{}/fd/{}", std::process::id(), mounts.as_raw_fd());
     let stop = script_of_unit("ExecStopPost", &runtime);
     let mut command = Command::new("nsenter");

@@ -76,16 +76,16 @@ pub(crate) fn users_see_their_own_processes() {
     assert!(!metrics.contains(&format!("pid=\"{of_root}\"")));
     let quantiles = ask_as(NOBODY_UID, &daemon, "/metrics/quantiles").body;
     assert!(!quantiles.contains(&format!("pid=\"{of_root}\"")));
-    let snapshot = ask_as(NOBODY_UID, &daemon, "/api/v1/snapshot").json();
+    let snapshot = ask_as(NOBODY_UID, &daemon, "/api/v1/snapshot").body_as_json();
     assert_eq!(pids_in_list(&snapshot["observed"]), [of_nobody]);
-    let ledger = ask_as(NOBODY_UID, &daemon, "/api/v1/ledger").json();
+    let ledger = ask_as(NOBODY_UID, &daemon, "/api/v1/ledger").body_as_json();
     assert_eq!(pids_in_list(&ledger["processes"]), [of_nobody]);
     assert_eq!(ledger["files"], Value::Null);
 
     let metrics = ask_as(0, &daemon, "/metrics").body;
     assert!(metrics.contains(&exported_launches(nobody.pid(), 20)));
     assert!(metrics.contains(&exported_launches(root.pid(), 10)));
-    let ledger = ask_as(0, &daemon, "/api/v1/ledger").json();
+    let ledger = ask_as(0, &daemon, "/api/v1/ledger").body_as_json();
     let listed = pids_in_list(&ledger["processes"]);
     assert!(listed.contains(&of_root) && listed.contains(&of_nobody));
 }

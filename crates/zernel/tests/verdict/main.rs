@@ -80,7 +80,7 @@ fn report_on_job(job: &Job) -> (Value, String) {
         for library in ["libcuda.so.1", "libnccl.so.2", "libtorch_cpu.so"] {
             run.arg("--library").arg(job.library_path(library));
         }
-        job.alone(run);
+        job.set_job_environment_with_priority(run);
     };
     let (report, output) = report_on(attach, &[program.to_str().unwrap()]);
     let printed = String::from_utf8_lossy(&output.stderr).into_owned();

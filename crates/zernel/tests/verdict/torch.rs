@@ -185,7 +185,7 @@ fn attach_and_run_agree() {
     let _machine = MACHINE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let job = Job::new(plan).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    job.alone(&mut command);
+    job.set_job_environment_with_priority(&mut command);
     let running = KilledOnDrop(command.stdout(Stdio::null()).spawn().unwrap());
     thread::sleep(Duration::from_secs(2));
     for _ in 0..3 {
@@ -193,7 +193,7 @@ fn attach_and_run_agree() {
         attach.args(["attach", &running.0.id().to_string()]);
         attach.args(["--for", "4s", "--json", "-"]);
         // Beside a job that has priority, it would hardly run.
-        job.alone(&mut attach);
+        job.set_job_environment_with_priority(&mut attach);
         let output = attach.output().unwrap();
         let printed = String::from_utf8_lossy(&output.stderr);
         let report: Value = serde_json::from_slice(&output.stdout).expect("a report");

@@ -59,13 +59,13 @@ impl SimulatedRun {
         }
         for calls in [&mut launches, &mut copies, &mut timed] {
             calls.begin_sampling(0.0);
-            calls.advance(all_ns as f64 / 1e9, self.steps.len() as f64);
+            calls.add_elapsed_work(all_ns as f64 / 1e9, self.steps.len() as f64);
         }
-        let per_step = per_step.interval();
+        let per_step = per_step.launches_interval();
         [
-            launches.estimate(per_step),
-            copies.estimate(per_step),
-            timed.estimate(None),
+            launches.estimate_calls(per_step),
+            copies.estimate_calls(per_step),
+            timed.estimate_calls(None),
         ]
     }
 }
@@ -79,7 +79,7 @@ struct EstimateQuality {
 }
 
 impl EstimateQuality {
-    fn add(&mut self, estimate: CallEstimate, truth: f64) {
+    fn add_estimate(&mut self, estimate: CallEstimate, truth: f64) {
         let off = (estimate.calls - truth).abs();
         let half_width = estimate.half_width.expect("several windows");
         self.covered += usize::from(off <= half_width);
@@ -93,7 +93,7 @@ impl EstimateQuality {
         self.half_widths[self.half_widths.len() / 2]
     }
 
-    fn assert(mut self, name: &str, close: usize, width: f64) {
+    fn assert_within_bounds(mut self, name: &str, close: usize, width: f64) {
         let found = self.median_half_width();
         let (covered, within) = (self.covered, self.within_5_percent);
         eprintln!(
@@ -163,12 +163,12 @@ fn assert_regime(name: &str, make: MakeStep, milliseconds: u64, bounds: [Windows
             let run = simulate_run(make, &mut random);
             let length = Duration::from_millis(milliseconds);
             let [launches, copies, _] = run.estimate_from_windows(windows, length, &mut random);
-            of_launches.add(launches, run.total_launches());
-            of_copies.add(copies, run.total_copies());
+            of_launches.add_estimate(launches, run.total_launches());
+            of_copies.add_estimate(copies, run.total_copies());
         }
         let name = format!("{name}, {windows} windows");
-        of_launches.assert(&name, close, width);
-        of_copies.assert(&format!("{name}, copies"), close.min(85), width + 0.1);
+        of_launches.assert_within_bounds(&name, close, width);
+        of_copies.assert_within_bounds(&format!("{name}, copies"), close.min(85), width + 0.1);
     }
 }
 
@@ -213,9 +213,9 @@ fn without_steps_calls_are_estimated_by_time() {
             let length = Duration::from_millis(50);
             let [_, by_launches, timed] = run.estimate_from_windows(windows, length, &mut random);
             assert_eq!(by_launches, timed, "nothing was launched");
-            quality.add(timed, run.total_copies());
+            quality.add_estimate(timed, run.total_copies());
         }
-        quality.assert(&format!("{windows} windows by time"), close, width);
+        quality.assert_within_bounds(&format!("{windows} windows by time"), close, width);
     }
 }
 
@@ -227,17 +227,17 @@ fn one_window_gives_no_interval() {
         launches: 300,
     };
     per_step.add_window(&[step; 4], Duration::from_millis(50));
-    let interval = per_step.interval().expect("there were steps");
+    let interval = per_step.launches_interval().expect("there were steps");
     assert!((interval.mean - 300.0).abs() < 1e-9 && interval.half_width.is_none());
     let mut launches = CallEstimator::new(true);
     launches.begin_sampling(0.0);
-    launches.advance(1.0, 100.0);
-    let estimate = launches.estimate(Some(interval));
+    launches.add_elapsed_work(1.0, 100.0);
+    let estimate = launches.estimate_calls(Some(interval));
     assert!(
         (estimate.half_width_or_all() - 30_000.0).abs() < 1e-6,
         "{estimate:?}"
     );
-    assert_eq!(LaunchesPerStep::default().interval(), None);
+    assert_eq!(LaunchesPerStep::default().launches_interval(), None);
 }
 
 /// A program that calls as fast as it can is slower in windows.
@@ -251,8 +251,8 @@ fn the_overhead_of_probes_is_part_of_the_error() {
     };
     (0..10).for_each(|_| calls.add_window(400, &window));
     calls.begin_sampling(0.0);
-    calls.advance(10.0, 0.0);
-    let estimate = calls.estimate(None);
+    calls.add_elapsed_work(10.0, 0.0);
+    let estimate = calls.estimate_calls(None);
     assert!((estimate.calls - 80_000.0).abs() < 1e-6);
     assert!((estimate.half_width_or_all() - 20_000.0).abs() < 1.0);
 }

@@ -56,7 +56,8 @@ fn try_to_measure(kernel: &Kernel) -> Option<ProbeCost> {
     let plain_contended = ns_per_call(threads);
     let own = Path::new("/proc/self/exe");
     let links =
-        without_libbpf_messages(|| kernel.attach(own, &[ProbeTarget { offset, symbol }])).ok()?;
+        without_libbpf_messages(|| kernel.attach_probes(own, &[ProbeTarget { offset, symbol }]))
+            .ok()?;
     let cost = ProbeCost {
         ns_per_call: (TOTAL_COST_FACTOR * (ns_per_call(1) - plain)).max(MIN_CALL_COST_NS),
         ns_per_call_contended: (TOTAL_COST_FACTOR * (ns_per_call(threads) - plain_contended))

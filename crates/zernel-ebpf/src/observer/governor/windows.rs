@@ -100,7 +100,7 @@ impl LaunchSpans {
         self.last.push_back(from_ns..=u64::MAX);
     }
 
-    fn close(&mut self, to_ns: u64) {
+    fn close_span(&mut self, to_ns: u64) {
         if let Some(last) = self.last.back_mut() {
             *last = *last.start()..=to_ns;
         }
@@ -189,7 +189,7 @@ impl Governor {
             return Vec::new();
         }
         let kernel = governed.kernel;
-        self.launch_spans.close(monotonic_ns());
+        self.launch_spans.close_span(monotonic_ns());
         kernel.open_window(false);
         let to_ns = monotonic_ns();
         // Steps of every process up to the end of the window.
@@ -272,7 +272,7 @@ mod tests {
         assert!(!windows.is_in_one_window(1, 2));
         windows.open(10);
         assert!(windows.is_in_one_window(10, 15) && !windows.is_in_one_window(9, 15));
-        windows.close(20);
+        windows.close_span(20);
         windows.open(30);
         assert!(windows.is_in_one_window(12, 20) && windows.is_in_one_window(30, 99));
         assert!(!windows.is_in_one_window(12, 21) && !windows.is_in_one_window(12, 35));

@@ -10,7 +10,7 @@ use crate::probes::SYMBOLS;
 
 impl Kernel {
     /// Attaches probes to functions of one file. Dropping the links detaches them.
-    pub(crate) fn attach(
+    pub(crate) fn attach_probes(
         &self,
         file: &Path,
         targets: &[ProbeTarget],
@@ -103,7 +103,7 @@ impl Kernel {
             retprobe,
             ..Default::default()
         };
-        self.program(program)?
+        self.find_program_by_name(program)?
             .attach_uprobe_multi_with_opts(-1, file, "", options)
     }
 
@@ -119,7 +119,11 @@ impl Kernel {
             retprobe,
             ..Default::default()
         };
-        self.program(program)?
-            .attach_uprobe_with_opts(-1, file, target.offset as usize, options)
+        self.find_program_by_name(program)?.attach_uprobe_with_opts(
+            -1,
+            file,
+            target.offset as usize,
+            options,
+        )
     }
 }

@@ -40,7 +40,7 @@ pub struct CallCount {
 }
 
 impl CallCount {
-    fn exactly(counter: layout::Counter) -> Self {
+    fn exact(counter: layout::Counter) -> Self {
         Self {
             calls: counter.calls,
             failed: counter.failed,
@@ -53,7 +53,7 @@ impl CallCount {
 /// No calls, counted exactly.
 impl Default for CallCount {
     fn default() -> Self {
-        Self::exactly(layout::Counter::new_zeroed())
+        Self::exact(layout::Counter::new_zeroed())
     }
 }
 
@@ -75,7 +75,7 @@ impl EstimateSubject {
             .chain(is_summed.then_some(Self::Kind(kind)))
     }
 
-    fn includes(self, symbol: usize) -> bool {
+    fn includes_symbol(self, symbol: usize) -> bool {
         match self {
             Self::Function(function) => function == symbol,
             Self::Kind(kind) => SYMBOLS[symbol].kind == kind,
@@ -86,7 +86,7 @@ impl EstimateSubject {
         let mut sum = layout::Counter::new_zeroed();
         let included = counters
             .iter()
-            .filter(|(symbol, _)| self.includes(**symbol));
+            .filter(|(symbol, _)| self.includes_symbol(**symbol));
         included.for_each(|(_, counter)| add_counter(&mut sum, *counter));
         sum
     }
@@ -148,7 +148,7 @@ impl CallCounts {
     }
 
     /// Adds the calls and steps up to `now_ns` to the estimates, which rely on it being called before any change.
-    pub(in crate::observer) fn advance(&mut self, now_ns: u64, steps: &StepDetector) {
+    pub(in crate::observer) fn advance_to(&mut self, now_ns: u64, steps: &StepDetector) {
         let passed_ns = match self.progress.is_paused {
             true => 0,
             false => now_ns.saturating_sub(self.progress.at_ns),
@@ -164,7 +164,7 @@ impl CallCounts {
         for (subject, calls) in &mut self.sampled {
             let is_exact =
                 matches!(subject, EstimateSubject::Kind(kind) if !sampled_kinds.contains(kind));
-            calls.advance(subject.sum_of_counters(&self.counters), elapsed, is_exact);
+            calls.add_calls(subject.sum_of_counters(&self.counters), elapsed, is_exact);
         }
     }
 
@@ -180,7 +180,7 @@ impl CallCounts {
                 before => count.saturating_sub(before) as f64,
             };
         }
-        let launches_per_step = self.launches_per_step.interval();
+        let launches_per_step = self.launches_per_step.launches_interval();
         for calls in self.sampled.values_mut() {
             calls.estimator.begin_series(launches_per_step);
         }
@@ -216,7 +216,10 @@ impl CallCounts {
     }
 
     /// Whether a function that meets the condition is or was sampled.
-    pub(in crate::observer) fn samples(&self, wanted: impl Fn(&ProbedFunction) -> bool) -> bool {
+    pub(in crate::observer) fn is_any_sampled(
+        &self,
+        wanted: impl Fn(&ProbedFunction) -> bool,
+    ) -> bool {
         let mut functions = self.sampled_functions();
         functions.any(|(symbol, _)| wanted(&SYMBOLS[symbol]))
     }
@@ -282,7 +285,7 @@ impl CallCounts {
         let per_step = self.usable_launches_per_step(steps);
         let counts = self.counters.iter().map(move |(symbol, counter)| {
             let sampled = self.sampled.get(&EstimateSubject::Function(*symbol));
-            let exact = || CallCount::exactly(*counter);
+            let exact = || CallCount::exact(*counter);
             (
                 *symbol,
                 sampled.map_or_else(exact, |calls| calls.count_with_estimate(per_step)),
@@ -325,7 +328,7 @@ impl CallCounts {
         steps: &StepDetector,
     ) {
         self.read_counters(counters);
-        self.advance(now_ns, steps);
+        self.advance_to(now_ns, steps);
         self.progress.series_from_ns = now_ns;
         if SYMBOLS[symbol].kind == CallKind::Launch && !self.has_sampled_launches() {
             self.add_steps_before_sampling(steps);
@@ -381,12 +384,12 @@ impl CallCounts {
         now_ns: u64,
         steps: &StepDetector,
     ) {
-        self.advance(now_ns, steps);
+        self.advance_to(now_ns, steps);
         self.progress.sampled_until_ns = now_ns;
         for subject in EstimateSubject::of_symbol(symbol) {
             let goes_on = self
                 .sampled_now()
-                .any(|(other, _)| other != symbol && subject.includes(other));
+                .any(|(other, _)| other != symbol && subject.includes_symbol(other));
             if let Some(calls) = self.sampled.get_mut(&subject) {
                 calls.is_sampled &= goes_on;
             }
@@ -395,7 +398,7 @@ impl CallCounts {
 
     /// Ends all sampling.
     pub(super) fn end_all_sampling(&mut self, now_ns: u64, steps: &StepDetector) {
-        self.advance(now_ns, steps);
+        self.advance_to(now_ns, steps);
         for calls in self.sampled.values_mut() {
             calls.is_sampled = false;
         }
@@ -403,7 +406,7 @@ impl CallCounts {
 
     /// Records that all probes are detached, or attached again.
     pub(super) fn set_paused(&mut self, is_paused: bool, now_ns: u64, steps: &StepDetector) {
-        self.advance(now_ns, steps);
+        self.advance_to(now_ns, steps);
         self.progress.is_paused = is_paused;
     }
 
@@ -415,7 +418,7 @@ impl CallCounts {
         steps: &mut StepDetector,
     ) {
         self.read_counters(counters);
-        self.advance(now_ns, steps);
+        self.advance_to(now_ns, steps);
         self.progress.is_in_window = true;
         self.launches_at_opening = self.counted_launches();
         self.sampled
@@ -434,7 +437,7 @@ impl CallCounts {
         steps: &mut StepDetector,
     ) {
         self.read_counters(counters);
-        self.advance(to_ns, steps);
+        self.advance_to(to_ns, steps);
         self.progress.is_in_window = false;
         self.progress.had_window = true;
         let length = Duration::from_nanos(to_ns.saturating_sub(from_ns));
@@ -488,7 +491,7 @@ impl CallCounts {
         let per_step = self.usable_launches_per_step(steps);
         self.sampled_now().any(|(_, calls)| {
             calls.recent_rate.is_none_or(|rate| rate > 1.0)
-                && !calls.estimator.estimate(per_step).has_interval()
+                && !calls.estimator.estimate_calls(per_step).has_interval()
         })
     }
 
@@ -502,7 +505,7 @@ impl CallCounts {
     /// Launches per step from windows; `None` if steps are too long for windows, or no step lay in one.
     fn usable_launches_per_step(&self, steps: &StepDetector) -> Option<ConfidenceInterval> {
         window_length_for_steps(steps)?;
-        self.launches_per_step.interval()
+        self.launches_per_step.launches_interval()
     }
 
     /// Launches per step: an estimate if launches were sampled, else the mean of the last steps.
@@ -513,7 +516,7 @@ impl CallCounts {
         let counted = counted_steps(steps, 0, u64::MAX);
         let launches: f64 = counted.iter().map(|step| f64::from(step.launches)).sum();
         let is_known = launches > 0.0 && counted.len() == steps.recent().len();
-        is_known.then(|| ConfidenceInterval::exactly(launches / counted.len() as f64))
+        is_known.then(|| ConfidenceInterval::exact(launches / counted.len() as f64))
     }
 
     /// Whether windows have shown that the process launches only by functions that are not sampled.

@@ -73,7 +73,10 @@ impl ProcessOverhead {
     }
 
     /// Wanted functions with their calls per second in the last round, most frequent first.
-    pub(in crate::observer) fn rates(&self, wanted: impl Fn(usize) -> bool) -> Vec<(usize, f64)> {
+    pub(in crate::observer) fn call_rates(
+        &self,
+        wanted: impl Fn(usize) -> bool,
+    ) -> Vec<(usize, f64)> {
         let rates = self.rates.iter();
         let mut rates: Vec<(usize, f64)> = rates
             .filter(|(symbol, _)| wanted(**symbol))

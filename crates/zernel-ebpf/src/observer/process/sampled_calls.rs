@@ -68,7 +68,7 @@ impl SampledCalls {
     }
 
     /// Adds the calls since the last read. `is_exact`: the process calls no sampled function of this kind.
-    pub(super) fn advance(
+    pub(super) fn add_calls(
         &mut self,
         counter: layout::Counter,
         elapsed: ElapsedWork,
@@ -77,7 +77,8 @@ impl SampledCalls {
         let more = counter_difference(counter, self.last);
         self.last = counter;
         if self.is_sampled {
-            self.estimator.advance(elapsed.seconds, elapsed.steps);
+            self.estimator
+                .add_elapsed_work(elapsed.seconds, elapsed.steps);
         } else {
             add_counter(&mut self.exact, more);
         }
@@ -115,7 +116,7 @@ impl SampledCalls {
         &self,
         launches_per_step: Option<ConfidenceInterval>,
     ) -> CallCount {
-        let estimate = self.estimator.estimate(launches_per_step);
+        let estimate = self.estimator.estimate_calls(launches_per_step);
         let calls = estimate.calls.max(self.in_windows.calls as f64);
         let bytes_per_call = self.in_windows.bytes as f64 / self.in_windows.calls.max(1) as f64;
         CallCount {

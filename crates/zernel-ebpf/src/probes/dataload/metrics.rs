@@ -12,7 +12,7 @@ families! {
 pub(crate) fn expose(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
     write_family_of_processes(out, &CAUSE, scoped, |process, add| {
         let waits = &process.probes.dataload.data_waits;
-        if waits.total() > 0.0 {
+        if waits.total_seconds() > 0.0 {
             for (cause, seconds) in waits.by_name() {
                 add(&[("cause", &cause)], seconds);
             }

@@ -38,7 +38,7 @@ pub(crate) fn read_maps(
     kernel: &Kernel,
     processes: &mut BTreeMap<u32, ObservedProcess>,
 ) -> libbpf_rs::Result<()> {
-    let accounts: Vec<(AccountKey, Account)> = kernel.entries("memory_accounts")?;
+    let accounts: Vec<(AccountKey, Account)> = kernel.read_map_entries("memory_accounts")?;
     let epochs = ContextEpochs::new(&accounts);
     for process in processes.values_mut() {
         process.probes.gpu_mem.clear_callers();

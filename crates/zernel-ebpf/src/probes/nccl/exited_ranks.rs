@@ -48,7 +48,7 @@ pub(crate) struct ExitedRanks(Vec<ExitedRank>);
 
 impl ExitedRanks {
     /// Adds a process that exited with a wait status, if it has communicators.
-    pub(crate) fn add(&mut self, process: &ObservedProcess, status: u64) {
+    pub(crate) fn add_exited_process(&mut self, process: &ObservedProcess, status: u64) {
         let communicators = &process.probes.nccl.all;
         let Some(ended_ns) = process.ended_ns.filter(|_| !communicators.is_empty()) else {
             return;

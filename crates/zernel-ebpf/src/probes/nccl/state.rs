@@ -57,7 +57,7 @@ pub(crate) fn read_maps(
     for process in processes.values_mut() {
         process.probes.nccl.all.clear();
     }
-    for (key, record) in kernel.entries("communicators")? {
+    for (key, record) in kernel.read_map_entries("communicators")? {
         let key: layout::CommunicatorKey = key;
         if let Some(process) = processes.get_mut(&key.process) {
             let communicator = Communicator::new(&key, &record);
@@ -77,7 +77,7 @@ pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::R
     let deleted = kernel.delete_where("communicators", is_theirs)?;
     kernel.count_deleted(TenantTable::Communicators, deleted.iter().map(|key| key.process));
     for name in ["pending_collectives", "expected_communicators"] {
-        let map = kernel.map(name)?;
+        let map = kernel.find_map_by_name(name)?;
         for process in processes {
             // A process without one has no entry.
             let _ = map.delete(&process.to_ne_bytes());

@@ -186,7 +186,7 @@ impl<'a> NcclRank<'a> {
         let agreement = CollectiveAgreement(agreement);
         let floats = (job.gradient_kib << 10) / size_of::<f32>();
         let gradients = device
-            .allocate(floats * size_of::<f32>())
+            .allocate_memory(floats * size_of::<f32>())
             .map_err(gpu::library_failure)?;
         if rank == 0 {
             id.leave_message(&nccl.new_unique_id().map_err(library_failure)?.0);

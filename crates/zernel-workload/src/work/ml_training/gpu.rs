@@ -85,7 +85,7 @@ enum GpuTarget {
 impl OpenGpu {
     pub(super) fn open(job: &MlTraining, rank: usize) -> Result<Self, WorkFailure> {
         let bytes = job.copy_kib << 10;
-        let map = || PrivateMapping::new(bytes).map_err(FailingStep::MapMemory.failed());
+        let map = || PrivateMapping::new(bytes).map_err(FailingStep::MapMemory.as_failure());
         let target = match &job.gpu {
             GpuBackend::CpuTime => GpuTarget::CpuTime {
                 staging: map()?,

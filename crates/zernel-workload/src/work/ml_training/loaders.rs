@@ -27,7 +27,7 @@ impl ForkedLoaders {
             });
             let child = child.map_err(|error| {
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
-                FailingStep::ForkChild.failed()(errno)
+                FailingStep::ForkChild.as_failure()(errno)
             })?;
             loaders.0.push(child);
         }
@@ -37,7 +37,7 @@ impl ForkedLoaders {
     /// Ends them. Returns an error if one had failed before.
     pub(super) fn end_loaders(mut self) -> Result<(), WorkFailure> {
         match self.kill_and_reap() {
-            Some(errno) => Err(FailingStep::RunLoader.failed()(errno)),
+            Some(errno) => Err(FailingStep::RunLoader.as_failure()(errno)),
             None => Ok(()),
         }
     }
@@ -75,7 +75,7 @@ fn run_loader(load: impl FnOnce(&mut Worker<'_>) -> Result<(), WorkFailure>) -> 
     let Ok(own) = SharedState::new(1, 0, 0) else {
         return Errno::NOMEM.raw_os_error();
     };
-    let mut worker = Worker::begin(&own, 0, 0, TEAM_OF_ONE, &[]);
+    let mut worker = Worker::begin_first_round(&own, 0, 0, TEAM_OF_ONE, &[]);
     match load(&mut worker) {
         Ok(()) => 0,
         Err(failure) => failure.errno.raw_os_error(),
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_loader_that_gave_up_is_reported() {
-        let failing = FailingStep::ReadFile.failed()(Errno::IO);
+        let failing = FailingStep::ReadFile.as_failure()(Errno::IO);
         let loaders = ForkedLoaders::fork(2, |_, _| Err(failing)).unwrap();
         loaders
             .0

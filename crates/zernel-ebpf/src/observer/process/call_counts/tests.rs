@@ -55,7 +55,7 @@ impl SimulatedTrainer {
         }
         self.process.counts.read_counters(&self.counters);
         let steps = &self.process.steps;
-        self.process.counts.advance(self.now_ns, steps);
+        self.process.counts.advance_to(self.now_ns, steps);
     }
 
     /// Three windows with five steps each, and ten steps before each of them.
@@ -209,9 +209,9 @@ fn launches_of_an_earlier_boundary_are_kept() {
 fn a_pause_is_no_time_in_which_anything_was_counted() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
     trainer.make_steps(10, Mark::Backward, Launches::Counted(100));
-    trainer.process.suspend(&[], trainer.now_ns);
+    trainer.process.suspend_counting(&[], trainer.now_ns);
     trainer.now_ns += 1000 * MS;
-    trainer.process.resume(trainer.now_ns);
+    trainer.process.resume_counting(trainer.now_ns);
     trainer.make_steps(10, Mark::Backward, Launches::Counted(100));
     let counted = trainer.counted_launches();
     assert!((counted.seconds - 0.2).abs() < 1e-9, "{counted:?}");
