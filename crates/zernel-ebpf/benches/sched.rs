@@ -152,8 +152,8 @@ fn set_scheduling_policy(policy: i32, sched_priority: i32) -> bool {
 /// A child with two pipes to it.
 struct PipedChild {
     pid: Pid,
-    there: PipeWriter,
-    back: PipeReader,
+    to_child: PipeWriter,
+    from_child: PipeReader,
 }
 
 impl PipedChild {
@@ -168,13 +168,19 @@ impl PipedChild {
             std::process::exit(0);
         }
         let pid = Pid::from_raw(pid).expect("the fork worked");
-        Self { pid, there, back }
+        Self {
+            pid,
+            to_child: there,
+            from_child: back,
+        }
     }
 
     /// Sends a byte, and waits for the answer.
     fn exchange_byte(&mut self, answer: &mut [u8]) {
-        self.there.write_all(&[0]).expect("the child listens");
-        self.back.read_exact(answer).expect("the child answers");
+        self.to_child.write_all(&[0]).expect("the child listens");
+        self.from_child
+            .read_exact(answer)
+            .expect("the child answers");
     }
 }
 

@@ -54,7 +54,7 @@ const MIN_CHILDREN_OF_TENANT: usize = 2;
 /// All children that have not ended.
 static LIVING_CHILDREN: Mutex<LivingChildren> = Mutex::new(LivingChildren {
     tenants: BTreeMap::new(),
-    ending: Vec::new(),
+    ending_children: Vec::new(),
 });
 
 #[derive(Debug)]
@@ -62,7 +62,7 @@ struct LivingChildren {
     /// Number of children by tenant.
     tenants: BTreeMap<Tenant, usize>,
     /// Those that were killed, or have sent their results.
-    ending: Vec<Child>,
+    ending_children: Vec<Child>,
 }
 
 const NO_WAIT: Timespec = Timespec {
@@ -122,10 +122,10 @@ pub(crate) struct ChildOutcome<T> {
 pub(crate) struct ChildTask<T> {
     child: Option<Child>,
     socket: OwnedFd,
-    received: Vec<u8>,
+    received_bytes: Vec<u8>,
     links: Vec<ProbeLink>,
-    started: Instant,
-    limit: Duration,
+    started_at: Instant,
+    time_limit: Duration,
     result: PhantomData<fn() -> T>,
 }
 
@@ -176,10 +176,10 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         Ok(Self {
             child: Some(child),
             socket,
-            received: Vec::new(),
+            received_bytes: Vec::new(),
             links: Vec::new(),
-            started,
-            limit,
+            started_at: started,
+            time_limit: limit,
             result: PhantomData,
         })
     }
@@ -188,8 +188,8 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
     pub(crate) fn poll_result(&mut self) -> Option<Result<ChildOutcome<T>, ChildTaskError>> {
         match self.receive_result() {
             Ok(true) => Some(self.take_outcome().ok_or(ChildTaskError::Died)),
-            Ok(false) if self.started.elapsed() < self.limit => None,
-            Ok(false) => Some(Err(ChildTaskError::TimedOut(self.limit))),
+            Ok(false) if self.started_at.elapsed() < self.time_limit => None,
+            Ok(false) => Some(Err(ChildTaskError::TimedOut(self.time_limit))),
             Err(_) => Some(Err(ChildTaskError::Died)),
         }
     }
@@ -199,7 +199,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         &mut self,
         patience: Duration,
     ) -> Option<Result<ChildOutcome<T>, ChildTaskError>> {
-        let until = (Instant::now() + patience).min(self.started + self.limit);
+        let until = (Instant::now() + patience).min(self.started_at + self.time_limit);
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let result = self.poll_result();
@@ -212,8 +212,8 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
 
     fn take_outcome(&mut self) -> Option<ChildOutcome<T>> {
         // The bytes that carried descriptors come first, one for each.
-        let start = self.received.iter().position(|byte| *byte != 0)?;
-        let value = serde_json::from_slice(&self.received[start..]).ok()?;
+        let start = self.received_bytes.iter().position(|byte| *byte != 0)?;
+        let value = serde_json::from_slice(&self.received_bytes[start..]).ok()?;
         Some(ChildOutcome {
             value,
             links: std::mem::take(&mut self.links),
@@ -245,11 +245,11 @@ impl<T> ChildTask<T> {
                     self.links.extend(descriptors.map(ProbeLink::new));
                 }
             }
-            self.received.extend_from_slice(&bytes[..length]);
+            self.received_bytes.extend_from_slice(&bytes[..length]);
             if length == 0 {
                 return Ok(true);
             }
-            if self.received.len() > MAX_RESULT_BYTES {
+            if self.received_bytes.len() > MAX_RESULT_BYTES {
                 return Err(io::ErrorKind::FileTooLarge.into());
             }
         }
@@ -262,7 +262,7 @@ impl<T> Drop for ChildTask<T> {
             child.kill();
             // Links in the socket would be detached, one after the other, when it is closed.
             let _ = self.receive_result();
-            lock_living_children().ending.push(child);
+            lock_living_children().ending_children.push(child);
         }
     }
 }
@@ -295,7 +295,10 @@ fn lock_living_children() -> MutexGuard<'static, LivingChildren> {
     let mut children = LIVING_CHILDREN
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
-    let LivingChildren { tenants, ending } = &mut *children;
+    let LivingChildren {
+        tenants,
+        ending_children: ending,
+    } = &mut *children;
     ending.retain(|child| {
         let has_ended = child.has_ended();
         if has_ended && let Some(count) = tenants.get_mut(&child.tenant) {

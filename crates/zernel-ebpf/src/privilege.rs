@@ -8,7 +8,7 @@ pub struct NeededCapability {
     /// Name of the capability, such as `CAP_BPF`.
     pub name: &'static str,
     /// Capabilities of which one is enough.
-    any: CapabilitySet,
+    any_of: CapabilitySet,
 }
 
 /// Capabilities to load BPF programs and attach them to functions of processes.
@@ -21,11 +21,11 @@ pub const CAPABILITIES_TO_LOAD: [NeededCapability; 2] = [
 pub const CAPABILITIES_TO_SEE_PROCESSES: [NeededCapability; 3] = [
     NeededCapability {
         name: "CAP_SYS_PTRACE",
-        any: CapabilitySet::SYS_PTRACE,
+        any_of: CapabilitySet::SYS_PTRACE,
     },
     NeededCapability {
         name: "CAP_DAC_READ_SEARCH",
-        any: CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::DAC_OVERRIDE),
+        any_of: CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::DAC_OVERRIDE),
     },
     capability_or_sys_admin("CAP_CHECKPOINT_RESTORE", CapabilitySet::CHECKPOINT_RESTORE),
 ];
@@ -36,7 +36,7 @@ const fn capability_or_sys_admin(
 ) -> NeededCapability {
     NeededCapability {
         name,
-        any: capability.union(CapabilitySet::SYS_ADMIN),
+        any_of: capability.union(CapabilitySet::SYS_ADMIN),
     }
 }
 
@@ -49,7 +49,9 @@ pub fn held_capabilities() -> CapabilitySet {
 /// Names of the needed capabilities that are not held.
 #[must_use]
 pub fn lacking_capabilities(needed: &[NeededCapability], held: CapabilitySet) -> Vec<&'static str> {
-    let lacking = needed.iter().filter(|needed| !held.intersects(needed.any));
+    let lacking = needed
+        .iter()
+        .filter(|needed| !held.intersects(needed.any_of));
     lacking.map(|needed| needed.name).collect()
 }
 

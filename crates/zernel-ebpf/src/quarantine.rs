@@ -31,7 +31,7 @@ const STATE_FILE_NAME: &str = "files-in-hand";
 static PROCESS_QUARANTINE: Mutex<Quarantine> = Mutex::new(Quarantine {
     state: None,
     in_hand: Vec::new(),
-    refused: Vec::new(),
+    refused_until: Vec::new(),
 });
 
 struct Quarantine {
@@ -39,7 +39,7 @@ struct Quarantine {
     state: Option<File>,
     in_hand: Vec<FileIdentity>,
     /// Refused files, and until when, in seconds since 1970.
-    refused: Vec<(FileIdentity, u64)>,
+    refused_until: Vec<(FileIdentity, u64)>,
 }
 
 fn lock_quarantine() -> MutexGuard<'static, Quarantine> {
@@ -74,7 +74,7 @@ pub fn keep_state_in(directory: &Path) -> io::Result<()> {
         .take(MAX_STATE_FILE_BYTES)
         .read_to_string(&mut text)?;
     let mut quarantine = lock_quarantine();
-    quarantine.refused = parse_state_file(&text, unix_seconds_now());
+    quarantine.refused_until = parse_state_file(&text, unix_seconds_now());
     quarantine.state = Some(state);
     quarantine.write_state_file();
     Ok(())
@@ -84,9 +84,9 @@ pub fn keep_state_in(directory: &Path) -> io::Result<()> {
 pub(crate) fn is_quarantined(file: &FileIdentity) -> bool {
     let mut quarantine = lock_quarantine();
     let now = unix_seconds_now();
-    quarantine.refused.retain(|(_, until)| *until > now);
+    quarantine.refused_until.retain(|(_, until)| *until > now);
     quarantine
-        .refused
+        .refused_until
         .iter()
         .any(|(refused, _)| refused == file)
 }
@@ -122,7 +122,10 @@ impl Quarantine {
             return;
         };
         let in_hand = self.in_hand.iter().map(|file| (file, 0));
-        let refused = self.refused.iter().map(|(file, until)| (file, *until));
+        let refused = self
+            .refused_until
+            .iter()
+            .map(|(file, until)| (file, *until));
         let mut text = String::new();
         for (file, until) in in_hand.chain(refused) {
             let FileIdentity {

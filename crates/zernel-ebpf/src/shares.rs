@@ -10,8 +10,8 @@ use zernel_identity::Tenant;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TenantShares {
     pub(crate) capacity: usize,
-    pub(crate) reserve: usize,
-    pub(crate) minimum: usize,
+    pub(crate) reserved_entries: usize,
+    pub(crate) minimum_per_tenant: usize,
 }
 
 impl TenantShares {
@@ -29,9 +29,9 @@ impl TenantShares {
         let own = used.get(tenant).copied().unwrap_or(0);
         let largest = used.values().copied().max().unwrap_or(0);
         let reserved = match own {
-            _ if own < self.minimum => 0,
-            _ if own < largest => self.reserve / 2,
-            _ => self.reserve,
+            _ if own < self.minimum_per_tenant => 0,
+            _ if own < largest => self.reserved_entries / 2,
+            _ => self.reserved_entries,
         };
         all < self.capacity - reserved
     }
@@ -43,8 +43,8 @@ mod tests {
 
     const EXAMPLE_SHARES: TenantShares = TenantShares {
         capacity: 20,
-        reserve: 8,
-        minimum: 2,
+        reserved_entries: 8,
+        minimum_per_tenant: 2,
     };
 
     /// Number of entries that a user gets, beside those in use.

@@ -66,7 +66,7 @@ struct CodeSegment {
 pub(super) struct ElfImage {
     pub(super) is_x86_64: bool,
     /// Code segments that are not empty, by address.
-    code: Vec<CodeSegment>,
+    code_segments: Vec<CodeSegment>,
     pub(super) tables: Vec<TablePlace>,
 }
 
@@ -80,7 +80,7 @@ impl ElfImage {
             .any(|segment| segment.p_type.get(LE) == PT_INTERP);
         Ok(Self {
             is_x86_64: header.e_machine.get(LE) == EM_X86_64,
-            code: code_segments(segments.as_slice())?,
+            code_segments: code_segments(segments.as_slice())?,
             tables: find_tables(file, &header, is_program)?,
         })
     }
@@ -88,9 +88,9 @@ impl ElfImage {
     /// Returns the file range from the code at `address` to the end of its segment.
     pub(super) fn code_at(&self, address: u64) -> Option<Range<u64>> {
         let after = self
-            .code
+            .code_segments
             .partition_point(|segment| segment.addresses.start <= address);
-        let segment = &self.code[after.checked_sub(1)?];
+        let segment = &self.code_segments[after.checked_sub(1)?];
         if !segment.addresses.contains(&address) {
             return None;
         }
@@ -103,8 +103,8 @@ impl ElfImage {
 /// Where a symbol table, its names and its versions are in the file.
 #[derive(Debug)]
 pub(super) struct TablePlace {
-    pub(super) symbols: TableRecords<Sym64<LE>>,
-    pub(super) strings: TableRecords<u8>,
+    pub(super) symbol_records: TableRecords<Sym64<LE>>,
+    pub(super) string_records: TableRecords<u8>,
     pub(super) versions: Option<TableRecords<Versym<LE>>>,
 }
 
@@ -207,11 +207,11 @@ fn find_tables(
     let tables = exported.into_iter().chain(full);
     let tables = tables.map(|table| find_table(file_length, sections, table));
     let tables: Vec<TablePlace> = tables.collect::<Result<_, _>>()?;
-    let symbols: u64 = tables.iter().map(|table| table.symbols.count).sum();
+    let symbols: u64 = tables.iter().map(|table| table.symbol_records.count).sum();
     if symbols > MAX_SYMBOLS {
         return Err(OverLimit(LibraryLimit::Symbols));
     }
-    let string_bytes: u64 = tables.iter().map(|table| table.strings.count).sum();
+    let string_bytes: u64 = tables.iter().map(|table| table.string_records.count).sum();
     if string_bytes > MAX_STRING_BYTES {
         return Err(OverLimit(LibraryLimit::StringBytes));
     }
@@ -232,8 +232,8 @@ fn find_table(
         section.sh_type.get(LE) == SHT_GNU_VERSYM && section.sh_link.get(LE) as usize == index
     });
     Ok(TablePlace {
-        symbols: TableRecords::new(table, file_length)?,
-        strings: TableRecords::new(strings, file_length)?,
+        symbol_records: TableRecords::new(table, file_length)?,
+        string_records: TableRecords::new(strings, file_length)?,
         versions: versions
             .map(|section| TableRecords::new(section, file_length))
             .transpose()?,

@@ -289,7 +289,7 @@ impl Library {
             symbol,
             file_offset: code.start,
             length,
-            emulated: match self.image.is_x86_64 {
+            emulated_displacement: match self.image.is_x86_64 {
                 true => probe_instruction::first_emulated_instruction(&window),
                 false => None,
             },
@@ -321,7 +321,7 @@ impl Library {
             false => Ok(at(0, TrapCost::SingleStepped)),
         };
         let mut skipped = entry.skipped_addresses();
-        let displacement = match entry.emulated {
+        let displacement = match entry.emulated_displacement {
             Some(0) => return Ok(Ok(at(0, TrapCost::Emulated))),
             Some(displacement)
                 if entry.has_known_size()
@@ -363,7 +363,7 @@ struct FunctionEntry<'a> {
     /// Bytes of its code in the file.
     length: u64,
     /// Displacement of its first emulated instruction.
-    emulated: Option<usize>,
+    emulated_displacement: Option<usize>,
     /// Whether a single-stepped probe at the entry would break it.
     depends_on_mode: bool,
 }
@@ -373,7 +373,7 @@ impl FunctionEntry<'_> {
     /// execute that instruction exactly once only if no symbol and no branch leads there.
     fn skipped_addresses(&self) -> impl Iterator<Item = u64> + use<> {
         let displacement = match self.has_known_size() {
-            true => self.emulated.unwrap_or(0),
+            true => self.emulated_displacement.unwrap_or(0),
             false => 0,
         };
         let address = self.symbol.address;

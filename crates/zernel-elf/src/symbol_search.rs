@@ -134,7 +134,7 @@ impl TablePlace {
         wanted: &WantedNames<'_>,
         names: usize,
     ) -> Result<Vec<Vec<SymbolCandidate>>, ImageError> {
-        let mut candidates = Vec::with_capacity(self.symbols.count as usize);
+        let mut candidates = Vec::with_capacity(self.symbol_records.count as usize);
         self.for_each_exported(file, |index, symbol| {
             let name = symbol.st_name.get(LE);
             candidates.push(SymbolCandidate { name, index });
@@ -145,9 +145,11 @@ impl TablePlace {
         while let Some(first) = rest.first() {
             let start = u64::from(first.name);
             // The names that begin in this piece may end in the next one.
-            let piece =
-                self.strings
-                    .read(file, start, STRING_BYTES_PER_READ + wanted.longest + 1)?;
+            let piece = self.string_records.read(
+                file,
+                start,
+                STRING_BYTES_PER_READ + wanted.longest_name_bytes + 1,
+            )?;
             let end = start + STRING_BYTES_PER_READ as u64;
             let here = rest.partition_point(|candidate| u64::from(candidate.name) < end);
             let (inside, later) = rest.split_at(here);
@@ -174,8 +176,8 @@ impl TablePlace {
         file: &File,
         mut visit: impl FnMut(u32, &Sym64<LE>),
     ) -> Result<(), ImageError> {
-        for first in (0..self.symbols.count).step_by(SYMBOLS_PER_READ) {
-            let piece = self.symbols.read(file, first, SYMBOLS_PER_READ)?;
+        for first in (0..self.symbol_records.count).step_by(SYMBOLS_PER_READ) {
+            let piece = self.symbol_records.read(file, first, SYMBOLS_PER_READ)?;
             for (index, symbol) in (first as u32..).zip(piece.as_slice()) {
                 if symbol.st_bind() != STB_LOCAL && symbol.st_shndx.get(LE) != SHN_UNDEF {
                     visit(index, symbol);
@@ -194,7 +196,7 @@ impl TablePlace {
         candidate: SymbolCandidate,
     ) -> Result<Option<NamedSymbol>, ImageError> {
         let index = u64::from(candidate.index);
-        let records = self.symbols.read(file, index, 1)?;
+        let records = self.symbol_records.read(file, index, 1)?;
         let Some(record) = records.as_slice().first() else {
             return Ok(None);
         };
@@ -224,7 +226,7 @@ impl TablePlace {
     /// Reads a name. Returns `None` if it does not end within the table, or is not valid text.
     fn read_name(&self, file: &File, offset: u32) -> Result<Option<String>, ImageError> {
         let read = self
-            .strings
+            .string_records
             .read(file, u64::from(offset), MAX_NAME_BYTES + 1)?;
         let bytes = read.as_slice();
         match bytes.iter().position(|byte| *byte == 0) {
@@ -239,24 +241,24 @@ impl TablePlace {
 
 /// Requested names, arranged for the search.
 struct WantedNames<'a> {
-    exact: HashMap<&'a [u8], Vec<usize>>,
+    exact_names: HashMap<&'a [u8], Vec<usize>>,
     prefixes: Vec<(&'a [u8], usize)>,
     /// Length of the longest name or prefix.
-    longest: usize,
+    longest_name_bytes: usize,
 }
 
 impl<'a> WantedNames<'a> {
     fn new(names: &[FunctionName<'a>]) -> Self {
         let mut wanted = Self {
-            exact: HashMap::new(),
+            exact_names: HashMap::new(),
             prefixes: Vec::new(),
-            longest: 0,
+            longest_name_bytes: 0,
         };
         for (number, name) in names.iter().enumerate() {
             let text = name.as_text().as_bytes();
-            wanted.longest = wanted.longest.max(text.len());
+            wanted.longest_name_bytes = wanted.longest_name_bytes.max(text.len());
             match name {
-                FunctionName::Exact(_) => wanted.exact.entry(text).or_default().push(number),
+                FunctionName::Exact(_) => wanted.exact_names.entry(text).or_default().push(number),
                 FunctionName::Prefix(_) => wanted.prefixes.push((text, number)),
             }
         }
@@ -266,9 +268,9 @@ impl<'a> WantedNames<'a> {
     /// Returns the numbers of the names that match the name at the start of `text`. Looks at no
     /// more bytes than the longest wanted name has.
     fn matching_indices(&self, text: &[u8]) -> impl Iterator<Item = usize> {
-        let head = &text[..text.len().min(self.longest + 1)];
+        let head = &text[..text.len().min(self.longest_name_bytes + 1)];
         let end = head.iter().position(|byte| *byte == 0);
-        let exact = end.and_then(|end| self.exact.get(&head[..end]));
+        let exact = end.and_then(|end| self.exact_names.get(&head[..end]));
         let prefixes = self.prefixes.iter();
         let prefixes = prefixes.filter(|(prefix, _)| text.starts_with(prefix));
         exact

@@ -33,7 +33,7 @@ pub struct ProcessRecord {
     first_seen_ns: u64,
     /// From its start to that call, if known.
     before_first_call_seconds: Option<f64>,
-    latest: ProcessReport,
+    latest_report: ProcessReport,
     /// Totals from before it was attached to. They do not count.
     baseline: Option<ProcessReport>,
     samples: Vec<RecordSample>,
@@ -94,14 +94,15 @@ impl ProcessRecord {
             Some(baseline) => report.subtract_baseline(baseline),
             None => report,
         };
-        self.latest = report;
+        self.latest_report = report;
         let throttled = self.throttled_seconds;
-        self.latest.times.throttled_seconds = throttled.map_or(0.0, |(now, begin)| now - begin);
+        self.latest_report.times.throttled_seconds =
+            throttled.map_or(0.0, |(now, begin)| now - begin);
         self.steps.add_new_steps(&process.steps);
         let ended_ns_ago = (1e9 * process.ended_seconds_ago.unwrap_or(0.0)) as u64;
         let mut sample = RecordSample {
             at_ns: now_ns.saturating_sub(ended_ns_ago),
-            times: self.latest.times,
+            times: self.latest_report.times,
             memory_bytes: process
                 .probes
                 .gpu_mem
@@ -117,7 +118,7 @@ impl ProcessRecord {
             *self.gpu_busy_seconds.get_or_insert(0.0) += busy.max(0.0);
         }
         sample.times.gpu_busy_seconds = self.gpu_busy_seconds;
-        self.latest.times.gpu_busy_seconds = self.gpu_busy_seconds;
+        self.latest_report.times.gpu_busy_seconds = self.gpu_busy_seconds;
         if last.is_none_or(|last| last.at_ns < sample.at_ns) {
             self.samples.push(sample);
         }
@@ -133,7 +134,7 @@ impl ProcessRecord {
     /// The report on the process.
     pub fn into_report(self) -> ProcessReport {
         let Self {
-            mut latest,
+            latest_report: mut latest,
             samples,
             steps,
             before_first_call_seconds,

@@ -37,7 +37,10 @@ impl LiveTexts {
         }
         *count += 1;
         let texts = self.clone();
-        Some(LiveTextPlace { texts, key })
+        Some(LiveTextPlace {
+            all_texts: texts,
+            key,
+        })
     }
 
     fn lock_counts(&self) -> MutexGuard<'_, HashMap<(TextQuery, ConnectionOwner), u32>> {
@@ -47,7 +50,7 @@ impl LiveTexts {
 
 /// The place of one text. Dropping it frees the place.
 pub(crate) struct LiveTextPlace {
-    texts: LiveTexts,
+    all_texts: LiveTexts,
     key: (TextQuery, ConnectionOwner),
 }
 
@@ -61,7 +64,7 @@ impl LiveTextPlace {
 
 impl Drop for LiveTextPlace {
     fn drop(&mut self) {
-        let mut counts = self.texts.lock_counts();
+        let mut counts = self.all_texts.lock_counts();
         if let Some(count) = counts.get_mut(&self.key) {
             *count -= 1;
             if *count == 0 {

@@ -209,8 +209,8 @@ impl AcceptLoops {
 
 fn new_connection_slots(limits: Limits) -> Slots {
     let slot_limits = SlotLimits {
-        trusted: limits.connections,
-        others: limits.connections,
+        trusted_slots: limits.connections,
+        other_slots: limits.connections,
         per_tenant: limits.connections_per_tenant,
     };
     // A new client is more likely to do something than the oldest one.
@@ -219,8 +219,8 @@ fn new_connection_slots(limits: Limits) -> Slots {
 
 fn new_websocket_slots(limits: Limits) -> Slots {
     let slot_limits = SlotLimits {
-        trusted: limits.websockets,
-        others: limits.websockets,
+        trusted_slots: limits.websockets,
+        other_slots: limits.websockets,
         per_tenant: limits.websockets_per_tenant,
     };
     // WebSocket clients stay connected for long.

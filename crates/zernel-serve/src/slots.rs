@@ -11,9 +11,9 @@ use crate::peer::ConnectionOwner;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SlotLimits {
     /// Slots of trusted owners, which no other owner can take.
-    pub(crate) trusted: usize,
+    pub(crate) trusted_slots: usize,
     /// Slots of all other owners together.
-    pub(crate) others: usize,
+    pub(crate) other_slots: usize,
     /// Slots of one tenant of the unix socket.
     pub(crate) per_tenant: usize,
 }
@@ -36,7 +36,7 @@ struct SharedSlots {
     when_full: WhenFull,
     table: Mutex<SlotTable>,
     /// Number of [`Slot`]s that exist, ended ones included.
-    used: watch::Sender<usize>,
+    used_count: watch::Sender<usize>,
 }
 
 #[derive(Default)]
@@ -49,14 +49,14 @@ struct SlotTable {
 struct TakenSlot {
     id: u64,
     owner: ConnectionOwner,
-    end: watch::Sender<bool>,
+    end_signal: watch::Sender<bool>,
 }
 
 /// A slot in use. It is free again when this is dropped.
 pub(crate) struct Slot {
     shared: Arc<SharedSlots>,
     id: u64,
-    end: watch::Receiver<bool>,
+    end_signal: watch::Receiver<bool>,
 }
 
 impl Slots {
@@ -65,7 +65,7 @@ impl Slots {
             limits,
             when_full,
             table: Mutex::default(),
-            used: watch::Sender::new(0),
+            used_count: watch::Sender::new(0),
         }))
     }
 
@@ -76,18 +76,22 @@ impl Slots {
         let id = table.next_id;
         table.next_id += 1;
         let (end, receiver) = watch::channel(false);
-        table.entries.push(TakenSlot { id, owner, end });
-        self.0.used.send_modify(|used| *used += 1);
+        table.entries.push(TakenSlot {
+            id,
+            owner,
+            end_signal: end,
+        });
+        self.0.used_count.send_modify(|used| *used += 1);
         Some(Slot {
             shared: Arc::clone(&self.0),
             id,
-            end: receiver,
+            end_signal: receiver,
         })
     }
 
     /// Waits until no slot is in use.
     pub(crate) async fn wait_until_all_free(&self) {
-        let mut used = self.0.used.subscribe();
+        let mut used = self.0.used_count.subscribe();
         // Fails only if the sender is dropped, and `self` holds it.
         let _ = used.wait_for(|used| *used == 0).await;
     }
@@ -112,7 +116,7 @@ impl Slot {
 
     /// Waits until the client must end because another client needs its slot.
     pub(crate) fn wait_until_ended(&self) -> impl Future<Output = ()> + Send + 'static {
-        let mut end = self.end.clone();
+        let mut end = self.end_signal.clone();
         async move {
             // The sender is dropped when the slot was given to another client.
             let _ = end.wait_for(|is_ended| *is_ended).await;
@@ -124,7 +128,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let mut table = self.shared.lock_table();
         table.entries.retain(|entry| entry.id != self.id);
-        self.shared.used.send_modify(|used| *used -= 1);
+        self.shared.used_count.send_modify(|used| *used -= 1);
     }
 }
 
@@ -137,15 +141,15 @@ impl SharedSlots {
     /// Makes sure that a slot is free for `owner`. `None` if there is none.
     fn make_room(&self, table: &mut SlotTable, owner: &ConnectionOwner) -> Option<()> {
         let limit = match owner {
-            ConnectionOwner::Trusted => self.limits.trusted,
-            ConnectionOwner::Tenant(_) => self.limits.per_tenant.min(self.limits.others),
-            ConnectionOwner::Anonymous => self.limits.others,
+            ConnectionOwner::Trusted => self.limits.trusted_slots,
+            ConnectionOwner::Tenant(_) => self.limits.per_tenant.min(self.limits.other_slots),
+            ConnectionOwner::Anonymous => self.limits.other_slots,
         };
         if table.count_slots(|other| other == owner) >= limit {
             return self.end_oldest_of_same_owner(table, owner);
         }
         let others = table.count_slots(|other| *other != ConnectionOwner::Trusted);
-        if *owner == ConnectionOwner::Trusted || others < self.limits.others {
+        if *owner == ConnectionOwner::Trusted || others < self.limits.other_slots {
             return Some(());
         }
         match table.owner_with_most_slots(owner) {
@@ -193,7 +197,7 @@ impl SlotTable {
             .entries
             .iter()
             .position(|entry| matches(&entry.owner))?;
-        self.entries.remove(position).end.send_replace(true);
+        self.entries.remove(position).end_signal.send_replace(true);
         Some(())
     }
 }
@@ -205,8 +209,8 @@ mod tests {
     use super::*;
 
     const TEST_LIMITS: SlotLimits = SlotLimits {
-        trusted: 2,
-        others: 6,
+        trusted_slots: 2,
+        other_slots: 6,
         per_tenant: 3,
     };
 
@@ -215,7 +219,7 @@ mod tests {
     }
 
     fn is_ended(slot: &Slot) -> bool {
-        *slot.end.borrow()
+        *slot.end_signal.borrow()
     }
 
     fn take_slots(slots: &Slots, owner: &ConnectionOwner, count: usize) -> Vec<Slot> {

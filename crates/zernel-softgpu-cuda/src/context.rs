@@ -41,7 +41,7 @@ pub(crate) struct ContextObject {
     own_memory: u64,
     pub(crate) flags: AtomicU32,
     tails: Arc<StreamTails>,
-    legacy: Arc<StreamObject>,
+    legacy_stream: Arc<StreamObject>,
     /// Includes streams that the program has destroyed, until their work is done.
     streams: Mutex<Vec<Arc<Stream>>>,
 }
@@ -91,7 +91,7 @@ impl ContextObject {
                 own_memory,
                 flags: AtomicU32::new(flags),
                 tails,
-                legacy,
+                legacy_stream: legacy,
                 streams: Mutex::default(),
             }
         });
@@ -171,7 +171,7 @@ impl ContextObject {
     fn wait_for_all_streams(&self, symbol: &'static LoggedSymbol) {
         let waiting = self.wait_method();
         let streams = self.live_streams();
-        let all = streams.iter().chain([&self.legacy.stream]);
+        let all = streams.iter().chain([&self.legacy_stream.stream]);
         let markers: Vec<_> = all.map(|stream| stream.submit_marker(symbol)).collect();
         markers
             .iter()
@@ -209,7 +209,7 @@ impl StreamObject {
         let before = match self.stream.role() {
             StreamRole::NonBlocking => return Ok(()),
             StreamRole::Blocking => {
-                let legacy = Arc::clone(&self.context()?.legacy.stream);
+                let legacy = Arc::clone(&self.context()?.legacy_stream.stream);
                 if !legacy.is_deferred() {
                     return Ok(());
                 }
@@ -257,7 +257,7 @@ impl StreamObject {
 /// A device's primary context: created at the first retain, destroyed at the last release.
 #[derive(Debug, Default)]
 pub(crate) struct PrimaryContext {
-    users: usize,
+    user_count: usize,
     flags: u32,
     context: Option<Arc<ContextObject>>,
 }
@@ -268,22 +268,22 @@ impl PrimaryContext {
             Some(context) => Arc::clone(context),
             None => ContextObject::new(ordinal, self.flags)?,
         };
-        self.users += 1;
+        self.user_count += 1;
         let handle = context.handle;
         self.context = Some(context);
         Ok(handle)
     }
 
     pub(crate) fn release(&mut self, symbol: &'static LoggedSymbol) -> Result<(), CudaError> {
-        self.users = self.users.checked_sub(1).ok_or(INVALID_CONTEXT)?;
-        if self.users == 0 {
+        self.user_count = self.user_count.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        if self.user_count == 0 {
             self.reset(symbol);
         }
         Ok(())
     }
 
     pub(crate) fn reset(&mut self, symbol: &'static LoggedSymbol) {
-        self.users = 0;
+        self.user_count = 0;
         if let Some(context) = self.context.take() {
             context.destroy(symbol);
         }
@@ -346,7 +346,7 @@ pub(crate) fn stream_of_handle(
     match handle {
         0 if call.per_thread_default_stream => stream_of_thread(),
         STREAM_PER_THREAD => stream_of_thread(),
-        0 | STREAM_LEGACY => Ok(Arc::clone(&current_context()?.legacy)),
+        0 | STREAM_LEGACY => Ok(Arc::clone(&current_context()?.legacy_stream)),
         _ => {
             initialised_driver()?;
             STREAMS.get(handle).ok_or(INVALID_HANDLE)

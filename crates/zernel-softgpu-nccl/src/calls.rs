@@ -59,7 +59,7 @@ impl DataCall {
                 data_type,
                 send,
                 receive,
-                part,
+                part_bytes: part,
             }))
         })
     }

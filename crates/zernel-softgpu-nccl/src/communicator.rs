@@ -22,16 +22,16 @@ pub(crate) struct Communicator {
     pub(crate) place: DeviceAndContext,
     aborted: AtomicBool,
     error: AtomicI32,
-    order: Mutex<OperationOrder>,
-    turn: Condvar,
+    operation_order: Mutex<OperationOrder>,
+    turn_changed: Condvar,
 }
 
 /// Operations run in the order in which they were issued, whatever streams they are in.
 #[derive(Debug, Default)]
 struct OperationOrder {
-    issued: u64,
-    finished: u64,
-    finalized: bool,
+    issued_count: u64,
+    finished_count: u64,
+    is_finalized: bool,
 }
 
 impl Communicator {
@@ -51,8 +51,8 @@ impl Communicator {
             place,
             aborted: AtomicBool::new(false),
             error: AtomicI32::new(0),
-            order: Mutex::default(),
-            turn: Condvar::new(),
+            operation_order: Mutex::default(),
+            turn_changed: Condvar::new(),
         });
         COMMUNICATORS.insert_as(communicator.handle, Arc::clone(&communicator));
         Ok(communicator)
@@ -69,7 +69,7 @@ impl Communicator {
         if let Some(error) = communicator.async_error() {
             return Err(error);
         }
-        let finalized = communicator.operation_order().finalized;
+        let finalized = communicator.operation_order().is_finalized;
         match finalized {
             true => Err(NcclError::InvalidUsage),
             false => Ok(communicator),
@@ -77,7 +77,9 @@ impl Communicator {
     }
 
     fn operation_order(&self) -> MutexGuard<'_, OperationOrder> {
-        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+        self.operation_order
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `ncclCommGetAsyncError`.
@@ -100,31 +102,33 @@ impl Communicator {
     /// The next place in the order of operations.
     pub(crate) fn take_ticket(&self) -> u64 {
         let mut order = self.operation_order();
-        order.issued += 1;
-        order.issued - 1
+        order.issued_count += 1;
+        order.issued_count - 1
     }
 
     /// Waits until all operations issued before `ticket` have finished.
     pub(crate) fn take_turn(&self, ticket: u64) {
         let waiting = self
-            .turn
-            .wait_while(self.operation_order(), |order| order.finished != ticket);
+            .turn_changed
+            .wait_while(self.operation_order(), |order| {
+                order.finished_count != ticket
+            });
         drop(waiting.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// An operation has finished.
     pub(crate) fn finish_turn(&self) {
-        self.operation_order().finished += 1;
-        self.turn.notify_all();
+        self.operation_order().finished_count += 1;
+        self.turn_changed.notify_all();
     }
 
     /// Waits until all operations issued so far have finished, and takes no more.
     pub(crate) fn finalize(&self) {
         let mut order = self.operation_order();
-        order.finalized = true;
+        order.is_finalized = true;
         let waiting = self
-            .turn
-            .wait_while(order, |order| order.finished != order.issued);
+            .turn_changed
+            .wait_while(order, |order| order.finished_count != order.issued_count);
         drop(waiting.unwrap_or_else(PoisonError::into_inner));
     }
 

@@ -21,8 +21,8 @@ struct CallGroup {
     depth: usize,
     /// The first error of a call in the group.
     error: Option<NcclError>,
-    issued: Vec<(Arc<Communicator>, u64, IssuedCall)>,
-    making: Vec<(Out<u64>, CommunicatorMaking)>,
+    issued_calls: Vec<(Arc<Communicator>, u64, IssuedCall)>,
+    communicators_to_make: Vec<(Out<u64>, CommunicatorMaking)>,
 }
 
 impl CallGroup {
@@ -30,8 +30,8 @@ impl CallGroup {
         Self {
             depth: 0,
             error: None,
-            issued: Vec::new(),
-            making: Vec::new(),
+            issued_calls: Vec::new(),
+            communicators_to_make: Vec::new(),
         }
     }
 }
@@ -65,7 +65,8 @@ pub(crate) fn launch_or_queue(
     issued: IssuedCall,
 ) -> Outcome {
     if is_group_open() {
-        THREAD_GROUP.with_borrow_mut(|group| group.issued.push((communicator, stream, issued)));
+        THREAD_GROUP
+            .with_borrow_mut(|group| group.issued_calls.push((communicator, stream, issued)));
         return Ok(());
     }
     Operation::launch(communicator, stream, vec![issued])
@@ -74,7 +75,7 @@ pub(crate) fn launch_or_queue(
 /// Makes a communicator, at once or when the group ends.
 pub(crate) fn make_or_queue(handle: Out<u64>, making: CommunicatorMaking) -> Outcome {
     if is_group_open() {
-        THREAD_GROUP.with_borrow_mut(|group| group.making.push((handle, making)));
+        THREAD_GROUP.with_borrow_mut(|group| group.communicators_to_make.push((handle, making)));
         return Ok(());
     }
     Ok(handle.set(making()?)?)
@@ -95,11 +96,11 @@ impl CallGroup {
         if let Some(error) = self.error {
             return Err(error);
         }
-        let (handles, making): (Vec<_>, Vec<_>) = self.making.into_iter().unzip();
+        let (handles, making): (Vec<_>, Vec<_>) = self.communicators_to_make.into_iter().unzip();
         for (handle, made) in handles.iter().zip(make_together(making)) {
             handle.set(made?)?;
         }
-        launch_all(self.issued)
+        launch_all(self.issued_calls)
     }
 }
 

@@ -26,9 +26,9 @@ pub(crate) struct Message {
 /// A message on its way.
 struct MessageTransfer {
     message: Message,
-    moved: usize,
+    moved_bytes: usize,
     /// All bytes are in the channel, and the receiver has not taken the last of them.
-    all_put: bool,
+    has_put_all: bool,
     end: Option<u64>,
 }
 
@@ -88,8 +88,8 @@ impl MessageTransfer {
     fn new(message: Message) -> Self {
         Self {
             message,
-            moved: 0,
-            all_put: false,
+            moved_bytes: 0,
+            has_put_all: false,
             end: None,
         }
     }
@@ -102,8 +102,8 @@ impl MessageTransfer {
     }
 
     fn next_chunk(&self) -> (u64, usize) {
-        let bytes = (self.message.bytes - self.moved).min(MESSAGE_CHUNK_BYTES);
-        (self.message.buffer + self.moved as u64, bytes)
+        let bytes = (self.message.bytes - self.moved_bytes).min(MESSAGE_CHUNK_BYTES);
+        (self.message.buffer + self.moved_bytes as u64, bytes)
     }
 
     fn set_ended(&mut self, sender_start: u64, receiver_start: u64) {
@@ -119,7 +119,7 @@ impl MessageTransfer {
         if !is_empty {
             return false;
         }
-        if self.all_put {
+        if self.has_put_all {
             let receiver_start = word(ChannelWord::ReceiverStart).load(Relaxed);
             self.set_ended(start, receiver_start);
             return true;
@@ -128,8 +128,8 @@ impl MessageTransfer {
         word(ChannelWord::SenderStart).store(start, Relaxed);
         segment.send_chunk(self.message.peer, source, bytes);
         sent.fetch_add(1, Release);
-        self.moved += bytes;
-        self.all_put = self.moved == self.message.bytes;
+        self.moved_bytes += bytes;
+        self.has_put_all = self.moved_bytes == self.message.bytes;
         true
     }
 
@@ -147,8 +147,8 @@ impl MessageTransfer {
         let sender_start = word(ChannelWord::SenderStart).load(Relaxed);
         word(ChannelWord::ReceiverStart).store(start, Relaxed);
         received.fetch_add(1, Release);
-        self.moved += bytes;
-        if self.moved == self.message.bytes {
+        self.moved_bytes += bytes;
+        if self.moved_bytes == self.message.bytes {
             self.set_ended(sender_start, start);
         }
         true

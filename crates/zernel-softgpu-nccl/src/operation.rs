@@ -37,7 +37,7 @@ pub(crate) struct Collective {
     pub(crate) send: u64,
     pub(crate) receive: u64,
     /// Bytes of the part that belongs to one rank.
-    pub(crate) part: usize,
+    pub(crate) part_bytes: usize,
 }
 
 /// One call between group start and end, or alone.
@@ -218,8 +218,8 @@ impl Collective {
         match self.pattern {
             CollectivePattern::ReduceScatter(_)
             | CollectivePattern::AllToAll
-            | CollectivePattern::Scatter(_) => self.part * ranks,
-            _ => self.part,
+            | CollectivePattern::Scatter(_) => self.part_bytes * ranks,
+            _ => self.part_bytes,
         }
     }
 
@@ -275,7 +275,9 @@ impl Collective {
                 self.reduce_chunk(communicator, reduction, 0..bytes, here);
             }
             CollectivePattern::ReduceScatter(reduction) => {
-                if let Some(own) = overlap_of_part(offset, bytes, own * self.part, self.part) {
+                if let Some(own) =
+                    overlap_of_part(offset, bytes, own * self.part_bytes, self.part_bytes)
+                {
                     let range = own.in_window..own.in_window + own.bytes;
                     self.reduce_chunk(
                         communicator,
@@ -293,7 +295,7 @@ impl Collective {
                 self.gather_chunk(communicator, offset, bytes);
             }
             CollectivePattern::AllToAll => (0..ranks).for_each(|from| {
-                self.take_own_part(communicator, from, offset, bytes, from * self.part);
+                self.take_own_part(communicator, from, offset, bytes, from * self.part_bytes);
             }),
             CollectivePattern::Scatter(root) => {
                 self.take_own_part(communicator, root, offset, bytes, 0);
@@ -304,7 +306,7 @@ impl Collective {
 
     fn gather_chunk(&self, communicator: &Communicator, offset: usize, bytes: usize) {
         for rank in 0..communicator.segment.rank_count() {
-            let place = self.receive + (rank * self.part + offset) as u64;
+            let place = self.receive + (rank * self.part_bytes + offset) as u64;
             write_to_address(place, communicator.segment.offered_bytes(rank, bytes));
         }
     }
@@ -334,8 +336,12 @@ impl Collective {
         place: usize,
     ) {
         let segment = &communicator.segment;
-        if let Some(own) = overlap_of_part(offset, bytes, segment.own_rank() * self.part, self.part)
-        {
+        if let Some(own) = overlap_of_part(
+            offset,
+            bytes,
+            segment.own_rank() * self.part_bytes,
+            self.part_bytes,
+        ) {
             let shown = segment.offered_bytes(from, bytes);
             let address = self.receive + (place + own.in_part) as u64;
             write_to_address(address, &shown[own.in_window..own.in_window + own.bytes]);

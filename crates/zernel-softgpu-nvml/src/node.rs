@@ -11,14 +11,14 @@ use crate::status::NvmlError;
 const FIRST_HANDLE: u64 = 0x6e76_6d6c_0000;
 
 static LIBRARY_STATE: Mutex<LibraryState> = Mutex::new(LibraryState {
-    users: 0,
+    init_count: 0,
     node: None,
 });
 
 static REGISTER_AT_EXIT: Once = Once::new();
 
 struct LibraryState {
-    users: usize,
+    init_count: usize,
     node: Option<Arc<Node>>,
 }
 
@@ -43,15 +43,18 @@ pub(crate) fn initialise_library() -> Result<(), NvmlError> {
         state.node = Some(node);
         REGISTER_AT_EXIT.call_once(|| process::at_exit(leave_node));
     }
-    state.users += 1;
+    state.init_count += 1;
     Ok(())
 }
 
 /// `nvmlShutdown`.
 pub(crate) fn shut_down() -> Result<(), NvmlError> {
     let mut state = LIBRARY_STATE.lock().unwrap_or_else(PoisonError::into_inner);
-    state.users = state.users.checked_sub(1).ok_or(NvmlError::Uninitialized)?;
-    if state.users == 0 {
+    state.init_count = state
+        .init_count
+        .checked_sub(1)
+        .ok_or(NvmlError::Uninitialized)?;
+    if state.init_count == 0 {
         state.node = None;
     }
     Ok(())

@@ -21,33 +21,37 @@ pub(crate) struct BusyMeter<'a>(pub(crate) &'a [AtomicU64]);
 /// All work known at time `at`: its total busy time, and its last end.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct BusyState {
-    at: u64,
-    busy: u64,
-    until: u64,
+    changed_at: u64,
+    busy_ns: u64,
+    busy_until: u64,
 }
 
 impl BusyState {
     fn load(words: &[AtomicU64]) -> Self {
         let [at, busy, until] = [0, 1, 2].map(|index| words[index].load(Relaxed));
-        Self { at, busy, until }
+        Self {
+            changed_at: at,
+            busy_ns: busy,
+            busy_until: until,
+        }
     }
 
     fn store(self, words: &[AtomicU64]) {
-        words[0].store(self.at, Relaxed);
-        words[1].store(self.busy, Relaxed);
-        words[2].store(self.until, Relaxed);
+        words[0].store(self.changed_at, Relaxed);
+        words[1].store(self.busy_ns, Relaxed);
+        words[2].store(self.busy_until, Relaxed);
     }
 
     /// Busy time up to `time`, without work in the future.
     fn busy_until(self, time: u64) -> u64 {
-        self.busy - self.until.saturating_sub(time).min(self.busy)
+        self.busy_ns - self.busy_until.saturating_sub(time).min(self.busy_ns)
     }
 
     /// Work that overlaps with earlier work keeps the device busy only once.
     fn add_work(&mut self, start: u64, end: u64) {
-        let from = start.max(self.until);
-        self.busy += end.saturating_sub(from);
-        self.until = self.until.max(end);
+        let from = start.max(self.busy_until);
+        self.busy_ns += end.saturating_sub(from);
+        self.busy_until = self.busy_until.max(end);
     }
 }
 
@@ -74,9 +78,13 @@ impl<'a> BusyMeter<'a> {
         let recorded = self.past_state_count().load(Relaxed);
         let last = recorded
             .checked_sub(1)
-            .map_or(0, |last| BusyState::load(self.past_state(last)).at);
+            .map_or(0, |last| BusyState::load(self.past_state(last)).changed_at);
         if now >= last + MIN_STATE_SPACING_NS {
-            BusyState { at: now, ..state }.store(self.past_state(recorded));
+            BusyState {
+                changed_at: now,
+                ..state
+            }
+            .store(self.past_state(recorded));
             self.past_state_count().store(recorded + 1, Relaxed);
         }
         state.add_work(start, end);
@@ -102,11 +110,11 @@ impl<'a> BusyMeter<'a> {
         let mut later = BusyState::load(self.current_state_words());
         for number in (recorded.saturating_sub(MAX_PAST_STATES as u64)..recorded).rev() {
             let past = BusyState::load(self.past_state(number));
-            if past.at + MIN_STATE_SPACING_NS <= time {
+            if past.changed_at + MIN_STATE_SPACING_NS <= time {
                 return (time, later.busy_until(time));
             }
-            if past.at <= time {
-                return (past.at, past.busy_until(past.at));
+            if past.changed_at <= time {
+                return (past.changed_at, past.busy_until(past.changed_at));
             }
             later = past;
         }

@@ -16,7 +16,7 @@ const UNKNOWN_END: u64 = u64::MAX;
 #[derive(Debug)]
 pub struct Completion {
     end: AtomicU64,
-    known: AtomicU32,
+    end_known: AtomicU32,
 }
 
 impl Completion {
@@ -25,7 +25,7 @@ impl Completion {
     pub fn with_unknown_end() -> Arc<Self> {
         Arc::new(Self {
             end: AtomicU64::new(UNKNOWN_END),
-            known: AtomicU32::new(0),
+            end_known: AtomicU32::new(0),
         })
     }
 
@@ -34,16 +34,20 @@ impl Completion {
     pub fn with_end(end: u64) -> Arc<Self> {
         Arc::new(Self {
             end: AtomicU64::new(end),
-            known: AtomicU32::new(1),
+            end_known: AtomicU32::new(1),
         })
     }
 
     /// Stores the end and wakes all threads that wait for it.
     pub fn set_end(&self, end: u64) {
         self.end.store(end, Release);
-        self.known.store(1, Release);
+        self.end_known.store(1, Release);
         // Cannot fail on a valid address.
-        let _ = futex::wake(&self.known, futex::Flags::PRIVATE, i32::MAX.cast_unsigned());
+        let _ = futex::wake(
+            &self.end_known,
+            futex::Flags::PRIVATE,
+            i32::MAX.cast_unsigned(),
+        );
     }
 
     /// The end, if it is known.
@@ -67,7 +71,7 @@ impl Completion {
             match how {
                 WaitMethod::Block => {
                     // Woken, interrupted or already known: the loop looks again.
-                    let _ = futex::wait(&self.known, futex::Flags::PRIVATE, 0, None);
+                    let _ = futex::wait(&self.end_known, futex::Flags::PRIVATE, 0, None);
                 }
                 _ => how.poll_once(),
             }

@@ -13,7 +13,7 @@ pub struct GraphNode {
     /// The call that put it here.
     pub symbol: &'static LoggedSymbol,
     /// Indices of earlier nodes.
-    pub after: Vec<usize>,
+    pub predecessors: Vec<usize>,
 }
 
 /// Nodes in an order in which they can run: each comes after those it depends on.
@@ -39,7 +39,7 @@ impl Graph {
         let mut ends = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
             let ready = node
-                .after
+                .predecessors
                 .iter()
                 .map(|index| ends[*index])
                 .fold(start, u64::max);
@@ -65,7 +65,7 @@ pub struct CapturePoint {
     /// The capture.
     pub capture: Arc<GraphCapture>,
     /// Indices of nodes.
-    pub after: Vec<usize>,
+    pub last_nodes: Vec<usize>,
 }
 
 impl CapturePoint {
@@ -79,7 +79,7 @@ impl CapturePoint {
         };
         Self {
             capture: Arc::new(capture),
-            after: Vec::new(),
+            last_nodes: Vec::new(),
         }
     }
 
@@ -87,22 +87,22 @@ impl CapturePoint {
     pub fn record_work(&mut self, work: StreamWork, symbol: &'static LoggedSymbol) {
         let mut graph = self.capture.lock_graph();
         let index = graph.nodes.len();
-        let after = std::mem::replace(&mut self.after, vec![index]);
+        let after = std::mem::replace(&mut self.last_nodes, vec![index]);
         graph.nodes.push(GraphNode {
             work,
             symbol,
-            after,
+            predecessors: after,
         });
     }
 
     /// Moves the point behind `other` as well.
     pub fn join_after(&mut self, other: &Self) {
         let new = other
-            .after
+            .last_nodes
             .iter()
-            .filter(|index| !self.after.contains(index));
+            .filter(|index| !self.last_nodes.contains(index));
         let new: Vec<usize> = new.copied().collect();
-        self.after.extend(new);
+        self.last_nodes.extend(new);
     }
 
     /// Whether everything captured comes before this point.
@@ -110,10 +110,12 @@ impl CapturePoint {
     pub fn is_after_everything(&self) -> bool {
         let graph = self.capture.lock_graph();
         let mut before = vec![false; graph.nodes.len()];
-        self.after.iter().for_each(|index| before[*index] = true);
+        self.last_nodes
+            .iter()
+            .for_each(|index| before[*index] = true);
         // Backwards, so that every node is visited after all nodes that depend on it.
         graph.nodes.iter().enumerate().rev().all(|(index, node)| {
-            node.after
+            node.predecessors
                 .iter()
                 .for_each(|earlier| before[*earlier] = true);
             before[index]

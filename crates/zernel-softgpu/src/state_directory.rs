@@ -39,7 +39,7 @@ pub(crate) enum AfterLastProcess {
 pub(crate) struct StateDirectory {
     directory: OwnedFd,
     path: PathBuf,
-    afterwards: AfterLastProcess,
+    after_last_process: AfterLastProcess,
     opener: Pid,
 }
 
@@ -52,7 +52,7 @@ impl StateDirectory {
         let entered = Self {
             directory,
             path,
-            afterwards,
+            after_last_process: afterwards,
             opener: getpid(),
         };
         Ok((entered, file))
@@ -72,7 +72,7 @@ impl StateDirectory {
         }
         // If something cannot be removed it stays, and is used again.
         let _ = unlinkat(&self.directory, STATE_FILE_NAME, AtFlags::empty());
-        if self.afterwards == AfterLastProcess::Remove {
+        if self.after_last_process == AfterLastProcess::Remove {
             let _ = rustix::fs::rmdir(&self.path);
         }
         let _ = flock(&self.directory, FlockOperation::Unlock);

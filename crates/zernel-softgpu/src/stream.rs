@@ -48,7 +48,7 @@ pub struct Stream {
     device: Arc<Device>,
     tails: Arc<StreamTails>,
     state: Mutex<StreamState>,
-    arrived: Condvar,
+    work_arrived: Condvar,
     /// Work is queued or running on the stream's thread.
     deferred: AtomicBool,
     capture: Mutex<Option<CapturePoint>>,
@@ -57,10 +57,10 @@ pub struct Stream {
 
 #[derive(Debug, Default)]
 struct StreamState {
-    tail: u64,
+    last_end: u64,
     queue: VecDeque<QueuedWork>,
     has_thread: bool,
-    closed: bool,
+    is_closed: bool,
 }
 
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl Stream {
             device,
             tails,
             state: Mutex::default(),
-            arrived: Condvar::new(),
+            work_arrived: Condvar::new(),
             deferred: AtomicBool::new(false),
             capture: Mutex::new(None),
             capturing: AtomicBool::new(false),
@@ -122,7 +122,7 @@ impl Stream {
     fn submit_at(self: &Arc<Self>, now: u64, work: StreamWork, symbol: &'static LoggedSymbol) {
         let mut state = self.lock_state();
         if !self.is_deferred() && work.is_immediate() {
-            let start = now.max(state.tail).max(self.earliest_start());
+            let start = now.max(state.last_end).max(self.earliest_start());
             let end = self.execute_work(&work, symbol, start);
             self.advance_tails(&mut state, end);
             return;
@@ -134,7 +134,7 @@ impl Stream {
             submitted: now,
         });
         self.ensure_thread(&mut state);
-        self.arrived.notify_one();
+        self.work_arrived.notify_one();
     }
 
     /// The earliest start by the rules of the legacy default stream.
@@ -147,7 +147,7 @@ impl Stream {
     }
 
     fn advance_tails(&self, state: &mut StreamState, end: u64) {
-        state.tail = end;
+        state.last_end = end;
         match self.role {
             StreamRole::Legacy => self.tails.legacy.fetch_max(end, Release),
             StreamRole::Blocking => self.tails.blocking.fetch_max(end, Release),
@@ -187,7 +187,7 @@ impl Stream {
     /// The stream's thread: runs the queue until the stream is closed.
     fn run_queue(self: Arc<Self>) {
         while let Some(queued) = self.next_queued() {
-            let tail = self.lock_state().tail;
+            let tail = self.lock_state().last_end;
             let start = queued.submitted.max(tail).max(self.earliest_start());
             let end = self.execute_work(&queued.work, queued.symbol, start);
             drop(queued);
@@ -202,11 +202,11 @@ impl Stream {
                 return Some(queued);
             }
             self.deferred.store(false, Release);
-            if state.closed {
+            if state.is_closed {
                 return None;
             }
             state = self
-                .arrived
+                .work_arrived
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
@@ -228,14 +228,14 @@ impl Stream {
     /// Closes the stream. Queued work is still done.
     pub fn close(&self) {
         self.with_capture(|capture| *capture = None);
-        self.lock_state().closed = true;
-        self.arrived.notify_one();
+        self.lock_state().is_closed = true;
+        self.work_arrived.notify_one();
     }
 
     /// Whether the stream is closed and has nothing left to do.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        let closed = self.lock_state().closed;
+        let closed = self.lock_state().is_closed;
         closed && self.is_idle()
     }
 
@@ -243,8 +243,8 @@ impl Stream {
     /// blocking stream without work does not wait for the legacy stream.
     fn last_end(&self, state: &StreamState) -> u64 {
         match self.role {
-            StreamRole::Legacy => state.tail.max(self.earliest_start()),
-            StreamRole::Blocking | StreamRole::NonBlocking => state.tail,
+            StreamRole::Legacy => state.last_end.max(self.earliest_start()),
+            StreamRole::Blocking | StreamRole::NonBlocking => state.last_end,
         }
     }
 

@@ -11,10 +11,10 @@ use crate::sys::{self, SharedMemory, ThreadPriority};
 
 /// The loaders of a rank.
 pub(crate) struct RankLoaders {
-    each: Vec<LoaderProcess>,
+    loader_processes: Vec<LoaderProcess>,
     batches: SharedMemory,
     batch_bytes: usize,
-    taken: usize,
+    taken_count: usize,
 }
 
 struct LoaderProcess {
@@ -40,10 +40,10 @@ impl RankLoaders {
             });
         }
         let mut loaders = Self {
-            each,
+            loader_processes: each,
             batches,
             batch_bytes: plan.batch_bytes,
-            taken: 0,
+            taken_count: 0,
         };
         for slot in 0..plan.loaders * plan.prefetch {
             loaders.request_batch(slot % plan.loaders, slot)?;
@@ -52,14 +52,16 @@ impl RankLoaders {
     }
 
     fn request_batch(&mut self, loader: usize, slot: usize) -> io::Result<()> {
-        self.each[loader].orders.write_all(&[slot as u8])
+        self.loader_processes[loader]
+            .orders
+            .write_all(&[slot as u8])
     }
 
     /// Waits for the next batch, passes it to `take`, and requests another one.
     pub(crate) fn take_next_batch(&mut self, take: impl FnOnce(*mut u8)) -> io::Result<()> {
-        let loader = self.taken % self.each.len();
-        self.taken += 1;
-        let results = &mut self.each[loader].results;
+        let loader = self.taken_count % self.loader_processes.len();
+        self.taken_count += 1;
+        let results = &mut self.loader_processes[loader].results;
         sys::wait_until_readable(results)?;
         let mut slot = [0];
         results.read_exact(&mut slot)?;

@@ -112,8 +112,8 @@ const BOOTSTRAP_RESAMPLES: usize = 10_000;
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct TimeDifference {
     median: f64,
-    least: f64,
-    most: f64,
+    interval_low: f64,
+    interval_high: f64,
     pairs: usize,
 }
 
@@ -130,8 +130,8 @@ impl TimeDifference {
         medians.sort_by(f64::total_cmp);
         Self {
             median: median(differences.to_vec()),
-            least: medians[BOOTSTRAP_RESAMPLES / 40],
-            most: medians[BOOTSTRAP_RESAMPLES - 1 - BOOTSTRAP_RESAMPLES / 40],
+            interval_low: medians[BOOTSTRAP_RESAMPLES / 40],
+            interval_high: medians[BOOTSTRAP_RESAMPLES - 1 - BOOTSTRAP_RESAMPLES / 40],
             pairs: differences.len(),
         }
     }
@@ -141,8 +141,8 @@ impl Display for TimeDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             median,
-            least,
-            most,
+            interval_low: least,
+            interval_high: most,
             pairs,
         } = self;
         write!(
@@ -194,13 +194,16 @@ mod tests {
         });
         let difference = turns.difference_of_arms("probed", "bare");
         assert_eq!(difference.median, 5.0);
-        assert!(difference.least <= 5.0 && difference.most >= 5.0);
+        assert!(difference.interval_low <= 5.0 && difference.interval_high >= 5.0);
         assert_eq!(difference.pairs, 40);
     }
 
     #[test]
     fn equal_pairs_have_no_difference() {
         let difference = TimeDifference::of_pairs(&[7.0; 30]);
-        assert_eq!((difference.least, difference.most), (7.0, 7.0));
+        assert_eq!(
+            (difference.interval_low, difference.interval_high),
+            (7.0, 7.0)
+        );
     }
 }

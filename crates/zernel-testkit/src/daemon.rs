@@ -33,7 +33,7 @@ pub struct Daemon {
     pub http: SocketAddr,
     /// Its unix socket.
     pub socket: PathBuf,
-    rest: JoinHandle<String>,
+    later_output: JoinHandle<String>,
 }
 
 impl Daemon {
@@ -76,7 +76,7 @@ impl Daemon {
             child,
             http,
             socket: socket.to_owned(),
-            rest,
+            later_output: rest,
         }
     }
 
@@ -155,7 +155,7 @@ impl Daemon {
             }
             thread::sleep(Duration::from_millis(5));
         };
-        let rest = std::mem::replace(&mut self.rest, thread::spawn(String::new));
+        let rest = std::mem::replace(&mut self.later_output, thread::spawn(String::new));
         (status, rest.join().expect("a reader") + &waits)
     }
 }

@@ -65,7 +65,7 @@ impl Drop for StallingFs {
 #[derive(Default)]
 struct AnswerGate {
     is_closed: Mutex<bool>,
-    opened: Condvar,
+    gate_opened: Condvar,
 }
 
 impl AnswerGate {
@@ -74,7 +74,7 @@ impl AnswerGate {
             .is_closed
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = is_closed;
-        self.opened.notify_all();
+        self.gate_opened.notify_all();
     }
 
     fn wait_until_open(&self) {
@@ -82,7 +82,9 @@ impl AnswerGate {
             .is_closed
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let _open = self.opened.wait_while(is_closed, |is_closed| *is_closed);
+        let _open = self
+            .gate_opened
+            .wait_while(is_closed, |is_closed| *is_closed);
     }
 }
 

@@ -172,7 +172,7 @@ struct CgroupSite {
     /// The controllers that the children of `parent` can have.
     controllers: ControllerNames,
     /// The changes of `parent` and its ancestors that this needs, nearest first.
-    changes: Vec<EnabledControllers>,
+    controllers_to_enable: Vec<EnabledControllers>,
 }
 
 impl CgroupSite {
@@ -197,12 +197,12 @@ impl CgroupSite {
             Some((parent, changes)) => Self {
                 parent,
                 controllers,
-                changes,
+                controllers_to_enable: changes,
             },
             None => Self {
                 parent: own,
                 controllers: ControllerNames::new(),
-                changes: Vec::new(),
+                controllers_to_enable: Vec::new(),
             },
         })
     }
@@ -263,7 +263,7 @@ fn enable_controllers(folder: &Path, controllers: &ControllerNames) {
 /// The cgroups of a running workload.
 #[derive(Debug, Default)]
 pub(crate) struct WorkloadCgroups {
-    made: Vec<(CgroupSpec, PathBuf)>,
+    created: Vec<(CgroupSpec, PathBuf)>,
     janitor: Option<CgroupJanitor>,
     not_applied: Vec<String>,
 }
@@ -280,7 +280,7 @@ impl WorkloadCgroups {
             cgroups.not_applied.push(format!(
                 "cgroups {names:?}: {problem}; their groups run in the caller's cgroup"
             ));
-            cgroups.made.clear();
+            cgroups.created.clear();
         }
         cgroups
     }
@@ -301,7 +301,8 @@ impl WorkloadCgroups {
         let name = format!("zernel-{}-{number}", std::process::id());
         let top = site.parent.join(name);
         let folders: Vec<PathBuf> = specs.iter().map(|spec| top.join(&spec.name)).collect();
-        let janitor = CgroupJanitor::start(folders.iter().chain([&top]), &site.changes);
+        let janitor =
+            CgroupJanitor::start(folders.iter().chain([&top]), &site.controllers_to_enable);
         let no_janitor = |error| format!("cannot start the process that removes them: {error}");
         self.janitor = Some(janitor.map_err(no_janitor)?);
         make_folder(&top)?;
@@ -309,7 +310,7 @@ impl WorkloadCgroups {
         if mode == CloneMode::Thread {
             make_threaded(&top)?;
         }
-        for change in site.changes.iter().rev() {
+        for change in site.controllers_to_enable.iter().rev() {
             change.mark_enabled();
             enable_controllers(&change.folder, &change.controllers);
         }
@@ -320,7 +321,7 @@ impl WorkloadCgroups {
                 make_threaded(&folder)?;
             }
             self.apply_settings(spec, &folder);
-            self.made.push((spec.clone(), folder));
+            self.created.push((spec.clone(), folder));
         }
         Ok(())
     }
@@ -340,7 +341,7 @@ impl WorkloadCgroups {
 
     /// Moves the workers of each cgroup's groups into it.
     pub(crate) fn place_workers(&mut self, handle: &WorkloadHandle) {
-        for (spec, folder) in &self.made {
+        for (spec, folder) in &self.created {
             for group in &spec.groups {
                 for (file, id) in files_and_task_ids(handle, group) {
                     if let Err(error) = write_cgroup_file(folder, file, &id.to_string()) {

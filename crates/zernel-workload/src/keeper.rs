@@ -51,7 +51,7 @@ pub(crate) enum ProcessEnd {
 struct KeptProcess {
     pid: pid_t,
     /// The handle has killed it.
-    killed: bool,
+    is_killed: bool,
     /// `None` until it is reaped. Until then its pid is not reused and may be signalled.
     end: Option<ProcessEnd>,
 }
@@ -151,7 +151,7 @@ impl ProcessKeeper {
         let mut table = lock_table(&self.table);
         for (index, process) in table.processes.iter_mut().enumerate() {
             if process.end.is_none() && which(index) && !process::has_child_ended(process.pid) {
-                process.killed = true;
+                process.is_killed = true;
                 process::send_signal(process.pid, libc::SIGKILL);
             }
         }
@@ -227,7 +227,7 @@ impl KeeperTask {
         let mut table = lock_table(&self.table);
         table.processes.push(KeptProcess {
             pid,
-            killed: false,
+            is_killed: false,
             end: None,
         });
     }
@@ -333,11 +333,15 @@ impl KeeperTask {
     fn is_expected_to_end(&self, table: &ProcessTable, index: usize) -> bool {
         let first_worker = self.plan.processes[index].workers.start;
         let outcome = self.shared.record(first_worker).outcome.load(Acquire);
-        outcome != outcome::NONE || table.processes[index].killed
+        outcome != outcome::NONE || table.processes[index].is_killed
     }
 
     fn reap_process(&self, table: &mut ProcessTable, index: usize) {
-        let KeptProcess { pid, killed, .. } = table.processes[index];
+        let KeptProcess {
+            pid,
+            is_killed: killed,
+            ..
+        } = table.processes[index];
         self.save_last_numbers(pid, index);
         let may_be_oom = self.may_be_oom_victim(pid, index);
         let end = match process::reap_child(pid) {

@@ -22,7 +22,7 @@ const WORKER_STACK_BYTES: usize = 256 << 10;
 /// The thread workers of a handle.
 #[derive(Debug, Default)]
 pub(crate) struct WorkerThreads {
-    first: usize,
+    first_worker: usize,
     handles: Vec<JoinHandle<()>>,
 }
 
@@ -30,7 +30,7 @@ impl WorkerThreads {
     /// Starts every thread of the plan.
     pub(crate) fn spawn(plan: &Arc<WorkloadPlan>, shared: &Arc<SharedState>) -> Result<Self> {
         let mut threads = Self {
-            first: plan.threads.start,
+            first_worker: plan.threads.start,
             handles: Vec::with_capacity(plan.threads.len()),
         };
         if plan.threads.is_empty() {
@@ -66,7 +66,7 @@ impl WorkerThreads {
 
     /// The workers that are threads.
     pub(crate) fn worker_range(&self) -> Range<usize> {
-        self.first..self.first + self.handles.len()
+        self.first_worker..self.first_worker + self.handles.len()
     }
 
     /// Interrupts the blocking call of a worker.
@@ -81,7 +81,7 @@ impl WorkerThreads {
     /// Joins the threads of all workers that have exited, and detaches the other threads.
     pub(crate) fn join_exited(&mut self, shared: &SharedState) {
         for (number, handle) in self.handles.drain(..).enumerate() {
-            if shared.has_passed(self.first + number, WorkerStage::Exited) {
+            if shared.has_passed(self.first_worker + number, WorkerStage::Exited) {
                 let _ = handle.join();
             }
         }

@@ -18,7 +18,7 @@ pub(crate) struct ServiceManager {
 struct ServiceWatchdog {
     /// Time between notifications: half of the time that the manager waits.
     interval: Duration,
-    last: Option<Instant>,
+    last_notified: Option<Instant>,
 }
 
 impl ServiceManager {
@@ -35,7 +35,7 @@ impl ServiceManager {
     fn new(socket: OsString, watchdog_us: Option<u64>) -> Self {
         let watchdog = watchdog_us.map(|limit| ServiceWatchdog {
             interval: Duration::from_micros(limit) / 2,
-            last: None,
+            last_notified: None,
         });
         Self { socket, watchdog }
     }
@@ -51,12 +51,12 @@ impl ServiceManager {
             return Ok(());
         };
         if watchdog
-            .last
+            .last_notified
             .is_some_and(|last| last.elapsed() < watchdog.interval)
         {
             return Ok(());
         }
-        watchdog.last = Some(Instant::now());
+        watchdog.last_notified = Some(Instant::now());
         send_notification(&self.socket, b"WATCHDOG=1")
     }
 }
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(received_message(&socket), None);
         let watchdog = manager.watchdog.as_mut().unwrap();
         assert_eq!(watchdog.interval, Duration::from_secs(1800));
-        watchdog.last = Instant::now().checked_sub(watchdog.interval);
+        watchdog.last_notified = Instant::now().checked_sub(watchdog.interval);
         manager.keep_alive().unwrap();
         assert_eq!(received_message(&socket).as_deref(), Some("WATCHDOG=1"));
         // Without a watchdog there is nothing to notify.

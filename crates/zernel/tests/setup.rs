@@ -15,7 +15,7 @@ const USED_PROGRAMS: [&str; 7] = ["bash", "cat", "env", "grep", "ldd", "mktemp",
 /// A machine with a Rust toolchain and without the packages that Zernel needs.
 struct FakeMachine {
     /// The only folder on PATH.
-    bin: TempDir,
+    program_folder: TempDir,
     /// Records each call of apt-get, one per line.
     calls: PathBuf,
 }
@@ -28,7 +28,10 @@ impl FakeMachine {
             symlink(find_program(program), bin.path().join(program)).unwrap();
         }
         let calls = bin.path().join("calls");
-        let machine = Self { bin, calls };
+        let machine = Self {
+            program_folder: bin,
+            calls,
+        };
         let record = format!("echo \"$@\" >>'{}'", machine.calls.display());
         machine.add_program("apt-get", &format!("{record}\n{apt_get}"));
         machine.add_program("cargo", "exit 0");
@@ -38,17 +41,17 @@ impl FakeMachine {
     }
 
     fn add_program(&self, program: &str, script: &str) {
-        let file = self.bin.path().join(program);
+        let file = self.program_folder.path().join(program);
         fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
     }
 
     fn run_setup_script(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(self.bin.path().join("bash"));
+        let mut command = Command::new(self.program_folder.path().join("bash"));
         command
             .arg(SETUP_SCRIPT)
             .args(arguments)
-            .env("PATH", self.bin.path());
+            .env("PATH", self.program_folder.path());
         command.output().unwrap()
     }
 

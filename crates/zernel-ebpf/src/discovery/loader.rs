@@ -22,8 +22,8 @@ use crate::shares::TenantShares;
 /// Loaders that may be attached to at once: more than any machine has. Any user can name a file like a loader.
 const LOADER_SHARES: TenantShares = TenantShares {
     capacity: 1024,
-    reserve: 256,
-    minimum: 8,
+    reserved_entries: 256,
+    minimum_per_tenant: 8,
 };
 /// How long a file system may take to deliver a loader.
 const READ_LIMIT: Duration = Duration::from_secs(10);

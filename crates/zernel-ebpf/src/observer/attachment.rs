@@ -61,7 +61,7 @@ struct FileRetry {
     /// The process that maps it; an installed one has none.
     process: Option<ProcessKey>,
     kind: LibraryKind,
-    access: PathBuf,
+    access_path: PathBuf,
 }
 
 /// The parts of the observer that decide how probes are attached.
@@ -76,7 +76,7 @@ pub(super) struct AttachContext<'a> {
 impl AttachContext<'_> {
     pub(super) fn attach_plan(&self) -> AttachPlan {
         AttachPlan {
-            sampled: self.governor.sampled_symbols().into_iter().collect(),
+            sampled_symbols: self.governor.sampled_symbols().into_iter().collect(),
             is_off: self.is_off,
         }
     }
@@ -88,15 +88,15 @@ const MAX_WAIT_FOR_NEW_FILES: Duration = Duration::from_millis(500);
 /// Files that may be probed at once. Each takes some 30 descriptors.
 const PROBED_FILE_SHARES: TenantShares = TenantShares {
     capacity: 512,
-    reserve: 128,
-    minimum: 8,
+    reserved_entries: 128,
+    minimum_per_tenant: 8,
 };
 
 /// Files that are tried again. Any user can have files refused.
 const RETRIED_FILE_SHARES: TenantShares = TenantShares {
     capacity: 1024,
-    reserve: 256,
-    minimum: 8,
+    reserved_entries: 256,
+    minimum_per_tenant: 8,
 };
 
 /// The tenant of installed libraries.
@@ -159,7 +159,7 @@ impl LibraryAttachments {
                     mapped_at: BTreeMap::new(),
                     tenant: INSTALLED_LIBRARIES_TENANT,
                     is_shared: false,
-                    access: path.to_owned(),
+                    access_path: path.to_owned(),
                     is_installed: true,
                 },
             ),
@@ -193,7 +193,7 @@ impl LibraryAttachments {
             mapped_at: BTreeMap::from([(process, (tenant.clone(), access.to_owned()))]),
             tenant,
             is_shared: false,
-            access: access.to_owned(),
+            access_path: access.to_owned(),
             is_installed: false,
         };
         self.attach_in_child(kind, file, demand);
@@ -225,7 +225,7 @@ impl LibraryAttachments {
             if known.tenant != demand.tenant {
                 known.tenant = files::SHARED_FILE_TENANT;
             }
-            let number = known.number;
+            let number = known.file_number;
             self.add_users(&demand.processes, number);
             return true;
         }
@@ -241,7 +241,7 @@ impl LibraryAttachments {
 
     /// Has the next scan try again: the reason for the refusal may pass.
     fn retry_later(&mut self, kind: LibraryKind, demand: &FileDemand) {
-        let installed = (None, (&demand.tenant, &demand.access));
+        let installed = (None, (&demand.tenant, &demand.access_path));
         let installed = demand.is_installed.then_some(installed);
         // By the mapping of each process: the others may exit before.
         let processes = demand.processes.iter().filter_map(|process| {
@@ -255,7 +255,7 @@ impl LibraryAttachments {
                     tenant: tenant.clone(),
                     process,
                     kind,
-                    access: access.clone(),
+                    access_path: access.clone(),
                 });
             }
         }
@@ -268,8 +268,8 @@ impl LibraryAttachments {
         });
         for retry in std::mem::take(&mut self.retries) {
             match retry.process {
-                Some(process) => self.attach_mapped(process, retry.kind, &retry.access),
-                None => self.attach_installed(retry.kind, &retry.access),
+                Some(process) => self.attach_mapped(process, retry.kind, &retry.access_path),
+                None => self.attach_installed(retry.kind, &retry.access_path),
             }
         }
     }
@@ -303,7 +303,7 @@ impl LibraryAttachments {
                         file.tenant = files::SHARED_FILE_TENANT;
                     }
                     self.changes.adopt_watches(file.change_watches());
-                    self.add_users(&demand.processes, file.number);
+                    self.add_users(&demand.processes, file.file_number);
                     self.add_file(file, context);
                 }
                 Err((file, refusal)) => self.record_refused_content(kind, &file, &demand, refusal),
@@ -450,11 +450,11 @@ impl LibraryAttachments {
         for file in &mut self.files {
             if !file.file.is_unchanged() {
                 file.detach_for_good(files::WRITTEN_TO_REASON);
-                changed.insert(file.number);
+                changed.insert(file.file_number);
             }
         }
         for file in &mut self.files {
-            file.note_use(used.contains(&file.number));
+            file.note_use(used.contains(&file.file_number));
         }
         files::drop_files(self.files.extract_if(.., |file| !file.is_useful()));
         let watched = self.files.iter().flat_map(AttachedFile::change_watches);
@@ -478,9 +478,9 @@ impl LibraryAttachments {
     /// Whether only processes of this tenant have mapped a file, and all that map it now belong to this user.
     pub(super) fn is_private(&self, file: u64, tenant: &Tenant, uid: u32) -> bool {
         let mut files = self.files.iter();
-        let file = files.find(|it| it.number == file && it.tenant == *tenant);
+        let file = files.find(|it| it.file_number == file && it.tenant == *tenant);
         file.is_some_and(|file| {
-            let users = self.processes_mapping(&BTreeSet::from([file.number]));
+            let users = self.processes_mapping(&BTreeSet::from([file.file_number]));
             users.into_iter().all(|user| self.uid_of(user) == Some(uid))
         })
     }
@@ -496,14 +496,14 @@ impl LibraryAttachments {
         numbers: &BTreeSet<u64>,
     ) -> impl Iterator<Item = &mut AttachedFile> {
         let files = self.files.iter_mut();
-        files.filter(|file| numbers.contains(&file.number))
+        files.filter(|file| numbers.contains(&file.file_number))
     }
 
     /// Remembers the processes that map the CUDA driver now: their first calls were not observed.
     pub(super) fn remember_running(&mut self) {
         let files = self.files.iter();
         let drivers = files.filter(|file| file.kind == LibraryKind::Cuda);
-        let drivers: BTreeSet<u64> = drivers.map(|file| file.number).collect();
+        let drivers: BTreeSet<u64> = drivers.map(|file| file.file_number).collect();
         self.found_running = self.processes_mapping(&drivers);
         let queued = self.queue.demands();
         let queued = queued.filter(|(kind, _)| *kind == LibraryKind::Cuda);
@@ -575,7 +575,7 @@ impl AsFd for LibraryAttachments {
 }
 
 fn describe_file(file: &AttachedFile, off: Option<&Arc<str>>) -> LibraryFile {
-    let off = off.or(file.rest.as_ref());
+    let off = off.or(file.rest_reason.as_ref());
     let functions = file.functions.iter().map(|function| FunctionEntry {
         symbol: function.name(),
         counted_as: SYMBOLS[function.symbol].name(),
@@ -590,7 +590,7 @@ fn describe_file(file: &AttachedFile, off: Option<&Arc<str>>) -> LibraryFile {
         displacement: function.site.map_or(0, |site| site.displacement.into()),
     });
     LibraryFile {
-        number: file.number,
+        number: file.file_number,
         path: file.file.path.clone(),
         kind: file.kind.file_stem(),
         functions: functions.collect(),

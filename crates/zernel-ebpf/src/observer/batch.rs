@@ -25,9 +25,9 @@ pub(super) fn read_all_entries<K: FromBytes, V: FromBytes>(
 /// What [`delete_where`] did.
 pub(super) struct DeletedEntries<K> {
     /// Number of entries that it visited.
-    pub(super) visited: u64,
+    pub(super) visited_count: u64,
     /// Keys of the entries that `delete_where` deleted. Entries that a BPF program deleted first are not included.
-    pub(super) keys: Vec<K>,
+    pub(super) deleted_keys: Vec<K>,
 }
 
 /// Deletes the entries that meet a condition, in one pass over the map.
@@ -48,8 +48,8 @@ pub(super) fn delete_where<K: FromBytes, V: FromBytes>(
         deleted.extend(K::read_from_bytes(bytes).ok());
     })?;
     Ok(DeletedEntries {
-        visited,
-        keys: deleted,
+        visited_count: visited,
+        deleted_keys: deleted,
     })
 }
 

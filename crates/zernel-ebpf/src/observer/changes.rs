@@ -30,47 +30,47 @@ const MAX_ORPHAN_AGE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct FileChanges {
     descriptor: OwnedFd,
-    watched: BTreeSet<WatchId>,
+    watched_ids: BTreeSet<WatchId>,
     /// Watches that child processes added and nobody has taken over, with the time when they were found.
-    unclaimed: BTreeMap<WatchId, Instant>,
+    unclaimed_since: BTreeMap<WatchId, Instant>,
 }
 
 impl FileChanges {
     pub(crate) fn new() -> rustix::io::Result<Self> {
         Ok(Self {
             descriptor: inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?,
-            watched: BTreeSet::new(),
-            unclaimed: BTreeMap::new(),
+            watched_ids: BTreeSet::new(),
+            unclaimed_since: BTreeMap::new(),
         })
     }
 
     /// Takes over watches that [`watch_file`] added.
     pub(crate) fn adopt_watches(&mut self, watches: impl Iterator<Item = WatchId>) {
-        self.watched.extend(watches);
+        self.watched_ids.extend(watches);
     }
 
     /// Removes all watches except the needed ones.
     pub(crate) fn keep_only_watches(&mut self, needed: &BTreeSet<WatchId>) {
-        for unneeded in self.watched.difference(needed) {
+        for unneeded in self.watched_ids.difference(needed) {
             // The kernel has removed the watch if the inode was deleted.
             let _ = inotify::remove_watch(&self.descriptor, *unneeded);
         }
-        self.watched.retain(|watched| needed.contains(watched));
+        self.watched_ids.retain(|watched| needed.contains(watched));
         self.remove_orphaned_watches(Instant::now());
     }
 
     /// Removes watches that nobody has taken over for a while.
     fn remove_orphaned_watches(&mut self, now: Instant) {
         let all = self.all_watches().unwrap_or_default();
-        self.unclaimed.retain(|watch, _| all.contains(watch));
-        for watch in all.difference(&self.watched) {
-            let found = *self.unclaimed.entry(*watch).or_insert(now);
+        self.unclaimed_since.retain(|watch, _| all.contains(watch));
+        for watch in all.difference(&self.watched_ids) {
+            let found = *self.unclaimed_since.entry(*watch).or_insert(now);
             if now.saturating_duration_since(found) >= MAX_ORPHAN_AGE {
                 let _ = inotify::remove_watch(&self.descriptor, *watch);
             }
         }
-        self.unclaimed
-            .retain(|watch, _| !self.watched.contains(watch));
+        self.unclaimed_since
+            .retain(|watch, _| !self.watched_ids.contains(watch));
     }
 
     /// All watches of the instance, those of child processes included. The kernel lists them as `inotify wd:NUMBER …`.

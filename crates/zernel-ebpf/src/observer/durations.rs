@@ -14,7 +14,7 @@ const _: () = assert!(H2_GROUPING == h2::GROUPING_POWER);
 /// Only the range of buckets in use is stored.
 #[derive(Debug, Default)]
 pub(crate) struct HistogramReader {
-    first: usize,
+    first_stored_bucket: usize,
     buckets: Vec<u32>,
     sum_ns: u64,
 }
@@ -25,7 +25,7 @@ impl HistogramReader {
         self.grow_to(&now.buckets);
         let mut added = 0;
         for (offset, before) in self.buckets.iter_mut().enumerate() {
-            let bucket = self.first + offset;
+            let bucket = self.first_stored_bucket + offset;
             let count = u64::from(now.buckets[bucket].wrapping_sub(*before));
             if count > 0 {
                 total.record_bucket_counts(bucket_middle(bucket).min(now.max_ns), count);
@@ -51,14 +51,14 @@ impl HistogramReader {
             return;
         };
         if self.buckets.is_empty() {
-            self.first = first;
+            self.first_stored_bucket = first;
         }
-        if first < self.first {
-            let missing = std::iter::repeat_n(0, self.first - first);
+        if first < self.first_stored_bucket {
+            let missing = std::iter::repeat_n(0, self.first_stored_bucket - first);
             self.buckets.splice(0..0, missing);
-            self.first = first;
+            self.first_stored_bucket = first;
         }
-        let length = (last + 1 - self.first).max(self.buckets.len());
+        let length = (last + 1 - self.first_stored_bucket).max(self.buckets.len());
         self.buckets.resize(length, 0);
     }
 }

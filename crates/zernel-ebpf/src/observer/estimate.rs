@@ -65,11 +65,11 @@ impl CallEstimate {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct RatioOfSums {
     windows: u32,
-    y: f64,
-    n: f64,
-    yy: f64,
-    yn: f64,
-    nn: f64,
+    sum_y: f64,
+    sum_n: f64,
+    sum_yy: f64,
+    sum_yn: f64,
+    sum_nn: f64,
 }
 
 impl RatioOfSums {
@@ -79,23 +79,23 @@ impl RatioOfSums {
             return;
         }
         self.windows += 1;
-        self.y += y;
-        self.n += n;
-        self.yy += y * y;
-        self.yn += y * n;
-        self.nn += n * n;
+        self.sum_y += y;
+        self.sum_n += n;
+        self.sum_yy += y * y;
+        self.sum_yn += y * n;
+        self.sum_nn += n * n;
     }
 
     fn ratio_interval(&self) -> Option<ConfidenceInterval> {
-        if self.n <= 0.0 {
+        if self.sum_n <= 0.0 {
             return None;
         }
-        let mean = self.y / self.n;
-        let residue = self.yy - 2.0 * mean * self.yn + mean * mean * self.nn;
+        let mean = self.sum_y / self.sum_n;
+        let residue = self.sum_yy - 2.0 * mean * self.sum_yn + mean * mean * self.sum_nn;
         let half_width = (self.windows > 1).then(|| {
             let freedom = f64::from(self.windows) - 1.0;
             let variance = residue.max(0.0) * f64::from(self.windows) / freedom;
-            student_t_percentile(self.windows - 1) * variance.sqrt() / self.n
+            student_t_percentile(self.windows - 1) * variance.sqrt() / self.sum_n
         });
         Some(ConfidenceInterval { mean, half_width })
     }
@@ -196,7 +196,7 @@ pub(super) struct CallEstimator {
     /// Number of times sampling began.
     sampling_starts: u32,
     /// The calls before steps were last counted anew, from another boundary.
-    earlier: CallEstimate,
+    earlier_series: CallEstimate,
 }
 
 impl CallEstimator {
@@ -237,7 +237,7 @@ impl CallEstimator {
         *self = Self {
             are_all_launches: self.are_all_launches,
             sampling_starts: 1,
-            earlier,
+            earlier_series: earlier,
             ..Self::default()
         };
     }
@@ -257,11 +257,11 @@ impl CallEstimator {
         };
         let half_width = now
             .half_width
-            .map(|half| half + self.earlier.half_width_or_all());
+            .map(|half| half + self.earlier_series.half_width_or_all());
         CallEstimate {
-            calls: self.earlier.calls + now.calls,
+            calls: self.earlier_series.calls + now.calls,
             // Without calls there is nothing to give an interval for.
-            half_width: half_width.or(self.earlier.half_width.filter(|_| now.calls == 0.0)),
+            half_width: half_width.or(self.earlier_series.half_width.filter(|_| now.calls == 0.0)),
         }
     }
 
@@ -294,7 +294,7 @@ impl CallEstimator {
             return CallEstimate::default();
         };
         let calls = rate.mean * self.seconds;
-        let watched = self.per_second.n;
+        let watched = self.per_second.sum_n;
         let slower = self.probe_seconds / (watched - self.probe_seconds).max(0.5 * watched);
         let half_width = rate.half_width.map(|half| half * self.seconds);
         CallEstimate {

@@ -34,7 +34,7 @@ pub(super) struct FileDemand {
     /// Whether another tenant maps it too.
     pub(super) is_shared: bool,
     /// Where the file was found.
-    pub(super) access: PathBuf,
+    pub(super) access_path: PathBuf,
     /// Whether it is installed. An installed library stays attached although no process maps it.
     pub(super) is_installed: bool,
 }
@@ -61,8 +61,8 @@ pub(super) struct FinishedFile {
 
 /// New library files.
 pub(super) struct FileQueue {
-    waiting: VecDeque<NewFile>,
-    pending: Vec<PendingFile>,
+    waiting_files: VecDeque<NewFile>,
+    pending_files: Vec<PendingFile>,
     /// Readable when a child process has something to say.
     events: OwnedFd,
     last_number: u64,
@@ -71,8 +71,8 @@ pub(super) struct FileQueue {
 impl FileQueue {
     pub(super) fn new() -> rustix::io::Result<Self> {
         Ok(Self {
-            waiting: VecDeque::new(),
-            pending: Vec::new(),
+            waiting_files: VecDeque::new(),
+            pending_files: Vec::new(),
             events: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             last_number: 0,
         })
@@ -80,14 +80,14 @@ impl FileQueue {
 
     /// Adds a file.
     pub(super) fn add_file(&mut self, kind: LibraryKind, file: ForeignFile, demand: FileDemand) {
-        self.waiting.push_back(NewFile { kind, file, demand });
+        self.waiting_files.push_back(NewFile { kind, file, demand });
     }
 
     /// The demand for a file of this identity; `None` if it is not in the queue.
     pub(super) fn demand_for(&mut self, identity: FileIdentity) -> Option<&mut FileDemand> {
-        let waiting = self.waiting.iter_mut();
+        let waiting = self.waiting_files.iter_mut();
         let waiting = waiting.map(|it| (it.file.identity, &mut it.demand));
-        let pending = self.pending.iter_mut();
+        let pending = self.pending_files.iter_mut();
         let pending = pending.map(|it| (it.task.file.identity, &mut it.demand));
         let mut files = waiting.chain(pending);
         files.find_map(|(other, demand)| (other == identity).then_some(demand))
@@ -95,17 +95,20 @@ impl FileQueue {
 
     /// The kind of each file, and the demand for it.
     pub(super) fn demands(&self) -> impl Iterator<Item = (LibraryKind, &FileDemand)> {
-        let waiting = self.waiting.iter().map(|it| (it.kind, &it.demand));
-        let pending = self.pending.iter().map(|it| (it.task.kind, &it.demand));
+        let waiting = self.waiting_files.iter().map(|it| (it.kind, &it.demand));
+        let pending = self
+            .pending_files
+            .iter()
+            .map(|it| (it.task.kind, &it.demand));
         waiting.chain(pending)
     }
 
     /// Forgets that a process maps files. Files that nobody maps any more leave the queue.
     pub(super) fn forget_process(&mut self, process: ProcessKey) {
-        for pending in &mut self.pending {
+        for pending in &mut self.pending_files {
             pending.demand.processes.remove(&process);
         }
-        self.waiting.retain_mut(|waiting| {
+        self.waiting_files.retain_mut(|waiting| {
             let demand = &mut waiting.demand;
             demand.processes.remove(&process);
             demand.is_installed || !demand.processes.is_empty()
@@ -125,7 +128,7 @@ impl FileQueue {
             finished.extend(self.start_tasks(changes, context));
             let before = finished.len();
             self.finish_tasks(&mut finished);
-            let is_idle = finished.len() == before && self.pending.is_empty();
+            let is_idle = finished.len() == before && self.pending_files.is_empty();
             let is_over = Instant::now() >= until || child_task::is_asked_to_stop();
             if is_idle || is_over {
                 return finished;
@@ -143,7 +146,7 @@ impl FileQueue {
         context: AttachContext<'_>,
     ) -> Vec<FinishedFile> {
         let mut refused = Vec::new();
-        for new in std::mem::take(&mut self.waiting) {
+        for new in std::mem::take(&mut self.waiting_files) {
             if quarantine::is_quarantined(&new.file.identity) && !new.demand.is_installed {
                 let refusal = FileRefusal {
                     cause: RefusalCause::Quarantined,
@@ -153,7 +156,7 @@ impl FileQueue {
             } else if child_task::has_room_for_child_of(&new.demand.tenant) {
                 refused.extend(self.start_task(new, changes, context));
             } else {
-                self.waiting.push_back(new);
+                self.waiting_files.push_back(new);
             }
         }
         refused
@@ -172,7 +175,7 @@ impl FileQueue {
                 let data = epoll::EventData::new_u64(0);
                 // If epoll cannot add the task, the next round still finds its result.
                 let _ = epoll::add(&self.events, &task, data, epoll::EventFlags::IN);
-                self.pending.push(PendingFile { task, demand });
+                self.pending_files.push(PendingFile { task, demand });
                 None
             }
             Err((file, refusal)) => Some(NewFile { kind, file, demand }.into_refused(refusal)),
@@ -181,11 +184,11 @@ impl FileQueue {
 
     /// Takes over the files that child processes are done with.
     fn finish_tasks(&mut self, finished: &mut Vec<FinishedFile>) {
-        for PendingFile { task, demand } in std::mem::take(&mut self.pending) {
+        for PendingFile { task, demand } in std::mem::take(&mut self.pending_files) {
             let kind = task.kind;
             let number = self.last_number + 1;
             match task.take_result(number) {
-                Err(task) => self.pending.push(PendingFile {
+                Err(task) => self.pending_files.push(PendingFile {
                     task: *task,
                     demand,
                 }),

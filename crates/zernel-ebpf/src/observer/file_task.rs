@@ -101,7 +101,7 @@ impl ProbedFile {
         for (symbol, set) in std::mem::take(&mut self.frequent_links) {
             match set.take_handed_over(&mut handed_over) {
                 Ok(taken) => {
-                    links.frequent.insert(symbol, taken);
+                    links.frequent_links.insert(symbol, taken);
                 }
                 Err(problem) => {
                     let mode = AttachMode::NotAttached(refuse(problem)?);
@@ -111,7 +111,7 @@ impl ProbedFile {
         }
         let infrequent = self.infrequent_links.take();
         match infrequent.map(|set| set.take_handed_over(&mut handed_over)) {
-            Some(Ok(taken)) => links.infrequent = taken,
+            Some(Ok(taken)) => links.infrequent_links = taken,
             Some(Err(problem)) => refuse_infrequent(&mut self.functions, &refuse(problem)?),
             None => {}
         }
@@ -131,7 +131,7 @@ pub(crate) struct FileTask {
 /// How probes are attached to a new file.
 pub(crate) struct AttachPlan {
     /// The functions that are sampled.
-    pub(crate) sampled: BTreeSet<usize>,
+    pub(crate) sampled_symbols: BTreeSet<usize>,
     /// Whether all probes are detached for now.
     pub(crate) is_off: bool,
 }
@@ -160,7 +160,7 @@ impl FileTask {
             if !demand.is_installed && file.is_on_fuse() {
                 return Err(FileRefusal::on_fuse(ON_FUSE_REASON));
             }
-            let file = (&file, demand.access.as_path());
+            let file = (&file, demand.access_path.as_path());
             Ok(probe_file(
                 kernel,
                 changes.as_fd(),
@@ -210,7 +210,7 @@ impl FileTask {
             Err(refusal) => return Ok(Err((file, refusal))),
         };
         Ok(Ok(AttachedFile {
-            number,
+            file_number: number,
             kind,
             tenant,
             functions: probed.functions,
@@ -218,7 +218,7 @@ impl FileTask {
             change_watches: probed.change_watches,
             is_kept: false,
             unused_since: None,
-            rest: None,
+            rest_reason: None,
             is_deferred: false,
             file,
         }))
@@ -240,7 +240,7 @@ fn probe_file(
         |targets: &[ProbeTarget]| LinkSet::attach_functions(kernel, file, targets, handover);
     let mut frequent_links = Vec::new();
     for symbol in frequent_symbols(&functions) {
-        if plan.sampled.contains(&symbol) {
+        if plan.sampled_symbols.contains(&symbol) {
             set_attach_mode(&mut functions, symbol, &AttachMode::Sampled);
         } else if !plan.is_off {
             let targets = probe_targets(&functions, |function| function.symbol == symbol);

@@ -107,7 +107,7 @@ impl LinkSet {
 /// A file that probes are attached to.
 pub(crate) struct AttachedFile {
     /// Identifies the file. Numbers are not reused.
-    pub(crate) number: u64,
+    pub(crate) file_number: u64,
     pub(crate) kind: LibraryKind,
     pub(crate) functions: Vec<FoundFunction>,
     pub(crate) file: ForeignFile,
@@ -120,7 +120,7 @@ pub(crate) struct AttachedFile {
     /// Since when no process maps it.
     pub(super) unused_since: Option<Instant>,
     /// Why its probes are detached for a while, if they are.
-    pub(super) rest: Option<Arc<str>>,
+    pub(super) rest_reason: Option<Arc<str>>,
     /// Whether its probes could not be attached for a reason that may pass. The next scan tries again.
     pub(super) is_deferred: bool,
 }
@@ -128,10 +128,10 @@ pub(crate) struct AttachedFile {
 /// The links of a file.
 #[derive(Debug, Default)]
 pub(super) struct FileLinks {
-    pub(super) infrequent: Vec<ProbeLink>,
+    pub(super) infrequent_links: Vec<ProbeLink>,
     /// Of permanently probed frequent functions, by index in `SYMBOLS`.
-    pub(super) frequent: BTreeMap<usize, Vec<ProbeLink>>,
-    pub(super) window: Vec<ProbeLink>,
+    pub(super) frequent_links: BTreeMap<usize, Vec<ProbeLink>>,
+    pub(super) window_links: Vec<ProbeLink>,
 }
 
 /// Links of several sets of functions of one file, in the order in which they were asked for.
@@ -225,7 +225,7 @@ impl AttachedFile {
             let mut functions = self.functions.iter();
             let is_sampled =
                 functions.any(|it| it.symbol == symbol && it.mode == AttachMode::Sampled);
-            match (plan.sampled.contains(&symbol), is_sampled) {
+            match (plan.sampled_symbols.contains(&symbol), is_sampled) {
                 (true, false) => detach_links(self.switch_to_sampling(symbol)),
                 (false, true) => self.attach_permanently(kernel, symbol),
                 _ => {}
@@ -233,27 +233,27 @@ impl AttachedFile {
         }
         if plan.is_off {
             self.pause_probes();
-        } else if self.links.infrequent.is_empty() {
+        } else if self.links.infrequent_links.is_empty() {
             self.resume_probes(kernel);
         }
     }
 
     /// Detaches its probes for a while, for this reason.
     pub(crate) fn detach_for_rest(&mut self, reason: &str) {
-        self.rest = Some(reason.into());
+        self.rest_reason = Some(reason.into());
         release_links(self.take_links());
     }
 
     /// Attaches its probes again after a rest.
     pub(crate) fn end_rest(&mut self, kernel: &Kernel) {
-        if self.rest.take().is_some() {
+        if self.rest_reason.take().is_some() {
             self.resume_probes(kernel);
         }
     }
 
     /// Attaches probes to a frequent function all the time.
     pub(crate) fn attach_permanently(&mut self, kernel: &Kernel, symbol: usize) {
-        if self.rest.is_some() {
+        if self.rest_reason.is_some() {
             set_attach_mode(&mut self.functions, symbol, &AttachMode::Permanent);
             return;
         }
@@ -267,7 +267,7 @@ impl AttachedFile {
     fn add_permanent(&mut self, symbol: usize, links: Result<Vec<ProbeLink>, LinkProblem>) {
         let mode = match links {
             Ok(links) => {
-                self.links.frequent.insert(symbol, links);
+                self.links.frequent_links.insert(symbol, links);
                 AttachMode::Permanent
             }
             Err(problem) => AttachMode::NotAttached(problem.text),
@@ -278,7 +278,10 @@ impl AttachedFile {
     /// Samples a frequent function from now on. Returns its links: dropping them detaches, which takes a while.
     pub(crate) fn switch_to_sampling(&mut self, symbol: usize) -> Vec<ProbeLink> {
         set_attach_mode(&mut self.functions, symbol, &AttachMode::Sampled);
-        self.links.frequent.remove(&symbol).unwrap_or_default()
+        self.links
+            .frequent_links
+            .remove(&symbol)
+            .unwrap_or_default()
     }
 
     /// Detaches all probes, and keeps their modes for [`Self::resume_probes`].
@@ -288,16 +291,16 @@ impl AttachedFile {
 
     /// Its links. Dropping them detaches its probes.
     fn take_links(&mut self) -> Vec<ProbeLink> {
-        let frequent = std::mem::take(&mut self.links.frequent);
+        let frequent = std::mem::take(&mut self.links.frequent_links);
         let mut links: Vec<ProbeLink> = frequent.into_values().flatten().collect();
-        links.append(&mut self.links.infrequent);
-        links.append(&mut self.links.window);
+        links.append(&mut self.links.infrequent_links);
+        links.append(&mut self.links.window_links);
         links
     }
 
     /// Attaches the probes again that [`Self::pause_probes`] detached.
     pub(crate) fn resume_probes(&mut self, kernel: &Kernel) {
-        if self.rest.is_some() {
+        if self.rest_reason.is_some() {
             return;
         }
         let is_permanent = |symbol: &usize| {
@@ -317,7 +320,7 @@ impl AttachedFile {
             }
         }
         match links.next() {
-            Some(Ok(links)) => self.links.infrequent = links,
+            Some(Ok(links)) => self.links.infrequent_links = links,
             Some(Err(problem)) => refuse_infrequent(&mut self.functions, &problem.text),
             None => {}
         }
@@ -336,7 +339,7 @@ impl AttachedFile {
 
     /// Returns the links of the window. Dropping them detaches, which takes a while.
     pub(crate) fn close_window(&mut self) -> Vec<ProbeLink> {
-        std::mem::take(&mut self.links.window)
+        std::mem::take(&mut self.links.window_links)
     }
 }
 
@@ -389,7 +392,7 @@ pub(crate) fn attach_for_window<'a>(
 ) {
     let mut files = files.filter_map(|file| {
         let sampled = probe_targets(&file.functions, |it| it.mode == AttachMode::Sampled);
-        let is_needed = !sampled.is_empty() && file.rest.is_none();
+        let is_needed = !sampled.is_empty() && file.rest_reason.is_none();
         is_needed.then_some((file, sampled))
     });
     let mut slow = BTreeSet::new();
@@ -409,7 +412,7 @@ pub(crate) fn attach_for_window<'a>(
         }
         for (file, task) in started {
             match finish_linking(task).map(|mut sets| sets.pop()) {
-                Ok(Some(Ok(links))) => file.links.window = links,
+                Ok(Some(Ok(links))) => file.links.window_links = links,
                 Ok(Some(Err(problem))) if problem.may_pass => {
                     file.detach_until_next_scan(&problem.text);
                 }

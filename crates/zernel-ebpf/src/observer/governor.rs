@@ -216,7 +216,7 @@ impl Governor {
                 .call_rates(|symbol| !self.is_sampled(symbol));
             let permanent: f64 = rates.iter().map(|(_, rate)| rate).sum();
             let share = permanent.min(busiest) * ns / 1e9;
-            process.overhead.permanent = share;
+            process.overhead.permanent_cost = share;
             let rounds = std::mem::take(&mut process.overhead.rounds_over_ceiling);
             if share <= budget || governed.is_off || process.overhead.is_rested {
                 continue;
@@ -229,7 +229,7 @@ impl Governor {
             };
             let (sampled, left) = choose_sampled(costs.collect(), share, budget, may_be_sampled);
             expensive.extend(sampled);
-            process.overhead.permanent = left;
+            process.overhead.permanent_cost = left;
             if left > self.options.ceiling {
                 process.overhead.rounds_over_ceiling = rounds + 1;
             }
@@ -344,7 +344,7 @@ impl Governor {
                 let cost = process.counts.sampled_rate(*symbol) * ns / 1e9;
                 cost > 0.0
                     && (cost > budget * BUDGET_SHARE_OF_CHEAP_FUNCTION
-                        || process.overhead.permanent + cost
+                        || process.overhead.permanent_cost + cost
                             > budget * BUDGET_SHARE_OF_PERMANENT_PROBES)
             });
             *rounds = if busy { 0 } else { *rounds + 1 };

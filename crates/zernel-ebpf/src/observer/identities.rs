@@ -26,9 +26,9 @@ const MAX_WAITING_PROCESSES: usize = 8192;
 #[derive(Debug, Default)]
 pub(super) struct IdentityReader {
     /// Processes that no child process reads yet, by tenant.
-    waiting: BTreeMap<Tenant, Vec<ProcessKey>>,
+    waiting_processes: BTreeMap<Tenant, Vec<ProcessKey>>,
     /// Processes that could not be read together with others. Each is read alone.
-    suspects: BTreeMap<Tenant, Vec<ProcessKey>>,
+    suspect_processes: BTreeMap<Tenant, Vec<ProcessKey>>,
     tasks: Vec<IdentityTask>,
 }
 
@@ -46,7 +46,7 @@ impl IdentityReader {
         &mut self,
         processes: impl IntoIterator<Item = &'a ProcessKey>,
     ) {
-        let requested = [&self.waiting, &self.suspects];
+        let requested = [&self.waiting_processes, &self.suspect_processes];
         let requested = requested.into_iter().flat_map(BTreeMap::values).flatten();
         let read = self.tasks.iter().flat_map(|task| &task.processes);
         let mut known: BTreeSet<ProcessKey> = requested.chain(read).copied().collect();
@@ -56,7 +56,10 @@ impl IdentityReader {
                 && room
                 && known.insert(*process)
             {
-                self.waiting.entry(tenant).or_default().push(*process);
+                self.waiting_processes
+                    .entry(tenant)
+                    .or_default()
+                    .push(*process);
             }
         }
     }
@@ -78,8 +81,8 @@ impl IdentityReader {
     /// Starts as many child processes as there is room for.
     fn start_tasks(&mut self) {
         for (queue, at_once) in [
-            (&mut self.waiting, PROCESSES_PER_TASK),
-            (&mut self.suspects, 1),
+            (&mut self.waiting_processes, PROCESSES_PER_TASK),
+            (&mut self.suspect_processes, 1),
         ] {
             for (tenant, processes) in queue.iter_mut() {
                 while !processes.is_empty() && child_task::has_room_for_child_of(tenant) {
@@ -122,7 +125,7 @@ impl IdentityReader {
                     has_finished = true;
                     // One of the processes does not answer. Read alone, it does not hold up the others.
                     if task.processes.len() > 1 {
-                        let suspects = self.suspects.entry(task.tenant).or_default();
+                        let suspects = self.suspect_processes.entry(task.tenant).or_default();
                         suspects.append(&mut task.processes);
                     }
                 }

@@ -197,7 +197,7 @@ impl Kernel {
             tenants: TenantRegistry::new(TenantMaps {
                 counts: find_map(&object, "tenants")?,
                 indices: find_map(&object, "tenant_indices")?,
-                free: find_map(&object, "free_tenants")?,
+                free_indices: find_map(&object, "free_tenants")?,
                 parents: find_map(&object, "tenant_parents")?,
                 subordinates: find_map(&object, "subordinate_ranges")?,
             })?,
@@ -422,8 +422,8 @@ impl Kernel {
     ) -> libbpf_rs::Result<Vec<K>> {
         let deleted = batch::delete_where(&find_map(&self.object, map)?, condition)?;
         self.visited_entries
-            .fetch_add(deleted.visited, Ordering::Relaxed);
-        Ok(deleted.keys)
+            .fetch_add(deleted.visited_count, Ordering::Relaxed);
+        Ok(deleted.deleted_keys)
     }
 
     /// Counts entries that were deleted from a table, by the handles of their processes. The indices of the processes must

@@ -30,8 +30,8 @@ const GPU_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A request to borrow the observer: where to send it, and where it comes back from.
 struct BorrowRequest {
-    to: SyncSender<Observer>,
-    back: Receiver<Observer>,
+    lend_to: SyncSender<Observer>,
+    returned_by: Receiver<Observer>,
 }
 
 /// A thread that observes until it is stopped or dropped.
@@ -47,7 +47,7 @@ pub struct ObserverThread {
 pub struct PublishedSnapshot {
     snapshot: ArcSwap<Snapshot>,
     /// Why the thread ended; empty if it was stopped.
-    end: OnceLock<String>,
+    end_reason: OnceLock<String>,
 }
 
 impl PublishedSnapshot {
@@ -64,7 +64,7 @@ impl PublishedSnapshot {
     /// Why the thread ended, if it has. The reason is empty if it was asked to stop.
     #[must_use]
     pub fn end_reason(&self) -> Option<&str> {
-        self.end.get().map(String::as_str)
+        self.end_reason.get().map(String::as_str)
     }
 
     /// The age of the newest snapshot.
@@ -81,7 +81,7 @@ impl ObserverThread {
         observer.read_counts()?;
         let published = Arc::new(PublishedSnapshot {
             snapshot: ArcSwap::from_pointee(observer.snapshot()),
-            end: OnceLock::new(),
+            end_reason: OnceLock::new(),
         });
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stop = Arc::new(AtomicBool::new(false));
@@ -184,7 +184,12 @@ impl ObserverRequests {
     pub fn call_with_observer<T>(&self, function: impl FnOnce(&mut Observer) -> T) -> Option<T> {
         let (to, received) = mpsc::sync_channel(1);
         let (give_back, back) = mpsc::sync_channel(1);
-        self.requests.send(BorrowRequest { to, back }).ok()?;
+        self.requests
+            .send(BorrowRequest {
+                lend_to: to,
+                returned_by: back,
+            })
+            .ok()?;
         wake_thread(&self.wake);
         let mut observer = received.recv().ok()?;
         let result = function(&mut observer);
@@ -197,8 +202,8 @@ impl ObserverRequests {
 impl BorrowRequest {
     /// Lends the observer and waits for its return; `None` if the borrower panicked.
     fn lend_observer(self, observer: Observer) -> Option<Observer> {
-        match self.to.send(observer) {
-            Ok(()) => self.back.recv().ok(),
+        match self.lend_to.send(observer) {
+            Ok(()) => self.returned_by.recv().ok(),
             Err(SendError(observer)) => Some(observer),
         }
     }
@@ -247,7 +252,7 @@ impl RoundLoop {
         child_task::end_waits_on(Arc::clone(&self.stop));
         let result = self.run_rounds(observer);
         let end = result.as_ref().err().map(ToString::to_string);
-        let _ = self.published.end.set(end.unwrap_or_default());
+        let _ = self.published.end_reason.set(end.unwrap_or_default());
         result
     }
 

@@ -14,7 +14,7 @@ const MAX_SEPARATE_USERS: usize = 64;
 /// Durations of collectives, by user. No user: the user is unknown, or there were too many.
 #[derive(Debug, Default)]
 pub(super) struct PastDurations {
-    durations: BTreeMap<(Option<u32>, DurationKind), SharedHistogram>,
+    durations_by_user: BTreeMap<(Option<u32>, DurationKind), SharedHistogram>,
     users: BTreeSet<u32>,
 }
 
@@ -36,26 +36,29 @@ impl PastDurations {
             let is_known = self.users.contains(user);
             is_known || (self.users.len() < MAX_SEPARATE_USERS && self.users.insert(*user))
         });
-        let past = self.durations.entry((user, family)).or_default();
+        let past = self.durations_by_user.entry((user, family)).or_default();
         Arc::make_mut(past).merge(histogram);
     }
 
     /// All durations.
     pub(super) fn snapshot(&self) -> Vec<ExitedRankTimes> {
-        let past = self.durations.iter().filter_map(|((uid, family), times)| {
-            let times = Some(SharedHistogram::clone(times));
-            let (operation, enqueue_times, until_sync_times) = match family {
-                DurationKind::Enqueue(operation) => (operation, times, None),
-                DurationKind::UntilSync(operation) => (operation, None, times),
-                _ => return None,
-            };
-            Some(ExitedRankTimes {
-                uid: *uid,
-                op: operation.name(),
-                enqueue_times,
-                until_sync_times,
-            })
-        });
+        let past = self
+            .durations_by_user
+            .iter()
+            .filter_map(|((uid, family), times)| {
+                let times = Some(SharedHistogram::clone(times));
+                let (operation, enqueue_times, until_sync_times) = match family {
+                    DurationKind::Enqueue(operation) => (operation, times, None),
+                    DurationKind::UntilSync(operation) => (operation, None, times),
+                    _ => return None,
+                };
+                Some(ExitedRankTimes {
+                    uid: *uid,
+                    op: operation.name(),
+                    enqueue_times,
+                    until_sync_times,
+                })
+            });
         past.collect()
     }
 }

@@ -29,17 +29,17 @@ pub(super) struct ProcessTable {
     /// Exited processes, until their grace period is over.
     exited: Vec<ObservedProcess>,
     /// Durations of collectives of processes whose grace period is over, by user.
-    past: PastDurations,
+    past_durations: PastDurations,
     /// Exited ranks that others may wait for.
     pub(super) exited_ranks: ExitedRanks,
     /// Handles of exited processes that loaders still write to.
-    retired: BTreeSet<u32>,
+    retired_handles: BTreeSet<u32>,
     /// Handles of processes that are new since the last round.
-    new: BTreeSet<u32>,
+    new_handles: BTreeSet<u32>,
     identity_reader: IdentityReader,
     /// Rounds since identities were read.
     identity_age: usize,
-    grace: Duration,
+    grace_period: Duration,
     /// Exited processes of one tenant that are exported at most.
     max_exited: usize,
 }
@@ -59,13 +59,13 @@ impl ProcessTable {
         Self {
             running: BTreeMap::new(),
             exited: Vec::new(),
-            past: PastDurations::default(),
+            past_durations: PastDurations::default(),
             exited_ranks: ExitedRanks::default(),
-            retired: BTreeSet::new(),
-            new: BTreeSet::new(),
+            retired_handles: BTreeSet::new(),
+            new_handles: BTreeSet::new(),
             identity_reader: IdentityReader::default(),
             identity_age: 0,
-            grace,
+            grace_period: grace,
             max_exited,
         }
     }
@@ -87,7 +87,7 @@ impl ProcessTable {
                 process.read(kernel, &record);
             }
         }
-        if !self.new.is_empty() {
+        if !self.new_handles.is_empty() {
             // What a process forked before it was known loads data for it from now on.
             kernel.adopt_existing_tasks()?;
         }
@@ -105,7 +105,7 @@ impl ProcessTable {
     /// Adds a process if it is new.
     fn add_if_new(&mut self, record: &layout::Process, context: ReadContext<'_>) {
         let handle = record.handle;
-        if self.retired.contains(&handle) || self.running.contains_key(&handle) {
+        if self.retired_handles.contains(&handle) || self.running.contains_key(&handle) {
             return;
         }
         let mut process = ObservedProcess::new(record, context.kernel.tenants.id_of(record.tenant));
@@ -118,13 +118,13 @@ impl ProcessTable {
         let governor = context.governor;
         process.join_sampling(&governor.sampled_symbols(), governor.is_window_open());
         self.running.insert(handle, process);
-        self.new.insert(handle);
+        self.new_handles.insert(handle);
     }
 
     /// Identifies new processes and finds their devices. A process that has exited has the identity that it had when it
     /// mapped its first library.
     fn identify_processes(&mut self, context: ReadContext<'_>) {
-        let new = std::mem::take(&mut self.new);
+        let new = std::mem::take(&mut self.new_handles);
         for handle in &new {
             let Some(process) = self.running.get_mut(handle) else {
                 continue;
@@ -215,7 +215,7 @@ impl ProcessTable {
                 .add_exited_process(&process, record.exit_code);
             process.end_sampling();
             self.exited.push(process);
-            self.retired.insert(handle);
+            self.retired_handles.insert(handle);
         }
         self.exited_ranks.forget_unshared(self.running.values());
         self.free_indices(kernel)?;
@@ -226,8 +226,12 @@ impl ProcessTable {
     /// Frees the indices of exited processes, except those of trainers that still have loaders.
     fn free_indices(&mut self, kernel: &Kernel) -> libbpf_rs::Result<()> {
         let trainers: BTreeSet<u32> = self.running.values().map(|it| it.trainer).collect();
-        let free: BTreeSet<u32> = self.retired.difference(&trainers).copied().collect();
-        self.retired.retain(|handle| !free.contains(handle));
+        let free: BTreeSet<u32> = self
+            .retired_handles
+            .difference(&trainers)
+            .copied()
+            .collect();
+        self.retired_handles.retain(|handle| !free.contains(handle));
         kernel.forget_processes(&free)?;
         kernel.tenants.update_largest();
         kernel.tenants.free_unused()
@@ -236,7 +240,7 @@ impl ProcessTable {
     /// Forgets exited processes whose grace period is over.
     fn forget_past_grace(&mut self) {
         let now_ns = monotonic_ns();
-        let grace_ns = self.grace.as_nanos() as u64;
+        let grace_ns = self.grace_period.as_nanos() as u64;
         let surplus = self.surplus_exited();
         let is_over = |process: &mut ObservedProcess| {
             let ended_ns = process.ended_ns.unwrap_or(now_ns);
@@ -246,7 +250,8 @@ impl ProcessTable {
         for process in self.exited.extract_if(.., is_over) {
             let user = process.uid();
             for (family, histogram) in process.duration_histograms() {
-                self.past.add_durations_of_user(user, family, histogram);
+                self.past_durations
+                    .add_durations_of_user(user, family, histogram);
             }
         }
     }
@@ -297,6 +302,6 @@ impl ProcessTable {
 
     /// Durations of collectives of processes whose grace period is over.
     pub(super) fn exited_rank_times(&self) -> Vec<ExitedRankTimes> {
-        self.past.snapshot()
+        self.past_durations.snapshot()
     }
 }

@@ -33,22 +33,22 @@ struct CurrentRest {
 /// The rests of a tenant.
 #[derive(Debug)]
 struct TenantRests {
-    current: Option<CurrentRest>,
+    current_rest: Option<CurrentRest>,
     /// Length of the next rest.
-    next: Duration,
+    next_length: Duration,
     /// When the last rest ended.
-    ended: Instant,
+    last_ended: Instant,
 }
 
 impl TenantRests {
     /// The length of a rest that begins now: twice the last one, or the first one if the tenant was observed for longer than
     /// that since.
     fn begin_rest(&mut self, first: Duration) -> Duration {
-        if self.ended.elapsed() > self.next {
-            self.next = first;
+        if self.last_ended.elapsed() > self.next_length {
+            self.next_length = first;
         }
-        let length = self.next;
-        self.next = (2 * length).min(MAX_REST);
+        let length = self.next_length;
+        self.next_length = (2 * length).min(MAX_REST);
         length
     }
 }
@@ -56,24 +56,24 @@ impl TenantRests {
 /// All rests.
 #[derive(Debug)]
 pub(super) struct Rests {
-    first: Duration,
+    first_length: Duration,
     tenants: BTreeMap<Tenant, TenantRests>,
     /// Number of rests so far, and the process that caused the last one.
-    past: Option<(u32, u32)>,
+    past_rests: Option<(u32, u32)>,
 }
 
 impl Rests {
     pub(super) fn new(first: Duration) -> Self {
         Self {
-            first,
+            first_length: first,
             tenants: BTreeMap::new(),
-            past: None,
+            past_rests: None,
         }
     }
 
     fn current_rests(&self) -> impl Iterator<Item = &CurrentRest> {
         let tenants = self.tenants.values();
-        tenants.filter_map(|tenant| tenant.current.as_ref())
+        tenants.filter_map(|tenant| tenant.current_rest.as_ref())
     }
 
     /// Sentences about rests, because their time is missing from the figures.
@@ -89,7 +89,7 @@ impl Rests {
         });
         let mut problems: Vec<String> = current.collect();
         if problems.is_empty()
-            && let Some((times, pid)) = self.past
+            && let Some((times, pid)) = self.past_rests
         {
             let times = match times {
                 1 => "once".to_owned(),
@@ -143,17 +143,17 @@ impl Observer {
             file.detach_for_rest(&reason);
         }
         self.kernel.note_detached();
-        let times = self.rests.past.map_or(0, |(times, _)| times);
-        self.rests.past = Some((times + 1, pid));
-        let first = self.rests.first;
+        let times = self.rests.past_rests.map_or(0, |(times, _)| times);
+        self.rests.past_rests = Some((times + 1, pid));
+        let first = self.rests.first_length;
         let tenants = &mut self.rests.tenants;
         let rests = tenants.entry(tenant).or_insert_with(|| TenantRests {
-            current: None,
-            next: first,
-            ended: Instant::now(),
+            current_rest: None,
+            next_length: first,
+            last_ended: Instant::now(),
         });
         let until = Instant::now() + rests.begin_rest(first);
-        let rest = rests.current.get_or_insert(CurrentRest {
+        let rest = rests.current_rest.get_or_insert(CurrentRest {
             pid,
             uid,
             until,
@@ -178,7 +178,7 @@ impl Observer {
         let now = Instant::now();
         let mut ended = Vec::new();
         for (tenant, rests) in &mut self.rests.tenants {
-            if let Some(rest) = rests.current.as_mut() {
+            if let Some(rest) = rests.current_rest.as_mut() {
                 let shared = |file: &u64| !self.attachment.is_private(*file, tenant, rest.uid);
                 let shared: BTreeSet<u64> = rest.files.iter().copied().filter(shared).collect();
                 rest.files.retain(|file| !shared.contains(file));
@@ -186,14 +186,14 @@ impl Observer {
                     file.end_rest(&self.kernel);
                 });
             }
-            if let Some(rest) = rests.current.take_if(|rest| now >= rest.until) {
-                rests.ended = now;
+            if let Some(rest) = rests.current_rest.take_if(|rest| now >= rest.until) {
+                rests.last_ended = now;
                 ended.push(rest);
             }
         }
-        self.rests
-            .tenants
-            .retain(|_, rests| rests.current.is_some() || rests.ended.elapsed() < MAX_REST);
+        self.rests.tenants.retain(|_, rests| {
+            rests.current_rest.is_some() || rests.last_ended.elapsed() < MAX_REST
+        });
         for rest in ended {
             files::attach_each(self.attachment.files_mut(&rest.files), |file| {
                 file.end_rest(&self.kernel);
@@ -217,15 +217,15 @@ mod tests {
     fn rests_double_until_a_tenant_is_observed_for_longer() {
         let first = Duration::from_millis(1);
         let mut tenant = TenantRests {
-            current: None,
-            next: first,
-            ended: Instant::now() + Duration::from_secs(3600),
+            current_rest: None,
+            next_length: first,
+            last_ended: Instant::now() + Duration::from_secs(3600),
         };
         let lengths: Vec<_> = (0..30).map(|_| tenant.begin_rest(first)).collect();
         assert_eq!(lengths[..3], [first, 2 * first, 4 * first]);
         assert_eq!(lengths[29], MAX_REST);
-        tenant.next = 8 * first;
-        tenant.ended = Instant::now() - Duration::from_secs(1);
+        tenant.next_length = 8 * first;
+        tenant.last_ended = Instant::now() - Duration::from_secs(1);
         assert_eq!(tenant.begin_rest(first), first);
     }
 
@@ -233,7 +233,7 @@ mod tests {
     fn the_last_culprit_is_named() {
         let mut rests = Rests::new(Duration::ZERO);
         assert!(rests.describe_rests().is_empty());
-        rests.past = Some((31, 2));
+        rests.past_rests = Some((31, 2));
         let problem = rests.describe_rests().concat();
         assert!(
             problem.contains("31 times") && problem.contains("process 2 "),

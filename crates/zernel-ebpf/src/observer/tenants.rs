@@ -94,10 +94,10 @@ const MAX_NAMED_TENANTS: usize = 8;
 pub(crate) struct TenantRegistry {
     counts: MappedArray<layout::Tenant>,
     indices: MapHandle,
-    free: MapHandle,
+    free_indices: MapHandle,
     parents: MapHandle,
     subordinates: MappedArray<layout::SubordinateRange>,
-    written: Mutex<WrittenTables>,
+    written_tables: Mutex<WrittenTables>,
     /// Indices that were deleted from `indices` and are not free yet: a program may have read one just before.
     unlisted: Mutex<Vec<u32>>,
 }
@@ -106,7 +106,7 @@ pub(crate) struct TenantRegistry {
 pub(super) struct TenantMaps {
     pub(super) counts: MapHandle,
     pub(super) indices: MapHandle,
-    pub(super) free: MapHandle,
+    pub(super) free_indices: MapHandle,
     pub(super) parents: MapHandle,
     pub(super) subordinates: MapHandle,
 }
@@ -124,10 +124,10 @@ impl TenantRegistry {
         let tenants = Self {
             counts: MappedArray::new(&maps.counts, TENANTS)?,
             indices: maps.indices,
-            free: maps.free,
+            free_indices: maps.free_indices,
             parents: maps.parents,
             subordinates: MappedArray::new(&maps.subordinates, SUBORDINATE_RANGES)?,
-            written: Mutex::default(),
+            written_tables: Mutex::default(),
             unlisted: Mutex::default(),
         };
         for index in FIRST_TENANT..TENANTS {
@@ -138,12 +138,16 @@ impl TenantRegistry {
     }
 
     fn free_index(&self, index: u32) -> libbpf_rs::Result<()> {
-        self.free.update(&[], &index.to_ne_bytes(), MapFlags::ANY)
+        self.free_indices
+            .update(&[], &index.to_ne_bytes(), MapFlags::ANY)
     }
 
     /// Writes what the programs find the tenant of a process with, if it has changed.
     pub(super) fn refresh_lookup_tables(&self) -> libbpf_rs::Result<()> {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self
+            .written_tables
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut listed = Vec::new();
         for hierarchy in CgroupHierarchy::ALL {
             for parent in hierarchy.tenant_parents() {
@@ -152,7 +156,7 @@ impl TenantRegistry {
                     hierarchy: hierarchy as u32,
                     reserved: 0,
                 };
-                let value = parent.levels.to_ne_bytes();
+                let value = parent.levels_to_tenant.to_ne_bytes();
                 self.parents.update(key.as_bytes(), &value, MapFlags::ANY)?;
                 listed.push(key);
             }

@@ -11,7 +11,7 @@ use crate::metrics::{MetricFamily, ScopedSnapshot, write_family_of_processes};
 /// A counter whose value is a function of a probe's state.
 pub(crate) struct ProcessCounter<State> {
     family: MetricFamily,
-    value: fn(&State) -> f64,
+    value_of_state: fn(&State) -> f64,
 }
 
 impl<State> ProcessCounter<State> {
@@ -27,7 +27,10 @@ impl<State> ProcessCounter<State> {
             labels: &["pid"],
             help,
         };
-        Self { family, value }
+        Self {
+            family,
+            value_of_state: value,
+        }
     }
 }
 
@@ -41,7 +44,7 @@ pub(super) fn counter_values<State: ProbeState>(
     state: &State,
 ) -> impl Iterator<Item = (&'static str, f64)> {
     let rows = State::COUNTERS.iter();
-    rows.map(|row| (row.family.name, (row.value)(state)))
+    rows.map(|row| (row.family.name, (row.value_of_state)(state)))
 }
 
 /// Selects the state of one probe. Only its type is used: rows belong to a type of state.

@@ -209,8 +209,8 @@ fn wait_on_futex(futex: &AtomicU32, how_long: Duration) {
 /// A loader process, which gives a batch for every byte it is sent.
 struct LoaderProcess {
     pid: i32,
-    asked: PipeWriter,
-    given: PipeReader,
+    requests: PipeWriter,
+    batches: PipeReader,
 }
 
 impl LoaderProcess {
@@ -234,8 +234,8 @@ impl LoaderProcess {
         }
         Self {
             pid,
-            asked: ask,
-            given,
+            requests: ask,
+            batches: given,
         }
     }
 
@@ -251,13 +251,13 @@ impl LoaderProcess {
     }
 
     fn request_batch(&mut self) {
-        self.asked.write_all(&[1]).expect("the loader lives");
+        self.requests.write_all(&[1]).expect("the loader lives");
     }
 
     /// Polls, then reads, as the queue of a PyTorch loader does.
     fn take_next_batch(&mut self) {
-        wait_until_readable(&self.given);
-        self.given.read_exact(&mut [0]).expect("the loader lives");
+        wait_until_readable(&self.batches);
+        self.batches.read_exact(&mut [0]).expect("the loader lives");
     }
 }
 

@@ -176,7 +176,7 @@ fn wait_sum(observer: &mut Observer, pid: u32, family: DurationKind) -> (u64, u6
 struct ObservedAndTrueWaits {
     observer: Observer,
     script: RunningScript,
-    before: DataloadCauses,
+    observed_before: DataloadCauses,
     seen_ns: u64,
     truth_ns: u64,
 }
@@ -197,7 +197,7 @@ fn run_loading_script(workers: &str) -> ObservedAndTrueWaits {
     ObservedAndTrueWaits {
         observer,
         script,
-        before,
+        observed_before: before,
         seen_ns: sum - sum_before,
         truth_ns: numbers[0],
     }
@@ -214,7 +214,7 @@ pub(crate) fn torch_loaders_are_waited_for() {
     let optimizer = calls.find(|(name, _)| name.contains("addcdiv_"));
     assert_eq!(optimizer.map(|(_, count)| count.calls), Some(2 * (3 + 40)));
     assert_about("waits for torch's loaders", loaded.seen_ns, loaded.truth_ns);
-    let (before, after) = (loaded.before, process.probes.dataload);
+    let (before, after) = (loaded.observed_before, process.probes.dataload);
     eprintln!("{before:?} {after:?}");
     // Its loaders compute: they were on CPUs, or could have been.
     let computed = |causes: DataloadCauses| causes.prepare_ns() + causes.sched_ns();

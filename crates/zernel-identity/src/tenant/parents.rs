@@ -16,7 +16,7 @@ pub struct TenantParent {
     /// Inode of the cgroup, which is the kernel's id of it.
     pub id: u64,
     /// How many levels below it a tenant's cgroup is.
-    pub levels: u32,
+    pub levels_to_tenant: u32,
 }
 
 /// The cgroups of a hierarchy below which those of tenants are. `root` is where the hierarchy is mounted.
@@ -26,7 +26,11 @@ pub fn tenant_parents(root: &Path) -> Vec<TenantParent> {
     let mut add = |path: PathBuf, levels| {
         if let Ok(found) = fs::metadata(root.join(&path)) {
             let id = found.ino();
-            parents.push(TenantParent { path, id, levels });
+            parents.push(TenantParent {
+                path,
+                id,
+                levels_to_tenant: levels,
+            });
         }
     };
     for above in [""].iter().chain(&KUBELET_CGROUP_NAMES) {
@@ -54,7 +58,7 @@ pub fn tenant_parents(root: &Path) -> Vec<TenantParent> {
 #[must_use]
 pub fn tenant_with_cgroup(root: &Path, parents: &[TenantParent], id: u64) -> Option<Tenant> {
     parents.iter().find_map(|parent| {
-        let path = find_below(root, &parent.path, parent.levels, id)?;
+        let path = find_below(root, &parent.path, parent.levels_to_tenant, id)?;
         Tenant::from_cgroups([format!("/{}", path.display()).as_str()])
     })
 }

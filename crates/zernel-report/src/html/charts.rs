@@ -157,7 +157,7 @@ fn sample_before_first(first: &RecordSample) -> RecordSample {
 struct TimelineColumn {
     begin_ns: u64,
     end_ns: u64,
-    shares: [f64; 5],
+    phase_shares: [f64; 5],
 }
 
 /// At most `most` columns, each from one sample to a later one.
@@ -182,7 +182,7 @@ fn timeline_columns(
             columns.push(TimelineColumn {
                 begin_ns: before.at_ns,
                 end_ns: sample.at_ns,
-                shares: phase_shares(&times.phases),
+                phase_shares: phase_shares(&times.phases),
             });
             before = *sample;
         }
@@ -214,7 +214,7 @@ pub(crate) fn draw_phase_timeline(
             Coordinate(axis.x_at_ns(first.begin_ns))
         );
         for column in &drawn {
-            let top: f64 = column.shares[..=phase].iter().sum();
+            let top: f64 = column.phase_shares[..=phase].iter().sum();
             let (top, right) = (Coordinate(y(top)), Coordinate(axis.x_at_ns(column.end_ns)));
             let _ = write!(path, "V{top}H{right}");
         }
@@ -228,7 +228,7 @@ pub(crate) fn draw_phase_timeline(
             "{:.1} to {:.1} s: {}",
             axis.seconds_since_begin(column.begin_ns),
             axis.seconds_since_begin(column.end_ns),
-            describe_shares(&column.shares)
+            describe_shares(&column.phase_shares)
         );
         drawing.add_rectangle(
             (left, TIMELINE_TOP),
@@ -539,7 +539,7 @@ mod tests {
             for column in columns {
                 let is_late = column.begin_ns >= 105_000_000_000;
                 let expected = if is_late { [0.0, 1.0] } else { [1.0, 0.0] };
-                assert_eq!(column.shares[..2], expected);
+                assert_eq!(column.phase_shares[..2], expected);
             }
         }
     }

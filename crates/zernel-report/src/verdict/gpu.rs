@@ -27,9 +27,9 @@ pub(crate) struct GpuBound {
     /// Waits for the GPU in which collectives may have run.
     collectives: f64,
     /// Host work that counts as waiting, because the ranks wait for their GPUs more than the GPUs for them.
-    ahead: f64,
+    host_ahead_seconds: f64,
     /// Time in which their GPUs were idle.
-    idle: f64,
+    gpu_idle_seconds: f64,
     inference: Option<InferenceWork>,
 }
 
@@ -37,15 +37,16 @@ fn gpu_verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
     Verdict::Gpu(GpuBound {
         time,
         collectives: ranks.iter().map(|rank| rank.shared_with_collectives).sum(),
-        ahead: ranks.iter().map(|rank| rank.ahead_of_gpu).sum(),
-        idle: ranks.iter().filter_map(|rank| rank.gpu_idle).sum(),
+        host_ahead_seconds: ranks.iter().map(|rank| rank.ahead_of_gpu).sum(),
+        gpu_idle_seconds: ranks.iter().filter_map(|rank| rank.gpu_idle).sum(),
         inference: InferenceWork::new(ranks),
     })
 }
 
 impl GpuBound {
     pub(super) fn describe(&self) -> VerdictDescription {
-        let (seconds, collectives, ahead) = (self.time.seconds, self.collectives, self.ahead);
+        let (seconds, collectives, ahead) =
+            (self.time.seconds, self.collectives, self.host_ahead_seconds);
         let collectives_text = match collectives > MIN_MENTIONED_SHARE * seconds {
             true => format!(", of which up to {collectives:.1} s may be collectives"),
             false => String::new(),
@@ -53,7 +54,7 @@ impl GpuBound {
         let ahead_text = match ahead > 0.0 {
             true => format!(
                 "; this includes {ahead:.1} s of host work, because the GPU was idle for {:.1} s only (NVML)",
-                self.idle
+                self.gpu_idle_seconds
             ),
             false => String::new(),
         };

@@ -52,7 +52,7 @@ pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
         let reason = Inconclusive::TooShort { longest_seconds };
         return Some(Verdict::CannotTell(reason));
     }
-    let total = job.total;
+    let total = job.total_time;
     let sum = |figure: fn(&RankTimes) -> f64| job.ranks.iter().map(figure).sum::<f64>();
     let not_observed_seconds = sum(|rank| rank.not_observed);
     if not_observed_seconds > MAX_UNKNOWN_SHARE * total.wall_seconds {
@@ -82,7 +82,7 @@ pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
 pub(super) fn nothing_dominates(job: &JobTimes) -> Verdict {
     Verdict::CannotTell(Inconclusive::NothingDominates {
         shares: resources_worth_mentioning(job, None),
-        total: job.total,
+        total: job.total_time,
     })
 }
 

@@ -50,7 +50,7 @@ pub(super) fn loaders_are_saturated(job: &JobTimes) -> Option<Verdict> {
     let parts = &job.parts_by_cause;
     let delays: f64 = parts.iter().map(|rank| rank.data_delay).sum();
     let data_waits = RESOURCE.seconds_of_ranks(parts);
-    if !never_rest || data_waits + delays < BOUNDING_WAIT_SHARE * job.total.wall_seconds {
+    if !never_rest || data_waits + delays < BOUNDING_WAIT_SHARE * job.total_time.wall_seconds {
         return None;
     }
     let resources = [&RESOURCE, &cpu_scheduler::RESOURCE, &cpu_limit::RESOURCE];

@@ -9,7 +9,7 @@ pub(super) const BOUNDING_WAIT_SHARE: f64 = 0.15;
 /// The job that the rules judge.
 pub(super) struct JobTimes<'a> {
     pub(super) ranks: &'a [RankTimes],
-    pub(super) total: TotalTime,
+    pub(super) total_time: TotalTime,
     pub(super) slowest: Option<SlowestRank>,
     /// The parts of each rank's time.
     pub(super) parts: Vec<RankTimeParts>,
@@ -31,7 +31,7 @@ impl<'a> JobTimes<'a> {
         };
         Self {
             ranks,
-            total,
+            total_time: total,
             slowest,
             parts,
             parts_by_cause,

@@ -65,7 +65,7 @@ impl Resource {
         };
         let mut time = ResourceTime {
             seconds: self.seconds_of_ranks(ranks),
-            total: job.total,
+            total: job.total_time,
             others: resources_worth_mentioning(job, Some(self)),
             at_most_seconds: ranks.iter().map(of_rank).fold(0.0, f64::max),
             next_steps: Vec::new(),
@@ -85,7 +85,8 @@ pub(super) fn sum_of_part(ranks: &[RankTimeParts], part: TimePart) -> f64 {
 /// save.
 pub(super) fn one_resource_dominates(job: &JobTimes) -> Option<Verdict> {
     let (resource, seconds) = resources_by_seconds(job)[0];
-    (seconds >= DOMINANT_SHARE * job.total.wall_seconds).then(|| resource.bounding_verdict(job))
+    (seconds >= DOMINANT_SHARE * job.total_time.wall_seconds)
+        .then(|| resource.bounding_verdict(job))
 }
 
 /// The resources with their seconds, largest first.
@@ -106,7 +107,7 @@ pub(super) fn resources_worth_mentioning(
         .into_iter()
         .filter(|(resource, seconds)| {
             let is_excepted = except.is_some_and(|except| except.key == resource.key);
-            *seconds >= MIN_MENTIONED_SHARE * job.total.wall_seconds && !is_excepted
+            *seconds >= MIN_MENTIONED_SHARE * job.total_time.wall_seconds && !is_excepted
         });
     let named = others.map(|(resource, seconds)| (resource.time, seconds));
     named.collect()

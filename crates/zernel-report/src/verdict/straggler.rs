@@ -63,7 +63,7 @@ pub(super) fn one_rank_is_slow(job: &JobTimes) -> Option<Verdict> {
         slowest,
         waited_seconds: gain,
         peer_wall_seconds,
-        share: gain * count / job.total.wall_seconds,
+        share: gain * count / job.total_time.wall_seconds,
         remedy: straggler_remedy(slowest.reason, slow),
     }))
 }

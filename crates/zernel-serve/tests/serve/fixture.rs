@@ -22,12 +22,12 @@ pub(crate) const LONGER_THAN_ANY_TEST: Duration = Duration::from_secs(100_000);
 #[derive(Clone, Default)]
 pub(crate) struct FakeSource {
     /// Snapshots taken so far.
-    pub(crate) snapshots: Arc<AtomicU64>,
+    pub(crate) snapshot_count: Arc<AtomicU64>,
     /// Bytes of padding in snapshots and ledgers.
     pub(crate) padding: usize,
     pub(crate) problems: Vec<String>,
     /// Whether the ledger panics.
-    pub(crate) broken: Arc<AtomicBool>,
+    pub(crate) panics: Arc<AtomicBool>,
     /// A gate that the ledger waits at.
     pub(crate) gate: Option<SourceGate>,
 }
@@ -38,7 +38,7 @@ pub(crate) struct SourceGate(Arc<(Mutex<GateState>, Condvar)>);
 #[derive(Default)]
 struct GateState {
     reached: Option<oneshot::Sender<()>>,
-    open: bool,
+    is_open: bool,
 }
 
 impl SourceGate {
@@ -51,7 +51,7 @@ impl SourceGate {
     }
 
     pub(crate) fn open(&self) {
-        self.0.0.lock().unwrap().open = true;
+        self.0.0.lock().unwrap().is_open = true;
         self.0.1.notify_all();
     }
 
@@ -61,7 +61,7 @@ impl SourceGate {
             // The test may have dropped the receiver.
             let _ = reached.send(());
         }
-        drop(self.0.1.wait_while(state, |state| !state.open).unwrap());
+        drop(self.0.1.wait_while(state, |state| !state.is_open).unwrap());
     }
 }
 
@@ -71,13 +71,13 @@ impl Source for FakeSource {
     }
 
     fn snapshot(&self, scope: Scope) -> String {
-        let number = self.snapshots.fetch_add(1, Ordering::SeqCst) + 1;
+        let number = self.snapshot_count.fetch_add(1, Ordering::SeqCst) + 1;
         let padding = "x".repeat(self.padding);
         json!({ "number": number, "scope": format!("{scope:?}"), "padding": padding }).to_string()
     }
 
     fn ledger(&self, scope: Scope) -> String {
-        assert!(!self.broken.load(Ordering::SeqCst), "broken on purpose");
+        assert!(!self.panics.load(Ordering::SeqCst), "broken on purpose");
         if let Some(gate) = &self.gate {
             gate.wait_until_open();
         }

@@ -304,8 +304,8 @@ pub(crate) async fn a_client_that_never_reads_its_response_is_disconnected() {
 
 pub(crate) async fn a_panic_in_the_source_is_status_500() {
     let source = FakeSource::default();
-    source.broken.store(true, Ordering::SeqCst);
-    let broken = source.broken.clone();
+    source.panics.store(true, Ordering::SeqCst);
+    let broken = source.panics.clone();
     let server = start_server(source, |_| {});
     assert_eq!(send_get(server.http, "/api/v1/ledger").await.status, 500);
     assert_eq!(send_get(server.http, "/metrics").await.status, 200);

@@ -88,7 +88,7 @@ pub(crate) async fn a_new_snapshot_follows_at_every_interval() {
 
 pub(crate) async fn all_clients_share_one_snapshot() {
     let source = FakeSource::default();
-    let snapshots = source.snapshots.clone();
+    let snapshots = source.snapshot_count.clone();
     let server = start_server(source, |_| {});
     let mut sockets = Vec::new();
     for _ in 0..10 {
@@ -102,7 +102,7 @@ pub(crate) async fn all_clients_share_one_snapshot() {
 
 pub(crate) async fn no_snapshot_is_taken_without_clients() {
     let source = FakeSource::default();
-    let snapshots = source.snapshots.clone();
+    let snapshots = source.snapshot_count.clone();
     let server = start_server(source, |options| {
         options.interval = Duration::from_millis(1);
     });

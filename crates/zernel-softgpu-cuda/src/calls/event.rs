@@ -29,7 +29,7 @@ pub(super) static EVENTS: Registry<EventObject> = Registry::new();
 pub(super) struct EventObject {
     flags: u32,
     context: Weak<ContextObject>,
-    recorded: Mutex<LastRecord>,
+    last_record: Mutex<LastRecord>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -43,7 +43,9 @@ enum LastRecord {
 
 impl EventObject {
     fn lock_last_record(&self) -> MutexGuard<'_, LastRecord> {
-        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last_record
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// When the stream got to the last record.
@@ -137,7 +139,7 @@ exports! { "cuda" =>
         call.object = EVENTS.insert(Arc::new(EventObject {
             flags,
             context: Arc::downgrade(&context),
-            recorded: Mutex::default(),
+            last_record: Mutex::default(),
         }));
         Ok(handle.set(call.object)?)
     }

@@ -81,7 +81,7 @@ impl NamedGraph {
         self.graph.nodes.push(GraphNode {
             work,
             symbol,
-            after,
+            predecessors: after,
         });
         self.handles.push(new_handle());
         self.handles[self.handles.len() - 1]

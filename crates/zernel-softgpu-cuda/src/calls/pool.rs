@@ -31,8 +31,8 @@ struct MemoryPool {
     handle: u64,
     device: Arc<Device>,
     settings: [AtomicU64; 4],
-    used: AtomicU64,
-    high: AtomicU64,
+    used_bytes: AtomicU64,
+    most_used_bytes: AtomicU64,
 }
 
 /// The pools of one device: its default pool and its current pool.
@@ -51,16 +51,16 @@ impl MemoryPool {
             device: Arc::clone(device),
             // The three ways of reuse are on; the release threshold is 0.
             settings: [1, 1, 1, 0].map(AtomicU64::new),
-            used: AtomicU64::new(0),
-            high: AtomicU64::new(0),
+            used_bytes: AtomicU64::new(0),
+            most_used_bytes: AtomicU64::new(0),
         };
         MEMORY_POOLS.insert_as(handle, Arc::new(pool));
         handle
     }
 
     fn count_used_bytes(&self, bytes: u64) {
-        let used = self.used.fetch_add(bytes, Relaxed) + bytes;
-        self.high.fetch_max(used, Relaxed);
+        let used = self.used_bytes.fetch_add(bytes, Relaxed) + bytes;
+        self.most_used_bytes.fetch_max(used, Relaxed);
     }
 }
 
@@ -118,7 +118,7 @@ fn free_in_order(address: u64, pool: Option<Arc<MemoryPool>>) -> StreamWork {
     StreamWork::Action(Arc::new(move || {
         let freed = ADDRESS_SPACE.remove_range(address, |_| true).unwrap_or(0);
         if let Some(pool) = &pool {
-            pool.used.fetch_sub(freed, Relaxed);
+            pool.used_bytes.fetch_sub(freed, Relaxed);
         }
     }))
 }
@@ -202,8 +202,8 @@ exports! { "cuda" =>
         let (number, is_flag) = match attribute {
             1..=3 => (&pool.settings[attribute as usize - 1], true),
             4 => (&pool.settings[3], false),
-            5 | 7 => (&pool.used, false),
-            6 | 8 => (&pool.high, false),
+            5 | 7 => (&pool.used_bytes, false),
+            6 | 8 => (&pool.most_used_bytes, false),
             _ => return Err(INVALID_VALUE),
         };
         let number = number.load(Relaxed);
@@ -226,7 +226,7 @@ exports! { "cuda" =>
             1..=3 => pool.settings[attribute as usize - 1].store(flag()?, Relaxed),
             4 => pool.settings[3].store(number()?, Relaxed),
             // The high-water marks can only be reset.
-            6 | 8 if number()? == 0 => pool.high.store(pool.used.load(Relaxed), Relaxed),
+            6 | 8 if number()? == 0 => pool.most_used_bytes.store(pool.used_bytes.load(Relaxed), Relaxed),
             _ => return Err(INVALID_VALUE),
         }
         Ok(())

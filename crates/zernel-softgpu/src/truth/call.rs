@@ -11,7 +11,7 @@ pub struct LoggedSymbol {
     pub(super) library: &'static str,
     pub(super) name: &'static str,
     /// Its place in the symbol table of this process's file, and the generation of that file.
-    pub(super) place: AtomicU64,
+    pub(super) index_and_generation: AtomicU64,
 }
 
 impl LoggedSymbol {
@@ -21,7 +21,7 @@ impl LoggedSymbol {
         Self {
             library,
             name,
-            place: AtomicU64::new(0),
+            index_and_generation: AtomicU64::new(0),
         }
     }
 }

@@ -159,14 +159,14 @@ impl LogFile {
         let first = HEADER_BYTES / WORD_BYTES + index * words;
         store_text(&self.header[first..first + words], symbol.name);
         symbol
-            .place
+            .index_and_generation
             .store(u64::from(generation) << 32 | index as u64, Release);
         index
     }
 }
 
 fn known_symbol_index(symbol: &LoggedSymbol, generation: u32) -> Option<usize> {
-    let place = symbol.place.load(Acquire);
+    let place = symbol.index_and_generation.load(Acquire);
     (place >> 32 == u64::from(generation)).then_some((place & 0xffff_ffff) as usize)
 }
 

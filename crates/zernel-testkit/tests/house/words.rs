@@ -76,7 +76,7 @@ struct TextWord<'a> {
     text: &'a str,
     line: usize,
     /// Whether only blanks, joiners of a name or comment markers are between this word and the one before.
-    continues: bool,
+    continues_phrase: bool,
 }
 
 /// The words of a text. Parts of a name like `one_two` are words of their own. A comment continues on the next line.
@@ -95,7 +95,7 @@ fn words_of_text(text: &str) -> Vec<TextWord<'_>> {
             words.push(TextWord {
                 text: without_genitive(&rest[start..end]),
                 line: index + 1,
-                continues,
+                continues_phrase: continues,
             });
             continues = true;
             rest = &rest[end..];
@@ -123,7 +123,7 @@ fn is_phrase_at(words: &[TextWord<'_>], start: usize, phrase: &[TextWord<'_>]) -
         found.text.eq_ignore_ascii_case(expected.text)
             && (found.text == expected.text || !has_capital())
     };
-    found.iter().skip(1).all(|word| word.continues) && found.iter().zip(phrase).all(is_equal)
+    found.iter().skip(1).all(|word| word.continues_phrase) && found.iter().zip(phrase).all(is_equal)
 }
 
 /// Whether an allowed phrase covers the words from `start` to `end`.

@@ -101,8 +101,8 @@ table! {
 
 /// What the trainer and the loaders of a rank share.
 struct RankSlots<'a> {
-    free: &'a FutexSlot,
-    filled: &'a FutexSlot,
+    free_batches: &'a FutexSlot,
+    filled_batches: &'a FutexSlot,
     collective: CollectiveSlots<'a>,
     backward: BackwardSlots<'a>,
 }
@@ -110,8 +110,8 @@ struct RankSlots<'a> {
 /// Where the trainer and its backward thread wake each other.
 #[derive(Clone, Copy)]
 struct BackwardSlots<'a> {
-    wanted: &'a FutexSlot,
-    done: &'a FutexSlot,
+    wanted_passes: &'a FutexSlot,
+    done_passes: &'a FutexSlot,
 }
 
 const SLOTS_PER_RANK: usize = 5;
@@ -184,16 +184,16 @@ impl Work for MlTraining {
         let slot =
             |rank: usize, slot: usize| &team.slots[(rank % self.ranks) * SLOTS_PER_RANK + slot];
         let rank = RankSlots {
-            free: slot(number, 0),
-            filled: slot(number, 1),
+            free_batches: slot(number, 0),
+            filled_batches: slot(number, 1),
             collective: CollectiveSlots {
-                arrived: slot(number, 2),
+                arrived_ranks: slot(number, 2),
                 next_arrived: slot(number + 1, 2),
                 job: &team.slots[self.ranks * SLOTS_PER_RANK..],
             },
             backward: BackwardSlots {
-                wanted: slot(number, 3),
-                done: slot(number, 4),
+                wanted_passes: slot(number, 3),
+                done_passes: slot(number, 4),
             },
         };
         let seed = |loader: usize| (number * self.loaders + loader) as u64;
@@ -228,10 +228,10 @@ impl MlTraining {
 
     fn run_backward(&self, worker: &mut Worker<'_>, backward: BackwardSlots<'_>) {
         let _ = rustix::thread::set_name(c"backward");
-        while worker.proceed() && worker.take_from_slot(backward.wanted) {
+        while worker.proceed() && worker.take_from_slot(backward.wanted_passes) {
             worker.burn_ns(us_to_ns(self.backward_us));
             worker.done(1);
-            worker.post_to_slot(backward.done, 1);
+            worker.post_to_slot(backward.done_passes, 1);
         }
     }
 
@@ -246,12 +246,12 @@ impl MlTraining {
         let file = files::create_filled_file(&self.folder, file_bytes, worker)?;
         let mut random = SplitMix64(seed);
         let mut batch = 0;
-        while worker.proceed() && worker.take_from_slot(rank.free) {
+        while worker.proceed() && worker.take_from_slot(rank.free_batches) {
             let mut laps = StepPhases::new(batch);
             self.read_batch(worker, &file, &mut random)?;
             worker.burn_ns(us_to_ns(self.decode_us));
             laps.record_phase_until_now(worker, DATA_LOADING_PHASE);
-            worker.post_to_slot(rank.filled, 1);
+            worker.post_to_slot(rank.filled_batches, 1);
             worker.done(1);
             batch += 1;
         }
@@ -291,7 +291,7 @@ impl MlTraining {
         // The name only helps users of `ps` and `top`, so a failure does not matter.
         let _ = rustix::thread::set_name(c"trainer");
         let mut gpu = OpenGpu::open(self, number)?;
-        (0..self.queue_depth).for_each(|_| worker.post_to_slot(rank.free, 1));
+        (0..self.queue_depth).for_each(|_| worker.post_to_slot(rank.free_batches, 1));
         let joined = Collective::join(self, worker, number, &gpu, rank.collective)?;
         let Some(mut collective) = joined else {
             return Ok(());
@@ -317,10 +317,10 @@ impl MlTraining {
     ) -> Result<(), WorkFailure> {
         while worker.proceed() {
             let mut laps = StepPhases::new(*step);
-            if !worker.take_from_slot(rank.filled) {
+            if !worker.take_from_slot(rank.filled_batches) {
                 break;
             }
-            worker.post_to_slot(rank.free, 1);
+            worker.post_to_slot(rank.free_batches, 1);
             laps.record_phase_until_now(worker, DATA_LOADING_PHASE);
             self.run_compute_phase(worker, gpu, rank.backward)?;
             laps.record_phase_until_now(worker, GPU_COMPUTE_PHASE);
@@ -351,8 +351,8 @@ impl MlTraining {
             gpu.launch_kernel(us_to_ns(self.gpu_us) / u64::from(self.launches.max(1)))?;
         }
         if self.backward_us > 0 {
-            worker.post_to_slot(backward.wanted, 1);
-            if !worker.take_from_slot(backward.done) {
+            worker.post_to_slot(backward.wanted_passes, 1);
+            if !worker.take_from_slot(backward.done_passes) {
                 return Ok(());
             }
         }

@@ -16,7 +16,7 @@ use zernel_report::text::shorten_text;
 pub(super) fn kernel_rows(processes: &ProcessVisibility) -> Vec<CheckRow> {
     let lacking = privilege::lacking_capabilities(
         &privilege::CAPABILITIES_TO_SEE_PROCESSES,
-        Privilege::of_this_process().held,
+        Privilege::of_this_process().held_capabilities,
     );
     let others = other_processes_row(processes, &lacking);
     let mut rows = vec![kernel_version_row(), privilege_row(), others, btf_row()];
@@ -55,14 +55,14 @@ fn kernel_version_row() -> CheckRow {
 
 /// Capabilities of this process in the initial user namespace.
 pub(super) struct Privilege {
-    held: CapabilitySet,
+    held_capabilities: CapabilitySet,
 }
 
 impl Privilege {
     pub(super) fn of_this_process() -> Self {
         Self {
             // Capabilities in another user namespace have no effect on BPF and on other processes.
-            held: if in_initial_namespace("user") {
+            held_capabilities: if in_initial_namespace("user") {
                 privilege::held_capabilities()
             } else {
                 CapabilitySet::empty()
@@ -71,11 +71,12 @@ impl Privilege {
     }
 
     pub(super) fn is_root(&self) -> bool {
-        self.held.contains(CapabilitySet::SYS_ADMIN)
+        self.held_capabilities.contains(CapabilitySet::SYS_ADMIN)
     }
 
     pub(super) fn can_load_bpf(&self) -> bool {
-        privilege::lacking_capabilities(&privilege::CAPABILITIES_TO_LOAD, self.held).is_empty()
+        privilege::lacking_capabilities(&privilege::CAPABILITIES_TO_LOAD, self.held_capabilities)
+            .is_empty()
     }
 
     /// Names of the capabilities that observing needs and this process lacks.
@@ -85,7 +86,7 @@ impl Privilege {
             &privilege::CAPABILITIES_TO_SEE_PROCESSES,
         ]
         .concat();
-        privilege::lacking_capabilities(&needed, self.held)
+        privilege::lacking_capabilities(&needed, self.held_capabilities)
     }
 }
 
@@ -127,9 +128,9 @@ pub(super) const OTHER_PROCESSES_ROW_NAME: &str = "other processes";
 /// Which other processes can be read.
 #[derive(Default)]
 pub(super) struct ProcessVisibility {
-    pub(super) others: usize,
+    pub(super) other_count: usize,
     /// Processes that cannot be read, each with the reason.
-    pub(super) unseen: Vec<String>,
+    pub(super) unreadable: Vec<String>,
     /// Whether this process is in another pid namespace than the initial one, and cannot see processes outside it.
     pub(super) in_container: bool,
 }
@@ -152,15 +153,15 @@ impl ProcessVisibility {
             Some(format!("{} {name}: {}", process.pid, os_message(error)))
         });
         Self {
-            others: others.len(),
-            unseen: unseen.collect(),
+            other_count: others.len(),
+            unreadable: unseen.collect(),
             in_container: !in_initial_namespace("pid"),
         }
     }
 
     /// Whether there are other processes, and none can be read.
     pub(super) fn sees_no_other_process(&self) -> bool {
-        self.others > 0 && self.unseen.len() == self.others
+        self.other_count > 0 && self.unreadable.len() == self.other_count
     }
 }
 
@@ -169,7 +170,11 @@ const MAX_NAMED_PROCESSES: usize = 3;
 
 /// Whether other processes can be read. `lacking` are the missing capabilities.
 fn other_processes_row(processes: &ProcessVisibility, lacking: &[&str]) -> CheckRow {
-    let ProcessVisibility { others, unseen, .. } = processes;
+    let ProcessVisibility {
+        other_count: others,
+        unreadable: unseen,
+        ..
+    } = processes;
     let mut finding = format!(
         "the libraries of {} of {others} can be seen",
         others - unseen.len()
@@ -329,8 +334,8 @@ mod tests {
     fn other_processes_row_with(unseen: usize, lacking: &[&str]) -> CheckRow {
         let unseen = (1..=unseen).map(|pid| format!("{pid} init: Permission denied"));
         let processes = ProcessVisibility {
-            others: 9,
-            unseen: unseen.collect(),
+            other_count: 9,
+            unreadable: unseen.collect(),
             in_container: false,
         };
         other_processes_row(&processes, lacking)

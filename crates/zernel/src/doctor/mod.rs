@@ -146,8 +146,8 @@ mod tests {
 
     fn visibility_of(seen: usize, others: usize) -> ProcessVisibility {
         ProcessVisibility {
-            others,
-            unseen: vec![String::new(); others - seen],
+            other_count: others,
+            unreadable: vec![String::new(); others - seen],
             in_container: false,
         }
     }

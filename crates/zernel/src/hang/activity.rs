@@ -143,12 +143,12 @@ struct SampledThread {
     name: String,
     state: ProcState,
     /// Share of the time on a CPU.
-    busy: f64,
+    busy_share: f64,
     syscall: Option<i64>,
     /// The file of the system call.
     target: Option<FDTarget>,
     /// The kernel function that it sleeps in (wchan).
-    place: Option<String>,
+    kernel_function: Option<String>,
 }
 
 /// Measures all threads of a process.
@@ -198,10 +198,10 @@ impl SampledThread {
             tid: task.tid,
             state: stat.state().ok()?,
             name: shorten_text(&stat.comm, 15),
-            busy,
+            busy_share: busy,
             syscall,
             target,
-            place: place.ok().filter(|place| place.len() > 1),
+            kernel_function: place.ok().filter(|place| place.len() > 1),
         })
     }
 
@@ -216,17 +216,17 @@ impl SampledThread {
                 ActivityState::Stopped,
                 "is stopped by a debugger".to_owned(),
             ),
-            ProcState::Running if self.busy == 0.0 => (
+            ProcState::Running if self.busy_share == 0.0 => (
                 ActivityState::WaitsForCpu,
                 "is runnable without a CPU".to_owned(),
             ),
-            _ if self.state == ProcState::Running || self.busy >= MIN_RUNNING_SHARE => (
+            _ if self.state == ProcState::Running || self.busy_share >= MIN_RUNNING_SHARE => (
                 ActivityState::OnCpu,
                 format!(
                     "is on CPU: thread {} (tid {}) ran for {:.0} % of the last {:.1} s",
                     self.name,
                     self.tid,
-                    100.0 * self.busy.min(1.0),
+                    100.0 * self.busy_share.min(1.0),
                     CPU_SAMPLE_TIME.as_secs_f64(),
                 ),
             ),
@@ -264,7 +264,7 @@ impl SampledThread {
         if self.state == ProcState::Waiting {
             return true;
         }
-        let place = self.place.as_deref().unwrap_or("");
+        let place = self.kernel_function.as_deref().unwrap_or("");
         match &self.target {
             // Devices and named pipes have paths, too, but are not on a disk.
             Some(FDTarget::Path(path)) => !path.starts_with("/dev") && !place.contains("pipe"),
@@ -290,7 +290,7 @@ impl SampledThread {
         if self.syscall.is_some_and(syscalls::is_futex) {
             return (ActivityState::Lock, LOCK_WAIT_TEXT);
         }
-        let place = self.place.as_deref().unwrap_or("");
+        let place = self.kernel_function.as_deref().unwrap_or("");
         let known = [
             ("futex", ActivityState::Lock, LOCK_WAIT_TEXT),
             (
@@ -334,7 +334,7 @@ impl SampledThread {
     }
 
     fn place_text(&self) -> String {
-        let place = self.place.as_ref();
+        let place = self.kernel_function.as_ref();
         place.map_or(String::new(), |place| format!(" (in {place})"))
     }
 }

@@ -55,7 +55,7 @@ pub(super) struct LateRank<'a> {
     /// Whether the wait is not expected to end. Otherwise the rank is late.
     pub(super) hangs: bool,
     /// The longest wait of another rank, in seconds.
-    pub(super) waited: f64,
+    pub(super) waited_seconds: f64,
 }
 
 /// What is wrong with a rank.
@@ -256,7 +256,7 @@ impl LocalCommunicator<'_> {
                     member,
                     problem,
                     hangs,
-                    waited,
+                    waited_seconds: waited,
                 })
             })
             .collect()
@@ -329,7 +329,10 @@ impl LocalCommunicator<'_> {
         let first = furthest.saturating_sub(KNOWN_OPERATION_COUNT - 1).max(1);
         (first..=furthest).find_map(|sequence| {
             let common = self.most_common_operation(sequence)?;
-            let mismatch = OperationMismatch { sequence, common };
+            let mismatch = OperationMismatch {
+                sequence,
+                common_operation: common,
+            };
             let is_mismatch = self
                 .members
                 .iter()
@@ -381,17 +384,17 @@ impl HangThreshold {
 struct OperationMismatch<'a> {
     sequence: u64,
     /// The operation that most of them entered.
-    common: &'a str,
+    common_operation: &'a str,
 }
 
 impl OperationMismatch<'_> {
     /// The problem of a rank that entered another operation.
     fn problem_of_member(&self, member: &CommunicatorMember<'_>) -> Option<RankProblem> {
         let own = member.operation_at(self.sequence)?;
-        (own != self.common).then(|| RankProblem::Different {
+        (own != self.common_operation).then(|| RankProblem::Different {
             sequence: self.sequence,
             own: own.to_owned(),
-            others: self.common.to_owned(),
+            others: self.common_operation.to_owned(),
         })
     }
 }

@@ -181,7 +181,7 @@ impl LateRankReport {
         Self {
             rank: RankReport::new(finding.member),
             hangs: finding.hangs,
-            waited_seconds: finding.waited,
+            waited_seconds: finding.waited_seconds,
             problem: finding.problem,
             activity,
             waits_itself_on: None,

@@ -61,7 +61,7 @@ pub(crate) struct RunRecording {
     command: Arc<OnceLock<u32>>,
     records: BTreeMap<ProcessKey, ProcessRecord>,
     /// Whether a process descends from the root.
-    ancestries: BTreeMap<ProcessKey, Ancestry>,
+    ancestry_of_process: BTreeMap<ProcessKey, Ancestry>,
     observation: Observation,
 }
 
@@ -167,7 +167,7 @@ impl RunRecording {
             start_ns: since_boot_ns(),
             command: Arc::default(),
             records: BTreeMap::new(),
-            ancestries: BTreeMap::new(),
+            ancestry_of_process: BTreeMap::new(),
             observation: Observation::default(),
         }
     }
@@ -223,7 +223,7 @@ impl RunRecording {
             snapshot,
             command: self.command.get().copied(),
         };
-        let ancestry = self.ancestries.entry(key);
+        let ancestry = self.ancestry_of_process.entry(key);
         let ancestry = ancestry.or_insert_with(|| parents.ancestry_of(process, root, start_ns));
         if *ancestry != Ancestry::Descendant {
             return;
@@ -256,7 +256,7 @@ impl RunRecording {
 
     /// Ends the recording.
     pub(crate) fn into_observation(mut self) -> Observation {
-        let ancestries = self.ancestries.values();
+        let ancestries = self.ancestry_of_process.values();
         let unknown = ancestries.filter(|ancestry| **ancestry == Ancestry::Unknown);
         let unknown = unknown.count();
         if unknown > 0 {
@@ -357,7 +357,7 @@ mod tests {
             start_ns: 1000,
             command: Arc::default(),
             records: BTreeMap::new(),
-            ancestries: BTreeMap::new(),
+            ancestry_of_process: BTreeMap::new(),
             observation: Observation::default(),
         };
         let process = |start_ns| ProcessSnapshot {
@@ -401,7 +401,7 @@ mod tests {
         let mut recording = RunRecording::new(RecordedRoot::SpawnedCommand);
         recording.command.set(command).expect("set once");
         recording.add_snapshot(&snapshot, true);
-        let ancestries: Vec<Ancestry> = recording.ancestries.into_values().collect();
+        let ancestries: Vec<Ancestry> = recording.ancestry_of_process.into_values().collect();
         let (known, unknown) = (Ancestry::Descendant, Ancestry::Unknown);
         assert_eq!(ancestries, [known, known, unknown]);
     }

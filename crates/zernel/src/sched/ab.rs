@@ -69,7 +69,7 @@ pub(super) fn run(
     let comparison = BlockSettings {
         socket: &options.socket,
         policy,
-        length: schedule.block,
+        block_length: schedule.block,
         stop: &stop,
     };
     let mut blocks = PairedBlocks::default();
@@ -175,8 +175,8 @@ fn format_result(blocks: &PairedBlocks) -> String {
         SignTestOutcome::Worse => "the scheduler is worse\n",
         SignTestOutcome::Undecided => "neither is shown to be better\n",
     };
-    if blocks.discarded > 0 {
-        let discarded = blocks.discarded;
+    if blocks.discarded_pairs > 0 {
+        let discarded = blocks.discarded_pairs;
         text += &format!(
             "{discarded} pairs were discarded: training processes came, went or made no steps\n"
         );
@@ -188,7 +188,7 @@ fn format_result(blocks: &PairedBlocks) -> String {
 struct BlockSettings<'a> {
     socket: &'a DaemonSocket,
     policy: &'a PolicyOptions,
-    length: Duration,
+    block_length: Duration,
     stop: &'a AtomicBool,
 }
 
@@ -233,42 +233,42 @@ impl BlockSettings<'_> {
 
 /// A block of time, which begins with the first poll.
 struct BlockMeasurement<'a> {
-    comparison: &'a BlockSettings<'a>,
-    began: Option<Instant>,
-    first: Option<StepCounts>,
+    settings: &'a BlockSettings<'a>,
+    began_at: Option<Instant>,
+    first_counts: Option<StepCounts>,
     rates: Result<StepRates, String>,
 }
 
 impl<'a> BlockMeasurement<'a> {
     fn new(comparison: &'a BlockSettings<'a>) -> Self {
         Self {
-            comparison,
-            began: None,
-            first: None,
+            settings: comparison,
+            began_at: None,
+            first_counts: None,
             rates: Err("the block was not completed".to_owned()),
         }
     }
 
     /// Breaks at the end of the block, or when the observer does not answer.
     fn poll_block(&mut self) -> ControlFlow<()> {
-        let began = *self.began.get_or_insert_with(Instant::now);
-        let length = self.comparison.length;
+        let began = *self.began_at.get_or_insert_with(Instant::now);
+        let length = self.settings.block_length;
         let elapsed = began.elapsed();
         if elapsed < length.mul_f64(SETTLING_SHARE_OF_BLOCK)
-            || (elapsed < length && self.first.is_some())
+            || (elapsed < length && self.first_counts.is_some())
         {
             return ControlFlow::Continue(());
         }
-        let counts = match read_step_counts(self.comparison.socket) {
+        let counts = match read_step_counts(self.settings.socket) {
             Ok(counts) => counts,
             Err(error) => {
                 self.rates = Err(error.to_string());
                 return ControlFlow::Break(());
             }
         };
-        match &self.first {
+        match &self.first_counts {
             None => {
-                self.first = Some(counts);
+                self.first_counts = Some(counts);
                 ControlFlow::Continue(())
             }
             Some(first) => {

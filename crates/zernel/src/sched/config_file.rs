@@ -52,11 +52,11 @@ pub(super) struct ConfigFile {
     pub(super) path: PathBuf,
     /// Set by SIGHUP.
     is_requested: Arc<AtomicBool>,
-    looked: Instant,
+    checked_at: Instant,
     /// Version of the file when it was loaded last.
-    read: Option<FileVersion>,
+    read_version: Option<FileVersion>,
     /// The version at the last look.
-    seen: Option<FileVersion>,
+    seen_version: Option<FileVersion>,
 }
 
 impl ConfigFile {
@@ -66,25 +66,25 @@ impl ConfigFile {
         Self {
             path: path.to_owned(),
             is_requested,
-            looked: Instant::now(),
-            read: version,
-            seen: version,
+            checked_at: Instant::now(),
+            read_version: version,
+            seen_version: version,
         }
     }
 
     /// The new policy, or what is wrong with it, if the file was changed or SIGHUP came.
     pub(super) fn changed_policy(&mut self) -> Option<Result<PolicyOptions, String>> {
         let is_requested = self.is_requested.swap(false, Ordering::Relaxed);
-        if !is_requested && self.looked.elapsed() < CHECK_INTERVAL {
+        if !is_requested && self.checked_at.elapsed() < CHECK_INTERVAL {
             return None;
         }
-        self.looked = Instant::now();
+        self.checked_at = Instant::now();
         let version = FileVersion::of_file(&self.path);
-        let is_stable = std::mem::replace(&mut self.seen, version) == version;
-        if !is_requested && (!is_stable || version == self.read) {
+        let is_stable = std::mem::replace(&mut self.seen_version, version) == version;
+        if !is_requested && (!is_stable || version == self.read_version) {
             return None;
         }
-        self.read = version;
+        self.read_version = version;
         Some(load_policy(&self.path))
     }
 }
@@ -144,7 +144,7 @@ mod tests {
         let request = Arc::new(AtomicBool::new(false));
         let mut file = ConfigFile::new(&path, Arc::clone(&request));
         let mut look = || {
-            file.looked = Instant::now().checked_sub(CHECK_INTERVAL).unwrap();
+            file.checked_at = Instant::now().checked_sub(CHECK_INTERVAL).unwrap();
             file.changed_policy()
         };
         assert_eq!(look(), None);

@@ -18,27 +18,27 @@ const CLASS_COLUMNS: [TaskClass; 4] = [
 /// A table that grows by a line per interval.
 #[derive(Debug, Default)]
 pub(super) struct IntervalTable {
-    last: Option<SchedulerStatistics>,
-    lines: u32,
+    last_statistics: Option<SchedulerStatistics>,
+    lines_since_header: u32,
 }
 
 impl IntervalTable {
     /// Whether the last line, or the begin of the first interval, is of these statistics.
     pub(super) fn has_added(&self, statistics: &SchedulerStatistics) -> bool {
-        let last = self.last.as_ref();
+        let last = self.last_statistics.as_ref();
         last.is_some_and(|last| last.taken_ns == statistics.taken_ns)
     }
 
     /// The line of the interval since the last call, below a header if one is due. The first call begins the first
     /// interval and returns nothing.
     pub(super) fn add_interval(&mut self, now: &SchedulerStatistics) -> Option<String> {
-        let last = self.last.replace(now.clone())?;
+        let last = self.last_statistics.replace(now.clone())?;
         let seconds = now.taken_ns.saturating_sub(last.taken_ns) as f64 / 1e9;
-        let mut text = match self.lines.is_multiple_of(LINES_PER_HEADER) {
+        let mut text = match self.lines_since_header.is_multiple_of(LINES_PER_HEADER) {
             true => format_header(),
             false => String::new(),
         };
-        self.lines += 1;
+        self.lines_since_header += 1;
         text += &format_line(&now.since(&last), seconds.max(1e-9));
         Some(text)
     }

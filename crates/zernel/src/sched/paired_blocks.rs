@@ -71,38 +71,38 @@ impl StepCounts {
 #[derive(Debug, Clone, Default)]
 pub(super) struct PairedBlocks {
     /// Logarithms of the figures.
-    logarithms: Vec<f64>,
+    log_ratios: Vec<f64>,
     /// Pairs whose blocks have different processes, or none.
-    pub(super) discarded: u32,
+    pub(super) discarded_pairs: u32,
 }
 
 impl PairedBlocks {
     /// Adds a pair. Its blocks must have the same processes.
     pub(super) fn add_pair(&mut self, with: &StepRates, without: &StepRates) {
         if with.is_empty() || !with.keys().eq(without.keys()) {
-            self.discarded += 1;
+            self.discarded_pairs += 1;
             return;
         }
         let ratios = with.values().zip(without.values());
         let sum: f64 = ratios.map(|(with, without)| (with / without).ln()).sum();
-        self.logarithms.push(sum / with.len() as f64);
+        self.log_ratios.push(sum / with.len() as f64);
     }
 
     /// Whether the scheduler is better or worse: a sign test over the pairs, the rule of `zernel lab compare`. Six losses
     /// of six decide, or 11 of 13.
     pub(super) fn sign_test_outcome(&self) -> SignTestOutcome {
-        let pairs = self.logarithms.iter().map(|logarithm| (0.0, *logarithm));
+        let pairs = self.log_ratios.iter().map(|logarithm| (0.0, *logarithm));
         SignTest::of(pairs, true).outcome()
     }
 
     /// The ratio of steps per second, with its 95 % interval. `None` with less than two pairs.
     pub(super) fn mean_ratio(&self) -> Option<RatioEstimate> {
-        let count = self.logarithms.len();
+        let count = self.log_ratios.len();
         if count < 2 {
             return None;
         }
-        let mean = self.logarithms.iter().sum::<f64>() / count as f64;
-        let squares = self.logarithms.iter().map(|log| (log - mean).powi(2));
+        let mean = self.log_ratios.iter().sum::<f64>() / count as f64;
+        let squares = self.log_ratios.iter().map(|log| (log - mean).powi(2));
         let variance = squares.sum::<f64>() / (count - 1) as f64;
         let half_width = student_t_percentile(count - 1) * (variance / count as f64).sqrt();
         Some(RatioEstimate {
@@ -213,7 +213,7 @@ mod tests {
         assert!((estimate.ratio - 2_f64.powf(0.5)).abs() < 1e-9);
         assert!((estimate.low - 2_f64.powf(0.5 - 1.591)).abs() < 1e-9);
         assert!((estimate.high - 2_f64.powf(0.5 + 1.591)).abs() < 1e-9);
-        assert_eq!((estimate.pairs, blocks.discarded), (4, 0));
+        assert_eq!((estimate.pairs, blocks.discarded_pairs), (4, 0));
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
         blocks.add_pair(&step_rates(&[(1, 1.0)]), &step_rates(&[(2, 1.0)]));
         blocks.add_pair(&step_rates(&[(1, 1.0)]), &step_rates(&[(1, 1.0), (2, 1.0)]));
         blocks.add_pair(&step_rates(&[]), &step_rates(&[]));
-        assert_eq!((blocks.discarded, blocks.mean_ratio()), (3, None));
+        assert_eq!((blocks.discarded_pairs, blocks.mean_ratio()), (3, None));
     }
 
     #[test]

@@ -18,7 +18,7 @@ const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 /// Writes the file.
 pub(super) struct StatisticsPublisher {
     directory: PathBuf,
-    last: Option<Instant>,
+    last_published: Option<Instant>,
     /// Whether it was printed that the file cannot be written.
     has_complained: bool,
 }
@@ -27,7 +27,7 @@ impl StatisticsPublisher {
     pub(super) fn new(directory: &Path) -> Self {
         Self {
             directory: directory.to_owned(),
-            last: None,
+            last_published: None,
             has_complained: false,
         }
     }
@@ -35,12 +35,12 @@ impl StatisticsPublisher {
     /// Publishes statistics, if that is due.
     pub(super) fn publish_if_due(&mut self, statistics: impl FnOnce() -> SchedulerStatistics) {
         if self
-            .last
+            .last_published
             .is_some_and(|last| last.elapsed() < PUBLISH_INTERVAL)
         {
             return;
         }
-        self.last = Some(Instant::now());
+        self.last_published = Some(Instant::now());
         let written = self.write_statistics(&statistics());
         if let Err(error) = written
             && !std::mem::replace(&mut self.has_complained, true)
@@ -66,7 +66,7 @@ impl StatisticsPublisher {
 impl Drop for StatisticsPublisher {
     fn drop(&mut self) {
         // Without figures of its own, it did not load: the file is that of the loaded scheduler.
-        if self.last.is_none() {
+        if self.last_published.is_none() {
             return;
         }
         let _ = fs::remove_file(self.directory.join(STATISTICS_FILE));

@@ -20,8 +20,8 @@ pub(crate) struct SchedulerSession {
     /// Times that the scheduler was loaded again after an ejection.
     pub(super) restarts: u32,
     publisher: StatisticsPublisher,
-    stats: Option<IntervalPrinter>,
-    config: Option<ConfigFile>,
+    interval_printer: Option<IntervalPrinter>,
+    config_file: Option<ConfigFile>,
     manager: Option<ServiceManager>,
     is_announced: bool,
     /// Whether an observer wrote the task states when that was printed last; `None` if it is not printed.
@@ -34,8 +34,8 @@ impl SchedulerSession {
             policy,
             restarts: 0,
             publisher: StatisticsPublisher::new(Path::new(published::STATISTICS_DIRECTORY)),
-            stats: None,
-            config: None,
+            interval_printer: None,
+            config_file: None,
             manager: ServiceManager::from_environment(),
             is_announced: false,
             is_observed: Some(true),
@@ -61,20 +61,20 @@ impl SchedulerSession {
 
     /// Prints statistics every `seconds`.
     pub(super) fn with_statistics_every(mut self, seconds: u64) -> Self {
-        self.stats = Some(IntervalPrinter::new(seconds));
+        self.interval_printer = Some(IntervalPrinter::new(seconds));
         self
     }
 
     /// Follows the changes of a configuration file.
     pub(super) fn with_config_file(mut self, file: ConfigFile) -> Self {
-        self.config = Some(file);
+        self.config_file = Some(file);
         self
     }
 
     /// The settings to load the scheduler with.
     pub(crate) fn load_settings(&self) -> SchedSettings {
         SchedSettings {
-            may_privilege: self.config.is_some(),
+            may_privilege: self.config_file.is_some(),
             ..self.policy.scheduler_settings()
         }
     }
@@ -102,7 +102,7 @@ impl SchedulerSession {
         self.report_observer_changes(loaded);
         let statistics = || collect_statistics(loaded, &self.policy, self.restarts);
         self.publisher.publish_if_due(statistics);
-        if let Some(stats) = &mut self.stats {
+        if let Some(stats) = &mut self.interval_printer {
             stats.print_if_due(statistics);
         }
         match stop.load(Ordering::Relaxed) {
@@ -139,7 +139,11 @@ impl SchedulerSession {
 
     /// Applies a changed configuration file. A mistake in it changes nothing.
     fn apply_changed_config(&mut self, loaded: &LoadedScheduler<'_>) {
-        let Some(changed) = self.config.as_mut().and_then(ConfigFile::changed_policy) else {
+        let Some(changed) = self
+            .config_file
+            .as_mut()
+            .and_then(ConfigFile::changed_policy)
+        else {
             return;
         };
         let applied = changed.and_then(|policy| {
@@ -180,7 +184,7 @@ fn collect_statistics(
 /// Prints the lines of `--stats`.
 struct IntervalPrinter {
     interval: Duration,
-    next: Instant,
+    next_print: Instant,
     table: IntervalTable,
 }
 
@@ -188,16 +192,16 @@ impl IntervalPrinter {
     fn new(seconds: u64) -> Self {
         Self {
             interval: Duration::from_secs(seconds),
-            next: Instant::now(),
+            next_print: Instant::now(),
             table: IntervalTable::default(),
         }
     }
 
     fn print_if_due(&mut self, statistics: impl FnOnce() -> SchedulerStatistics) {
-        if Instant::now() < self.next {
+        if Instant::now() < self.next_print {
             return;
         }
-        self.next = Instant::now() + self.interval;
+        self.next_print = Instant::now() + self.interval;
         if let Some(text) = self.table.add_interval(&statistics()) {
             // Scheduling goes on without a reader.
             let _ = crate::print_to_stdout(text.as_bytes());

@@ -52,18 +52,18 @@ struct SoakMeasurements {
     /// From the exit of the daemon until nothing was attached.
     slowest_detach: Duration,
     attacks: usize,
-    peak: u64,
+    peak_resident: u64,
     /// Growth of the resident memory in the second half of each life, in KiB per minute.
-    slopes: Vec<f64>,
+    resident_slopes: Vec<f64>,
     calls: u64,
 }
 
 /// Attackers of a second user that come and go.
 struct ChangingAttackers {
     running: Vec<(Instant, Target)>,
-    started: usize,
+    started_count: usize,
     /// Number of different attacks.
-    attacks: usize,
+    attack_count: usize,
     /// How long one lasts.
     length: Duration,
     /// File systems that stop answering; none on a machine without FUSE.
@@ -78,8 +78,8 @@ impl ChangingAttackers {
         };
         Self {
             running: Vec::new(),
-            started: 0,
-            attacks: ATTACKS.len() + usize::from(!files.is_empty()),
+            started_count: 0,
+            attack_count: ATTACKS.len() + usize::from(!files.is_empty()),
             length,
             files,
         }
@@ -87,7 +87,7 @@ impl ChangingAttackers {
 
     /// Starts the next attack. After all others comes that with the file systems.
     fn start_next(&self, stage: &Stage, own: &Path) -> Target {
-        let number = self.started % self.attacks;
+        let number = self.started_count % self.attack_count;
         let (role, rounds) = match ATTACKS.get(number) {
             Some((_, role, rounds)) => (*role, *rounds),
             None => ("maps_dead_files", 0),
@@ -122,7 +122,7 @@ impl ChangingAttackers {
         while self.running.len() < ATTACKS_AT_ONCE {
             let attacker = self.start_next(stage, &own);
             self.running.push((now + self.length, attacker));
-            self.started += 1;
+            self.started_count += 1;
         }
     }
 }
@@ -158,8 +158,11 @@ pub(crate) fn endure_changing_attacks() {
             &mut measured,
         );
     }
-    measured.attacks = attackers.started;
-    assert!(measured.attacks >= attackers.attacks, "each has its turn");
+    measured.attacks = attackers.started_count;
+    assert!(
+        measured.attacks >= attackers.attack_count,
+        "each has its turn"
+    );
     drop(attackers);
     // It was not harmed: it ends at the first call that fails.
     old.run_part();
@@ -218,9 +221,9 @@ fn live_until_signal(
     }
     let peak = peak_resident_bytes(daemon.pid());
     assert!(peak < MAX_RESIDENT_BYTES, "{} MiB", peak >> 20);
-    measured.peak = measured.peak.max(peak);
+    measured.peak_resident = measured.peak_resident.max(peak);
     measured
-        .slopes
+        .resident_slopes
         .push(resident_growth_per_minute(&sizes, time / 2));
     let objects = daemon.kernel_objects();
     let begin = Instant::now();
@@ -311,7 +314,7 @@ fn print_measurements(time: Duration, measured: &SoakMeasurements) {
     let SoakMeasurements {
         attacks,
         calls,
-        slopes,
+        resident_slopes: slopes,
         exits,
         slowest_detach,
         ..
@@ -328,7 +331,7 @@ fn print_measurements(time: Duration, measured: &SoakMeasurements) {
     println!("| soak of {minutes:.1} minutes | {attacks} attacks, {DAEMON_LIVES} lives |");
     println!("| calls of jobs that started in a life of the daemon | {calls}, counted exactly |");
     println!("| jobs harmed | 0 |");
-    let peak = measured.peak >> 20;
+    let peak = measured.peak_resident >> 20;
     println!("| resident memory | at most {peak} MiB; grows by {slopes:.0?} KiB per minute |");
     println!("| exit after SIGTERM | {} |", times(&by_term));
     println!("| exit after SIGKILL | {} |", times(&by_kill));

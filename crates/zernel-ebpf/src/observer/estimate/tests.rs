@@ -73,7 +73,7 @@ impl SimulatedRun {
 /// Quality of the estimates of many runs.
 #[derive(Default)]
 struct EstimateQuality {
-    covered: usize,
+    covered_runs: usize,
     within_5_percent: usize,
     half_widths: Vec<f64>,
 }
@@ -82,7 +82,7 @@ impl EstimateQuality {
     fn add_estimate(&mut self, estimate: CallEstimate, truth: f64) {
         let off = (estimate.calls - truth).abs();
         let half_width = estimate.half_width.expect("several windows");
-        self.covered += usize::from(off <= half_width);
+        self.covered_runs += usize::from(off <= half_width);
         self.within_5_percent += usize::from(off <= 0.05 * truth);
         self.half_widths.push(half_width / truth);
     }
@@ -95,7 +95,7 @@ impl EstimateQuality {
 
     fn assert_within_bounds(mut self, name: &str, close: usize, width: f64) {
         let found = self.median_half_width();
-        let (covered, within) = (self.covered, self.within_5_percent);
+        let (covered, within) = (self.covered_runs, self.within_5_percent);
         eprintln!(
             "{name}: {covered} covered, {within} within 5 % of {SIMULATED_RUNS}, ± {found:.4}"
         );

@@ -93,14 +93,14 @@ fn ns_per_call(threads: usize) -> f64 {
 /// The work of a program between two calls.
 struct CalibrationWork {
     memory: Vec<u64>,
-    place: usize,
+    next_line: usize,
 }
 
 impl CalibrationWork {
     fn new() -> Self {
         Self {
             memory: vec![1; FOOTPRINT_BYTES / 8],
-            place: 0,
+            next_line: 0,
         }
     }
 
@@ -108,10 +108,10 @@ impl CalibrationWork {
     fn time_one_call(&mut self) -> u64 {
         for _ in 0..FOOTPRINT_LINES {
             // Each address depends on the one before and is far from it, so the CPU cannot prefetch.
-            let step = 8 * 1021 * self.memory[self.place] as usize;
-            self.place = (self.place + step) % self.memory.len();
+            let step = 8 * 1021 * self.memory[self.next_line] as usize;
+            self.next_line = (self.next_line + step) % self.memory.len();
         }
-        black_box(self.place);
+        black_box(self.next_line);
         let start = Instant::now();
         black_box(calibration_target)();
         start.elapsed().as_nanos() as u64

@@ -27,13 +27,13 @@ const PRECISE_PAUSE_FACTOR: f64 = 5.0;
 /// When windows open and close.
 #[derive(Debug)]
 pub(super) struct WindowSchedule {
-    next: Option<Instant>,
+    next_opening: Option<Instant>,
     /// Earliest start of the next window, whatever credit there is.
-    earliest: Instant,
+    earliest_opening: Instant,
     /// When the budget will have paid for all windows so far.
     paid_at: Instant,
     /// When the open window closes.
-    closes: Option<Instant>,
+    closes_at: Option<Instant>,
     /// When the last window opened, in nanoseconds of CLOCK_MONOTONIC.
     from_ns: u64,
 }
@@ -41,24 +41,24 @@ pub(super) struct WindowSchedule {
 impl WindowSchedule {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            next: None,
-            earliest: now,
+            next_opening: None,
+            earliest_opening: now,
             paid_at: now,
-            closes: None,
+            closes_at: None,
             from_ns: 0,
         }
     }
 
     /// Opens the first window at once.
     pub(super) fn open_first(&mut self) {
-        self.next.get_or_insert_with(Instant::now);
+        self.next_opening.get_or_insert_with(Instant::now);
     }
 
     /// Opens the next window as soon as the budget allows with this credit, if that is earlier than planned.
     fn bring_forward(&mut self, credit: Duration) {
         let on_credit = self.paid_at.checked_sub(credit);
-        let earliest = on_credit.map_or(self.earliest, |on| on.max(self.earliest));
-        self.next = self.next.map(|next| next.min(earliest));
+        let earliest = on_credit.map_or(self.earliest_opening, |on| on.max(self.earliest_opening));
+        self.next_opening = self.next_opening.map(|next| next.min(earliest));
     }
 
     /// Plans the next window after one of this length. `duty` is the share of the time that windows may be open.
@@ -68,8 +68,8 @@ impl WindowSchedule {
         let pause = |duty: f64| length.div_f64(duty).mul_f64(jitter).max(length);
         let now = Instant::now();
         self.paid_at = self.paid_at.max(now) + pause(duty);
-        self.earliest = now + pause(MAX_WINDOW_SHARE);
-        self.next = Some(now + pause(duty).mul_f64(PRECISE_PAUSE_FACTOR));
+        self.earliest_opening = now + pause(MAX_WINDOW_SHARE);
+        self.next_opening = Some(now + pause(duty).mul_f64(PRECISE_PAUSE_FACTOR));
     }
 }
 
@@ -77,14 +77,14 @@ impl WindowSchedule {
 #[derive(Debug)]
 pub(in crate::observer) struct LaunchSpans {
     pub(super) permanent_since_ns: Option<u64>,
-    last: VecDeque<RangeInclusive<u64>>,
+    last_spans: VecDeque<RangeInclusive<u64>>,
 }
 
 impl Default for LaunchSpans {
     fn default() -> Self {
         Self {
             permanent_since_ns: Some(0),
-            last: VecDeque::new(),
+            last_spans: VecDeque::new(),
         }
     }
 }
@@ -94,14 +94,14 @@ impl LaunchSpans {
     const MAX_KEPT_WINDOWS: usize = 4;
 
     fn open(&mut self, from_ns: u64) {
-        if self.last.len() == Self::MAX_KEPT_WINDOWS {
-            self.last.pop_front();
+        if self.last_spans.len() == Self::MAX_KEPT_WINDOWS {
+            self.last_spans.pop_front();
         }
-        self.last.push_back(from_ns..=u64::MAX);
+        self.last_spans.push_back(from_ns..=u64::MAX);
     }
 
     fn close_span(&mut self, to_ns: u64) {
-        if let Some(last) = self.last.back_mut() {
+        if let Some(last) = self.last_spans.back_mut() {
             *last = *last.start()..=to_ns;
         }
     }
@@ -114,20 +114,23 @@ impl LaunchSpans {
 
     /// Whether one window was open from `from_ns` to `to_ns`.
     pub(in crate::observer) fn is_in_one_window(&self, from_ns: u64, to_ns: u64) -> bool {
-        let mut windows = self.last.iter();
+        let mut windows = self.last_spans.iter();
         windows.any(|window| window.contains(&from_ns) && window.contains(&to_ns))
     }
 }
 
 impl Governor {
     pub(in crate::observer) fn is_window_open(&self) -> bool {
-        self.windows.closes.is_some()
+        self.windows.closes_at.is_some()
     }
 
     /// When the next window opens, or the one that is open closes.
     pub(in crate::observer) fn next_window_change(&self) -> Option<Instant> {
-        let next = self.windows.next.filter(|_| !self.sampled.is_empty());
-        self.windows.closes.or(next)
+        let next = self
+            .windows
+            .next_opening
+            .filter(|_| !self.sampled.is_empty());
+        self.windows.closes_at.or(next)
     }
 
     /// Opens or closes a window if it is due. Returns the links of a closed window, to be dropped.
@@ -150,7 +153,7 @@ impl Governor {
         let mut processes = governed.processes.running.values();
         let lacks_step = processes.any(|one| one.counts.lacks_whole_step(&one.steps));
         if open_for < length || (open_for < 2 * length && lacks_step) {
-            self.windows.closes = Some(Instant::now() + length / 4);
+            self.windows.closes_at = Some(Instant::now() + length / 4);
             return Vec::new();
         }
         self.close_window(governed)
@@ -159,7 +162,7 @@ impl Governor {
     /// Opens a window: attaches probes to all sampled functions.
     fn open_window(&mut self, governed: &mut GovernedParts<'_>) {
         if governed.is_off {
-            self.windows.next = Some(Instant::now() + MIN_WINDOW.div_f64(MAX_WINDOW_SHARE));
+            self.windows.next_opening = Some(Instant::now() + MIN_WINDOW.div_f64(MAX_WINDOW_SHARE));
             return;
         }
         let kernel = governed.kernel;
@@ -177,7 +180,7 @@ impl Governor {
             self.restart_event_tracking(kernel);
         }
         self.launch_spans.open(monotonic_ns());
-        self.windows.closes = Some(Instant::now() + window_length(governed.processes));
+        self.windows.closes_at = Some(Instant::now() + window_length(governed.processes));
     }
 
     /// Closes the window, if one is open. Returns its links: dropping them detaches, which takes a while.
@@ -194,7 +197,7 @@ impl Governor {
         let to_ns = monotonic_ns();
         // Steps of every process up to the end of the window.
         self.read_step_marks(governed);
-        self.windows.closes = None;
+        self.windows.closes_at = None;
         self.cost.windows += 1;
         for (handle, process) in &mut governed.processes.running {
             let counters = kernel.call_counters(*handle);
@@ -230,7 +233,7 @@ impl Governor {
             let calls: f64 = sampled
                 .map(|symbol| process.counts.sampled_rate(*symbol))
                 .sum();
-            let left = budget - process.overhead.permanent;
+            let left = budget - process.overhead.permanent_cost;
             let left = left.max(budget * (1.0 - BUDGET_SHARE_OF_PERMANENT_PROBES));
             window_share(calls * self.call_ns(process) / 1e9, left)
         });

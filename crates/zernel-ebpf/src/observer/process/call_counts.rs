@@ -299,7 +299,7 @@ impl CallCounts {
         let subject = EstimateSubject::Kind(kind);
         let known = self.sampled.get(&subject);
         let (counter, seconds) = match known {
-            Some(calls) => (calls.counted, calls.counted_seconds),
+            Some(calls) => (calls.counted_calls, calls.counted_seconds),
             None => (
                 subject.sum_of_counters(&self.counters),
                 self.progress.attached_seconds,

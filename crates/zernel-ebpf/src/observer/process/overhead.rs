@@ -20,7 +20,7 @@ pub struct ProcessCost {
 pub(in crate::observer) struct ProcessOverhead {
     pub(in crate::observer) cost: ProcessCost,
     /// Overhead of permanent probes on the busiest thread, as a share of its time.
-    pub(in crate::observer) permanent: f64,
+    pub(in crate::observer) permanent_cost: f64,
     /// Consecutive rounds in which it was above the ceiling although its frequent functions are sampled.
     pub(in crate::observer) rounds_over_ceiling: u32,
     /// Whether its calls are not counted for a while, because its overhead stayed above the ceiling.

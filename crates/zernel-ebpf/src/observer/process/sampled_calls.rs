@@ -14,11 +14,11 @@ const LAST_WINDOW_WEIGHT: f64 = 0.3;
 pub(super) struct SampledCalls {
     pub(super) is_sampled: bool,
     /// The counter at the last read.
-    last: layout::Counter,
+    last_counter: layout::Counter,
     /// Counted while not sampled.
-    exact: layout::Counter,
+    exact_calls: layout::Counter,
     /// Counted in total, sampled or not.
-    pub(super) counted: layout::Counter,
+    pub(super) counted_calls: layout::Counter,
     /// Time in which `counted` was counted.
     pub(super) counted_seconds: f64,
     /// The counter when the last window opened.
@@ -47,9 +47,9 @@ impl SampledCalls {
     ) -> Self {
         Self {
             is_sampled: false,
-            last: counter,
-            exact: counter,
-            counted: counter,
+            last_counter: counter,
+            exact_calls: counter,
+            counted_calls: counter,
             counted_seconds,
             at_opening: counter,
             estimator,
@@ -74,30 +74,30 @@ impl SampledCalls {
         elapsed: ElapsedWork,
         is_exact: bool,
     ) {
-        let more = counter_difference(counter, self.last);
-        self.last = counter;
+        let more = counter_difference(counter, self.last_counter);
+        self.last_counter = counter;
         if self.is_sampled {
             self.estimator
                 .add_elapsed_work(elapsed.seconds, elapsed.steps);
         } else {
-            add_counter(&mut self.exact, more);
+            add_counter(&mut self.exact_calls, more);
         }
         if self.is_sampled && elapsed.is_in_window {
             add_counter(&mut self.in_windows, more);
         }
         if !self.is_sampled || elapsed.is_in_window || is_exact {
-            add_counter(&mut self.counted, more);
+            add_counter(&mut self.counted_calls, more);
             self.counted_seconds += elapsed.seconds;
         }
     }
 
     pub(super) fn open_window(&mut self) {
-        self.at_opening = self.last;
+        self.at_opening = self.last_counter;
     }
 
     /// Calls since the window opened.
     pub(super) fn calls_in_window(&self) -> u64 {
-        counter_difference(self.last, self.at_opening).calls
+        counter_difference(self.last_counter, self.at_opening).calls
     }
 
     pub(super) fn close_window(&mut self, window: &WindowTotals) {
@@ -120,9 +120,9 @@ impl SampledCalls {
         let calls = estimate.calls.max(self.in_windows.calls as f64);
         let bytes_per_call = self.in_windows.bytes as f64 / self.in_windows.calls.max(1) as f64;
         CallCount {
-            calls: self.exact.calls + calls.round() as u64,
-            failed: self.last.failed,
-            bytes: self.exact.bytes + (calls * bytes_per_call).round() as u64,
+            calls: self.exact_calls.calls + calls.round() as u64,
+            failed: self.last_counter.failed,
+            bytes: self.exact_calls.bytes + (calls * bytes_per_call).round() as u64,
             error: estimate.half_width.map(|half| half.round() as u64),
         }
     }

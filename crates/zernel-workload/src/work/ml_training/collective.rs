@@ -24,7 +24,7 @@ pub(super) const SLOTS_PER_JOB: usize = 3;
 /// The slots of a job's collectives, as one rank sees them.
 #[derive(Clone, Copy)]
 pub(super) struct CollectiveSlots<'a> {
-    pub(super) arrived: &'a FutexSlot,
+    pub(super) arrived_ranks: &'a FutexSlot,
     pub(super) next_arrived: &'a FutexSlot,
     pub(super) job: &'a [FutexSlot],
 }
@@ -125,7 +125,7 @@ impl RingRank<'_> {
         let done = (0..self.hops).all(|_| {
             worker.burn_ns(self.hop_ns);
             worker.post_to_slot(self.slots.next_arrived, 1);
-            worker.take_from_slot(self.slots.arrived)
+            worker.take_from_slot(self.slots.arrived_ranks)
         });
         match done {
             true => CollectiveResult::ended_now(start_ns),
@@ -167,7 +167,7 @@ pub(super) struct NcclRank<'a> {
     communicator: JoinedCommunicator,
     agreement: CollectiveAgreement<'a>,
     /// Collectives that this rank has joined.
-    joined: u32,
+    joined_collectives: u32,
     gradients: DeviceAddress,
     floats: usize,
 }
@@ -208,7 +208,7 @@ impl<'a> NcclRank<'a> {
             device,
             communicator,
             agreement,
-            joined: 1,
+            joined_collectives: 1,
             gradients,
             floats,
         }))
@@ -218,10 +218,10 @@ impl<'a> NcclRank<'a> {
         if worker.is_stopped() {
             self.agreement.close();
         }
-        if !self.agreement.commit_to_next(self.joined) {
+        if !self.agreement.commit_to_next(self.joined_collectives) {
             return Ok(CollectiveResult::Stopped);
         }
-        self.joined += 1;
+        self.joined_collectives += 1;
         let (communicator, device) = (&self.communicator, &self.device);
         let start_ns = clock::now_ns();
         communicator
@@ -234,7 +234,7 @@ impl<'a> NcclRank<'a> {
     }
 
     fn finish(&mut self, worker: &mut Worker<'_>) -> Result<CollectiveResult, WorkFailure> {
-        match self.agreement.close() > self.joined {
+        match self.agreement.close() > self.joined_collectives {
             true => self.all_reduce(worker),
             false => Ok(CollectiveResult::Stopped),
         }
