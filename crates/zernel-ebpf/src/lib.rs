@@ -14,7 +14,7 @@
 //!
 //! Private modules handle what belongs to other users: `child_task` runs work on their files in child processes,
 //! `foreign_file` holds a file without asking its file system, `overlay_layers` finds the file systems below an overlay,
-//! `probe_link` detaches probes without a wait, `shares` divides tables among users.
+//! `probe_link` detaches probes without a wait, `tenant_shares` divides tables among users.
 //!
 //! [`aggregation`] is part of `zernel-model` and re-exported here.
 
@@ -31,8 +31,8 @@ pub mod privilege;
 mod probe_link;
 pub mod probes;
 pub mod quarantine;
-mod shares;
 pub mod task_reader;
+mod tenant_shares;
 pub mod twin;
 
 pub use zernel_model::aggregation;

@@ -17,9 +17,9 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use percent_encoding::percent_decode_str;
 
+use crate::connection_slots::Slot;
 use crate::host::Host;
 use crate::peer::{ConnectionOwner, Peer};
-use crate::slots::Slot;
 use crate::{Expose, Scope, Secret};
 
 /// What a request may see, and which owner its WebSocket is counted for.

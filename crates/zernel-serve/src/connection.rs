@@ -21,9 +21,9 @@ use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
 use crate::Limits;
+use crate::connection_slots::{Slot, Slots};
 use crate::peer::ConnectedClient;
 use crate::shutdown::ShutdownSignal;
-use crate::slots::{Slot, Slots};
 
 /// Largest request head.
 const MAX_REQUEST_HEAD_BYTES: usize = 16 * 1024;

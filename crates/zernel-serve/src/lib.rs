@@ -21,11 +21,12 @@
 //! ```
 
 mod access;
-mod api;
 mod connection;
+mod connection_slots;
 mod content_negotiation;
 mod error;
 mod host;
+mod http_api;
 mod live_texts;
 mod options;
 mod peer;
@@ -34,7 +35,6 @@ mod secret;
 mod server;
 mod shared_work;
 mod shutdown;
-mod slots;
 mod snapshot_stream;
 mod socket_file;
 mod source;

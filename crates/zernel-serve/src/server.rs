@@ -11,11 +11,11 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::access::AccessPolicy;
-use crate::api::{self, AppState};
 use crate::connection::Acceptor;
+use crate::connection_slots::{SlotLimits, Slots, WhenFull};
 use crate::host::Host;
+use crate::http_api::{self, AppState};
 use crate::shutdown::{ShutdownSignal, ShutdownTrigger};
-use crate::slots::{SlotLimits, Slots, WhenFull};
 use crate::snapshot_stream::SnapshotStreams;
 use crate::socket_file::SocketFile;
 use crate::source_queries::{SourceQueries, TEXT_THREADS};
@@ -96,8 +96,8 @@ impl Server {
         let websocket_slots = new_websocket_slots(limits);
         let state = self.app_state(&websocket_slots, &signal);
         let policy = Arc::new(self.policy);
-        let http = api::http_router(state.clone(), Arc::clone(&policy));
-        let websocket = api::websocket_router(state, policy);
+        let http = http_api::http_router(state.clone(), Arc::clone(&policy));
+        let websocket = http_api::websocket_router(state, policy);
 
         let mut acceptors = AcceptLoops::new(limits, signal);
         acceptors.accept_tcp(self.http, &http)?;

@@ -9,9 +9,9 @@ use tokio::time::timeout;
 
 use crate::Limits;
 use crate::access::AccessGrant;
-use crate::api::AppState;
+use crate::connection_slots::{Slot, Slots};
+use crate::http_api::AppState;
 use crate::shutdown::ShutdownSignal;
-use crate::slots::{Slot, Slots};
 use crate::snapshot_stream::{LatestSnapshot, SnapshotStreams};
 
 /// Largest message accepted from a client. Clients need to send only control frames.

@@ -9,8 +9,8 @@ use zernel_softgpu::config;
 use zernel_softgpu::device::Device;
 use zernel_softgpu::registry::{Registry, new_handle};
 use zernel_softgpu::stream::{Stream, StreamRole, StreamTails};
+use zernel_softgpu::stream_work::StreamWork;
 use zernel_softgpu::truth::{LoggedSymbol, OpenCall};
-use zernel_softgpu::work::StreamWork;
 
 use crate::driver::{ADDRESS_SPACE, initialised_driver};
 use crate::status::{

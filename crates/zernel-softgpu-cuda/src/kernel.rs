@@ -15,10 +15,10 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use zernel_softgpu::abi::In;
+use zernel_softgpu::abi_arguments::In;
 use zernel_softgpu::driver_interface::{ExternalKernel, ExternalLaunch};
 use zernel_softgpu::registry::Registry;
-use zernel_softgpu::work::StreamWork;
+use zernel_softgpu::stream_work::StreamWork;
 
 use crate::status::{CudaError, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND};
 

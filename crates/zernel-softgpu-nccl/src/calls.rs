@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
-use zernel_softgpu::abi::{In, Out};
+use zernel_softgpu::abi_arguments::{In, Out};
 use zernel_softgpu::exports;
 use zernel_softgpu::truth::OpenCall;
 

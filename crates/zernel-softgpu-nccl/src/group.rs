@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use zernel_softgpu::abi::Out;
+use zernel_softgpu::abi_arguments::Out;
 
 use crate::communicator::Communicator;
 use crate::operation::{IssuedCall, Operation};

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use zernel_softgpu::abi::{Out, Text};
+use zernel_softgpu::abi_arguments::{Out, Text};
 use zernel_softgpu::device as facts;
 use zernel_softgpu::exports;
 use zernel_softgpu::node::{Node, ProcessUse};

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use zernel_softgpu::abi::NullPointer;
+use zernel_softgpu::abi_arguments::NullPointer;
 
 /// Result of an exported function's body.
 pub(crate) type Outcome = Result<(), NvmlError>;

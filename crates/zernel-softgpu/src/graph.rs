@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::stream_work::StreamWork;
 use crate::truth::LoggedSymbol;
-use crate::work::StreamWork;
 
 /// A node of a graph: work, and the earlier nodes it comes after.
 #[derive(Debug, Clone)]

@@ -86,8 +86,8 @@
 //! - Addresses on a device can be read by the host without an error. Do not.
 //! - Architectures other than x86-64 get plain functions without prepared prologues.
 
-pub mod abi;
-mod busy;
+pub mod abi_arguments;
+mod busy_meter;
 pub mod clock;
 pub mod completion;
 pub mod config;
@@ -103,9 +103,9 @@ pub mod registry;
 pub mod shared_memory;
 mod state_directory;
 pub mod stream;
+pub mod stream_work;
 mod sys;
 #[cfg(test)]
 mod test_directory;
 pub mod truth;
 pub mod virtual_memory;
-pub mod work;

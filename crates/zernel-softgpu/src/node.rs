@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::busy::{BUSY_WORDS, BusyMeter};
+use crate::busy_meter::{BUSY_WORDS, BusyMeter};
 use crate::config;
 use crate::process::ProcessIdentity;
 use crate::shared_memory::SharedMemory;

@@ -19,8 +19,8 @@ use crate::completion::Completion;
 use crate::device::Device;
 use crate::graph::CapturePoint;
 use crate::process;
+use crate::stream_work::StreamWork;
 use crate::truth::{DeviceWork, LoggedSymbol, log_device_work};
-use crate::work::StreamWork;
 
 /// How a stream relates to the context's legacy default stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -281,8 +281,8 @@ mod tests {
     use super::*;
     use crate::clock::WaitMethod;
     use crate::node::{Node, NodeHardware};
+    use crate::stream_work::HostFunction;
     use crate::test_directory::TestDirectory;
-    use crate::work::HostFunction;
 
     static SYMBOL: LoggedSymbol = LoggedSymbol::new("test", "test");
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::keys::choice;
-use crate::shared::MAX_CPUS;
+use crate::shared_state::MAX_CPUS;
+use crate::spec_keys::choice;
 use crate::topology::{CpuSet, Topology};
 
 choice! {

@@ -28,7 +28,7 @@ use crate::clock;
 use crate::config::CloneMode;
 use crate::error::{Error, Result};
 use crate::handle::WorkloadHandle;
-use crate::keys::table;
+use crate::spec_keys::table;
 use crate::sys::{process, signal};
 use crate::topology::{CpuSet, format_cpu_list};
 

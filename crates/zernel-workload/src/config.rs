@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::affinity::Affinity;
 use crate::error::{Error, Result};
-use crate::keys::{choice, table};
 use crate::policy::{MemoryPolicy, SchedPolicy};
+use crate::spec_keys::{choice, table};
 use crate::topology::Topology;
 use crate::work::WorkType;
 

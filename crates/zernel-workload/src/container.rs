@@ -6,14 +6,14 @@ use libc::pid_t;
 use rustix::io::Errno;
 use rustix::thread::set_name;
 
-use crate::body;
 use crate::clock;
-use crate::plan::{ContainerPlan, ProcessPlan, WorkloadPlan};
-use crate::settings::{set_gid, set_uid};
-use crate::shared::{SharedState, command, wait_while_word_is, wake_all_waiters};
+use crate::shared_state::{SharedState, command, wait_while_word_is, wake_all_waiters};
 use crate::sys::signal::STOP_BIT;
 use crate::sys::{process, thread};
 use crate::team_pipes::TeamPipes;
+use crate::worker_body;
+use crate::worker_settings::{set_gid, set_uid};
+use crate::workload_plan::{ContainerPlan, ProcessPlan, WorkloadPlan};
 
 /// The stack of a worker thread.
 const WORKER_STACK_BYTES: usize = 256 << 10;
@@ -42,8 +42,8 @@ pub(crate) fn run_container(
     let count = workers.len();
     let member = |number: usize| {
         let worker = workers.start + number;
-        body::apply_worker_settings(plan, shared, worker);
-        body::run_worker(
+        worker_body::apply_worker_settings(plan, shared, worker);
+        worker_body::run_worker(
             plan,
             shared,
             worker,

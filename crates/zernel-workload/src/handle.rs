@@ -10,15 +10,15 @@ use rustix::thread::sched_setaffinity;
 use crate::clock;
 use crate::config::{WorkSpec, WorkloadConfig};
 use crate::error::{Error, Result};
-use crate::exit::WorkerExitInfo;
+use crate::exit_info::WorkerExitInfo;
 use crate::histogram::Histogram;
-use crate::keeper::ProcessKeeper;
-use crate::plan::{WorkloadPlan, cpu_mask};
+use crate::process_keeper::ProcessKeeper;
 use crate::report::WorkerReport;
-use crate::shared::{SharedState, WorkerStage};
-use crate::stop;
-use crate::threads::WorkerThreads;
+use crate::shared_state::{SharedState, WorkerStage};
+use crate::stop_workers;
 use crate::topology::{CpuSet, format_cpu_list};
+use crate::worker_threads::WorkerThreads;
+use crate::workload_plan::{WorkloadPlan, cpu_mask};
 
 /// How long the next worker may take to become ready.
 const MAX_READY_NS: u64 = 2_000_000_000;
@@ -145,7 +145,7 @@ impl WorkloadHandle {
     fn early_death_error(&self, worker: usize) -> Error {
         let errno = self.shared.header().container_errno.load(Relaxed);
         let how = match errno {
-            0 => stop::exit_info(self, worker).map_or_else(
+            0 => stop_workers::exit_info(self, worker).map_or_else(
                 || "it ended".to_owned(),
                 |info: WorkerExitInfo| info.to_string(),
             ),
@@ -191,7 +191,7 @@ impl WorkloadHandle {
 
     /// Releases all workers. Further calls do nothing.
     pub fn start(&mut self) {
-        stop::start_workers(self);
+        stop_workers::start_workers(self);
     }
 
     /// Sets the CPUs of one worker, by its place in [`worker_pids`](Self::worker_pids).
@@ -249,7 +249,7 @@ impl WorkloadHandle {
     /// behind (a thread).
     #[must_use]
     pub fn stop_and_collect(mut self) -> Vec<WorkerReport> {
-        stop::stop_workers(&mut self);
+        stop_workers::stop_workers(&mut self);
         (0..self.shared.worker_count())
             .map(|worker| WorkerReport::of_worker(&self, worker))
             .collect()
@@ -258,6 +258,6 @@ impl WorkloadHandle {
 
 impl Drop for WorkloadHandle {
     fn drop(&mut self) {
-        stop::end_workers_at_once(self);
+        stop_workers::end_workers_at_once(self);
     }
 }

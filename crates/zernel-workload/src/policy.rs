@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::clock::us_to_ns;
-use crate::keys::choice;
+use crate::spec_keys::choice;
 use crate::sys::sched::SchedAttributes;
 
 const SCHED_EXT: u32 = 7;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use libc::pid_t;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use crate::shared::KernelCounters;
+use crate::shared_state::KernelCounters;
 
 /// The run-queue delay of the calling thread; `None` where the kernel has no schedstat. Fork safe.
 pub(crate) fn own_run_delay_ns() -> Option<u64> {

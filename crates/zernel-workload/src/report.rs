@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use serde::{Deserialize, Serialize};
 
 use crate::clock;
-use crate::exit::WorkerExitInfo;
+use crate::exit_info::WorkerExitInfo;
 use crate::handle::WorkloadHandle;
 use crate::histogram::Histogram;
-use crate::settings::Setting;
-use crate::shared::{RECORD_MAGIC, TraceEntry, WorkerRecord, WorkerStage};
-use crate::stop;
+use crate::shared_state::{RECORD_MAGIC, TraceEntry, WorkerRecord, WorkerStage};
+use crate::stop_workers;
 use crate::work::ml_training::PHASE_NAMES;
+use crate::worker_settings::Setting;
 
 /// The report of one worker. Times are nanoseconds; stamps are `CLOCK_MONOTONIC`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -110,7 +110,7 @@ impl WorkerReport {
         let record = handle.shared.record(worker);
         let counters = &handle.shared.counters()[worker];
         let work_units = counters.work_units.load(Relaxed);
-        let exit_info = stop::exit_info(handle, worker)
+        let exit_info = stop_workers::exit_info(handle, worker)
             .or_else(|| is_corrupt(record).then_some(WorkerExitInfo::Corrupt));
         let completed = exit_info.is_none();
         let has_run = handle.shared.has_passed(worker, WorkerStage::Running)

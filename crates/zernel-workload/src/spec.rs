@@ -38,10 +38,10 @@ use crate::cgroup::{CgroupSpec, WorkloadCgroups};
 use crate::config::{CloneMode, WorkSpec, WorkloadConfig};
 use crate::error::{Error, Result};
 use crate::handle::WorkloadHandle;
-use crate::keys::{SpecKey, SpecValue, table};
-use crate::plan::{GroupPlan, WorkloadPlan};
 use crate::report::WorkerReport;
+use crate::spec_keys::{SpecKey, SpecValue, table};
 use crate::topology::Topology;
+use crate::workload_plan::{GroupPlan, WorkloadPlan};
 
 /// Time between two progress reports.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::plan::WorkloadPlan;
 use crate::worker::TeamPipe;
+use crate::workload_plan::WorkloadPlan;
 
 /// Open pipes by team.
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::keys::{SpecKey, SpecValue};
+use crate::spec_keys::{SpecKey, SpecValue};
 use crate::worker::{WorkFailure, Worker};
 
 mod affinity_churn;

@@ -13,7 +13,7 @@ use rustix::thread::sched_getcpu;
 
 use crate::clock;
 use crate::procfs;
-use crate::shared::{
+use crate::shared_state::{
     FutexSlot, MAX_CPUS, SharedState, TraceEntry, WorkerCounters, WorkerPace, WorkerRecord,
     WorkerStage, command, wait_while_word_is, wake_waiters,
 };

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::ops::ControlFlow;
 use std::{env, fs};
 
-use zernel_workload::keys::SpecKey;
+use zernel_workload::spec_keys::SpecKey;
 use zernel_workload::{ReportTable, WorkType, WorkloadSpec};
 
 const WORKLOAD_DOCUMENT_PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/workload.md");

@@ -13,7 +13,7 @@ use crate::Cli;
 const TESTS_OF_SUBCOMMANDS: &[(&str, &str)] = &[
     ("attach", "tests/run/attach.rs"),
     ("doctor", "tests/doctor.rs"),
-    ("generate", "src/generate.rs"),
+    ("generate", "src/generate_manuals.rs"),
     ("hang", "tests/hang/main.rs"),
     ("lab kernel list", "tests/documented.rs"),
     ("lab peers", "tests/documented.rs"),

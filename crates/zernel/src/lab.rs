@@ -14,7 +14,7 @@ use zernel_lab::{
     Ticks, VmError, VmSpec,
 };
 
-use crate::{help, interrupt};
+use crate::{help, interrupt_flags};
 
 mod compare;
 mod kernel;
@@ -115,7 +115,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let interrupt = interrupt::interrupt_flag()?;
+    let interrupt = interrupt_flags::interrupt_flag()?;
     let kernel = kernel::obtain_kernel(options.kernel.as_ref())?;
     if io::stderr().is_terminal() {
         eprintln!("zernel: booting; the output follows when the command exits");
@@ -142,7 +142,9 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
                 print_output(&remains.stdout, &remains.stderr)?;
             }
             match error {
-                VmError::Interrupted { .. } => Ok(ExitCode::from(interrupt::INTERRUPTED_EXIT_CODE)),
+                VmError::Interrupted { .. } => {
+                    Ok(ExitCode::from(interrupt_flags::INTERRUPTED_EXIT_CODE))
+                }
                 error => Err(error.into()),
             }
         }

@@ -1,19 +1,19 @@
 //! Zernel: observes ML training through eBPF and reports where its time goes.
 
-mod client;
+mod daemon_client;
 mod doctor;
 #[cfg(test)]
 mod documented;
-mod generate;
+mod generate_manuals;
 mod hang;
 mod help;
-mod interrupt;
+mod interrupt_flags;
 mod lab;
 mod observe;
 mod ps;
 mod run;
 mod sched;
-mod service;
+mod service_manager;
 mod truth;
 mod workload;
 
@@ -37,7 +37,7 @@ enum Command {
     #[command(after_help = help::DOCTOR_EXAMPLES)]
     Doctor(doctor::Options),
     #[command(hide = true)]
-    Generate(generate::Options),
+    Generate(generate_manuals::Options),
     #[command(after_help = help::HANG_EXAMPLES)]
     Hang(hang::Options),
     #[command(after_help = help::LAB_EXAMPLES)]
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Attach(options) => run::attach::run(&options),
         Command::Doctor(options) => doctor::run(&options),
-        Command::Generate(options) => generate::run(&options, Cli::command()),
+        Command::Generate(options) => generate_manuals::run(&options, Cli::command()),
         Command::Hang(options) => hang::run(&options),
         Command::Lab(options) => lab::run(&options),
         Command::Observe(options) => observe::run(&options),

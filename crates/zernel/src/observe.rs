@@ -19,9 +19,9 @@ use zernel_model::snapshot::{Snapshot, is_late, lateness_problem};
 use zernel_serve::{Expose, Health, Scope, Secret, Server, Source, TextFormat};
 
 use crate::run::attach::parse_duration;
-use crate::sched::published;
-use crate::service::ServiceManager;
-use crate::{interrupt, print_to_stdout};
+use crate::sched::published_statistics;
+use crate::service_manager::ServiceManager;
+use crate::{interrupt_flags, print_to_stdout};
 
 /// The token file without `--token-file`. The service can write to this directory.
 const DEFAULT_TOKEN_FILE: &str = "/var/lib/zernel/token";
@@ -128,7 +128,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         );
         return Ok(ExitCode::from(2));
     }
-    let stop = interrupt::interrupt_flag()?;
+    let stop = interrupt_flags::interrupt_flag()?;
     if !options.ledger
         && let Err(error) = quarantine::keep_state_in(&options.state_directory)
     {
@@ -290,7 +290,10 @@ impl Source for PublishedSource {
     }
 
     fn metrics(&self, scope: Scope, format: TextFormat) -> String {
-        let scheduler = published::read_statistics(Path::new(published::STATISTICS_DIRECTORY)).ok();
+        let scheduler = published_statistics::read_statistics(Path::new(
+            published_statistics::STATISTICS_DIRECTORY,
+        ))
+        .ok();
         let snapshot = self.published.snapshot();
         metrics::metrics_text_with_scheduler(&snapshot, scheduler.as_ref(), scope, format)
     }

@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Serialize;
 use zernel_phase::task_state::WorkloadPhase;
 
-use crate::client::DaemonSocket;
+use crate::daemon_client::DaemonSocket;
 use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 use zernel_report::text::shorten_text;
 

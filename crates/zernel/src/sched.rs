@@ -5,13 +5,13 @@ mod config_file;
 mod dry_run;
 mod explain;
 mod interval_table;
-pub(crate) mod load;
+pub(crate) mod load_scheduler;
 mod monitor;
 mod paired_blocks;
-mod policy;
+mod policy_options;
 mod predecessor;
-pub(crate) mod published;
-pub(crate) mod session;
+pub(crate) mod published_statistics;
+pub(crate) mod scheduler_session;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -33,7 +33,7 @@ pub(crate) struct Options {
     #[command(subcommand)]
     command: Option<SchedCommand>,
     #[command(flatten)]
-    load_options: load::LoadOptions,
+    load_options: load_scheduler::LoadOptions,
     /// Print what the loaded scheduler does, a line every SECONDS. Needs no root
     #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..=3600))]
     #[arg(conflicts_with_all = ["stats", "dry_run"])]
@@ -63,6 +63,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     match &options.command {
         Some(SchedCommand::Explain(explain)) => explain::run(explain),
         None if options.dry_run => dry_run::run(&options.dry_run_options),
-        None => load::run(&options.load_options),
+        None => load_scheduler::run(&options.load_options),
     }
 }

@@ -10,12 +10,12 @@ use std::sync::atomic::Ordering;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use zernel_report::text::{replace_control_characters, shorten_text};
-use zernel_workload::keys::{SpecChoice, SpecKey};
 use zernel_workload::spec::{WorkloadOutcome, WorkloadProgress, WorkloadSpec};
+use zernel_workload::spec_keys::{SpecChoice, SpecKey};
 use zernel_workload::work::WorkTypeInfo;
 use zernel_workload::{ReportTable, WorkType};
 
-use crate::{help, interrupt};
+use crate::{help, interrupt_flags};
 
 /// Run reproducible loads: workers that spin, wake each other or train
 #[derive(Debug, Args)]
@@ -74,7 +74,7 @@ fn run_spec_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
             return Ok(ExitCode::from(2));
         }
     };
-    let interrupt = interrupt::interrupt_flag()?;
+    let interrupt = interrupt_flags::interrupt_flag()?;
     let shows_progress = io::stderr().is_terminal();
     let watch = |progress: &WorkloadProgress| {
         if shows_progress {

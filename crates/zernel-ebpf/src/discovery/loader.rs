@@ -17,7 +17,7 @@ use crate::foreign_file::{ForeignFile, ON_FUSE_REASON};
 use crate::overlay_layers;
 use crate::probe_link::ProbeLink;
 use crate::quarantine::{self, FileInHand};
-use crate::shares::TenantShares;
+use crate::tenant_shares::TenantShares;
 
 /// Loaders that may be attached to at once: more than any machine has. Any user can name a file like a loader.
 const LOADER_SHARES: TenantShares = TenantShares {

@@ -15,18 +15,18 @@ use zernel_model::snapshot::{
     RefusedFiles,
 };
 
-use super::changes::FileChanges;
+use super::attached_files::{self, AttachedFile};
+use super::file_changes::FileChanges;
 use super::file_queue::{FileDemand, FileQueue, FinishedFile};
 use super::file_task::{AttachPlan, FileRefusal};
-use super::files::{self, AttachedFile};
-use super::functions::AttachMode;
+use super::found_functions::AttachMode;
 use super::governor::Governor;
-use super::identities::{self, IdentityReader};
+use super::identity_reader::{self, IdentityReader};
 use super::kernel::Kernel;
 use crate::discovery::{ProcessEvent, ProcessKey};
 use crate::foreign_file::ForeignFile;
 use crate::probes::SYMBOLS;
-use crate::shares::TenantShares;
+use crate::tenant_shares::TenantShares;
 
 /// The library files that probes are attached to, and the processes that map them.
 pub(super) struct LibraryAttachments {
@@ -223,7 +223,7 @@ impl LibraryAttachments {
         let mut files = self.files.iter_mut();
         if let Some(known) = files.find(|it| it.file.identity == identity) {
             if known.tenant != demand.tenant {
-                known.tenant = files::SHARED_FILE_TENANT;
+                known.tenant = attached_files::SHARED_FILE_TENANT;
             }
             let number = known.file_number;
             self.add_users(&demand.processes, number);
@@ -263,7 +263,7 @@ impl LibraryAttachments {
 
     /// Tries again to attach to files that were refused for a reason that may have passed.
     pub(super) fn retry_refused_files(&mut self, context: AttachContext<'_>) {
-        files::attach_each(self.files.iter_mut(), |file| {
+        attached_files::attach_each(self.files.iter_mut(), |file| {
             file.retry_attaching(context.kernel);
         });
         for retry in std::mem::take(&mut self.retries) {
@@ -300,7 +300,7 @@ impl LibraryAttachments {
                 Ok(mut file) => {
                     file.is_kept = demand.is_installed;
                     if demand.is_shared {
-                        file.tenant = files::SHARED_FILE_TENANT;
+                        file.tenant = attached_files::SHARED_FILE_TENANT;
                     }
                     self.changes.adopt_watches(file.change_watches());
                     self.add_users(&demand.processes, file.file_number);
@@ -338,10 +338,10 @@ impl LibraryAttachments {
     fn add_file(&mut self, mut file: AttachedFile, context: AttachContext<'_>) {
         file.follow_plan(context.kernel, &context.attach_plan());
         if !file.file.is_unchanged() {
-            file.detach_for_good(files::WRITTEN_TO_REASON);
+            file.detach_for_good(attached_files::WRITTEN_TO_REASON);
         }
         if context.governor.is_window_open() {
-            files::attach_for_window(context.kernel, [&mut file].into_iter());
+            attached_files::attach_for_window(context.kernel, [&mut file].into_iter());
         }
         self.files.push(file);
     }
@@ -415,7 +415,7 @@ impl LibraryAttachments {
         self.identity_reader.request_processes(&new);
         let patience = match new.is_empty() {
             true => Duration::ZERO,
-            false => identities::MAX_WAIT_FOR_IDENTITIES,
+            false => identity_reader::MAX_WAIT_FOR_IDENTITIES,
         };
         self.identities
             .extend(self.identity_reader.take_identities(patience));
@@ -449,14 +449,14 @@ impl LibraryAttachments {
         let mut changed = BTreeSet::new();
         for file in &mut self.files {
             if !file.file.is_unchanged() {
-                file.detach_for_good(files::WRITTEN_TO_REASON);
+                file.detach_for_good(attached_files::WRITTEN_TO_REASON);
                 changed.insert(file.file_number);
             }
         }
         for file in &mut self.files {
             file.note_use(used.contains(&file.file_number));
         }
-        files::drop_files(self.files.extract_if(.., |file| !file.is_useful()));
+        attached_files::drop_files(self.files.extract_if(.., |file| !file.is_useful()));
         let watched = self.files.iter().flat_map(AttachedFile::change_watches);
         self.changes.keep_only_watches(&watched.collect());
         self.processes_mapping(&changed)
@@ -563,7 +563,7 @@ impl LibraryAttachments {
 
 impl Drop for LibraryAttachments {
     fn drop(&mut self) {
-        files::drop_files(self.files.drain(..));
+        attached_files::drop_files(self.files.drain(..));
     }
 }
 

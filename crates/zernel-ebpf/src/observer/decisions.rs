@@ -8,7 +8,7 @@ use zernel_phase::class::TaskClass;
 
 use super::Observer;
 use super::kernel::Kernel;
-use super::mapped::MappedArray;
+use super::mapped_array::MappedArray;
 use crate::probes::layout::{self, RawDecisions};
 
 /// The section with the switch of the decisions.

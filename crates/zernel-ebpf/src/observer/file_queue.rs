@@ -13,10 +13,10 @@ use zernel_elf::{FileIdentity, LibraryKind};
 use zernel_identity::Tenant;
 use zernel_model::snapshot::RefusalCause;
 
+use super::attached_files::AttachedFile;
 use super::attachment::AttachContext;
-use super::changes::FileChanges;
+use super::file_changes::FileChanges;
 use super::file_task::{FileRefusal, FileTask};
-use super::files::AttachedFile;
 use crate::child_task;
 use crate::discovery::ProcessKey;
 use crate::foreign_file::ForeignFile;

@@ -10,11 +10,11 @@ use zernel_elf::{Library, LibraryError, LibraryKind};
 use zernel_identity::Tenant;
 use zernel_model::snapshot::RefusalCause;
 
+use super::attached_files::{AttachedFile, FileLinks, LinkProblem, LinkSet};
 use super::attachment::AttachContext;
-use super::changes::{self, FileChanges, WatchId};
+use super::file_changes::{self, FileChanges, WatchId};
 use super::file_queue::FileDemand;
-use super::files::{AttachedFile, FileLinks, LinkProblem, LinkSet};
-use super::functions::{
+use super::found_functions::{
     AttachMode, FoundFunction, find_functions, frequent_symbols, infrequent_targets, probe_targets,
     refuse_infrequent, set_attach_mode,
 };
@@ -235,7 +235,7 @@ fn probe_file(
     handover: &DescriptorHandover<'_>,
 ) -> ProbedFile {
     // Before probes are attached, so that no write goes unnoticed.
-    let change_watches = changes::watch_file(changes, file, access);
+    let change_watches = file_changes::watch_file(changes, file, access);
     let attach =
         |targets: &[ProbeTarget]| LinkSet::attach_functions(kernel, file, targets, handover);
     let mut frequent_links = Vec::new();

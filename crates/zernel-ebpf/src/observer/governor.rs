@@ -4,11 +4,11 @@
 //! machine, and multiplies it by the calls of every thread. If the overhead of a thread exceeds the budget, its most
 //! frequent functions are *sampled*: their probes are attached only in windows of 50 ms, or of a few steps, as rarely
 //! as the budget requires. `estimate` computes calls from the windows. If functions that cannot be sampled cost a
-//! thread more than a ceiling, its process is not observed for a while (`rest`).
+//! thread more than a ceiling, its process is not observed for a while (`process_rests`).
 
 mod calibration;
-mod choice;
-mod windows;
+mod sampling_choice;
+mod sampling_windows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 
 use zernel_model::gpu::GpuFacts;
 
-use self::choice::{
+use self::sampling_choice::{
     BUDGET_SHARE_OF_CHEAP_FUNCTION, BUDGET_SHARE_OF_PERMANENT_PROBES, choose_sampled,
     defines_events, sets_device, with_sampling_groups,
 };
-use self::windows::WindowSchedule;
-pub(super) use self::windows::{LONGEST_WINDOW, LaunchSpans};
+use self::sampling_windows::WindowSchedule;
+pub(super) use self::sampling_windows::{LONGEST_WINDOW, LaunchSpans};
+use super::attached_files;
 use super::attachment::LibraryAttachments;
-use super::files;
 use super::kernel::Kernel;
 use super::process_table::{ProcessTable, ReadContext};
 use super::{ObservedProcess, monotonic_ns};
@@ -302,7 +302,7 @@ impl Governor {
     fn attach_permanently(&mut self, governed: &mut GovernedParts<'_>, symbol: usize) {
         self.read_step_marks(governed);
         let kernel = governed.kernel;
-        files::attach_each(governed.attachment.files.iter_mut(), |file| {
+        attached_files::attach_each(governed.attachment.files.iter_mut(), |file| {
             file.attach_permanently(kernel, symbol);
         });
         for process in governed.processes.running.values_mut() {

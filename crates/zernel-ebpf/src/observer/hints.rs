@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use libbpf_rs::{MapHandle, OpenObject};
 
-use super::{optional, pinned_map};
+use super::{optional_parts, pinned_map};
 use crate::capability::innermost_reason;
 
 /// The section with the switch of the hints.
@@ -29,7 +29,7 @@ impl HintMap {
     /// Turns hints on in an object that is not loaded yet, with the map that is pinned at `path`, if there is one.
     pub(super) fn enable_in_object(path: &Path, object: &mut OpenObject) -> Result<Self, String> {
         let is_reused = pinned_map::reuse_pinned(object, HINT_MAP, path)?;
-        optional::enable_part(object, SWITCH_SECTION);
+        optional_parts::enable_part(object, SWITCH_SECTION);
         Ok(Self {
             path: path.to_owned(),
             is_reused,

@@ -17,15 +17,15 @@ use zernel_phase::tracker::TrackerConfig;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::alarm::AlarmRing;
-use super::batch;
 use super::decisions;
+use super::event_trace::{CoverageChange, EventTrace};
 use super::hints::{self, HintMap};
-use super::mapped::MappedArray;
-use super::optional;
+use super::map_batches;
+use super::mapped_array::MappedArray;
+use super::optional_parts;
 use super::shared_state::{PinDirectory, SharedState};
 use super::step_marks::StepMarks;
 use super::tenants::{TenantMaps, TenantRegistry, TenantTable};
-use super::trace::{CoverageChange, EventTrace};
 use super::{ObserveError, ObserverOptions, monotonic_ns};
 use crate::capability::{Capability, without_libbpf_messages};
 use crate::probes::{self, CallKind, Direction, SYMBOLS, layout};
@@ -420,7 +420,7 @@ impl Kernel {
         map: &str,
         condition: impl Fn(&K, &V) -> bool,
     ) -> libbpf_rs::Result<Vec<K>> {
-        let deleted = batch::delete_where(&find_map(&self.object, map)?, condition)?;
+        let deleted = map_batches::delete_where(&find_map(&self.object, map)?, condition)?;
         self.visited_entries
             .fetch_add(deleted.visited_count, Ordering::Relaxed);
         Ok(deleted.deleted_keys)
@@ -449,7 +449,7 @@ impl Kernel {
         &self,
         map: &str,
     ) -> libbpf_rs::Result<Vec<(K, V)>> {
-        batch::read_all_entries(&find_map(&self.object, map)?)
+        map_batches::read_all_entries(&find_map(&self.object, map)?)
     }
 
     /// The descriptors that [`Self::attach_probes`] needs.
@@ -516,11 +516,11 @@ fn choose_parts(
         EventTrace::enable_in_object(object)?;
     }
     if options.hints.is_none() {
-        optional::leave_out_part(object, &hints::OPTIONAL_PARTS)?;
+        optional_parts::leave_out_part(object, &hints::OPTIONAL_PARTS)?;
     }
     match options.counts_decisions {
-        true => optional::enable_part(object, decisions::SWITCH_SECTION),
-        false => optional::leave_out_part(object, &decisions::OPTIONAL_MAPS)?,
+        true => optional_parts::enable_part(object, decisions::SWITCH_SECTION),
+        false => optional_parts::leave_out_part(object, &decisions::OPTIONAL_MAPS)?,
     }
     Ok(())
 }

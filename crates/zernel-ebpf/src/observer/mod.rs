@@ -2,54 +2,54 @@
 //!
 //! | part | subject |
 //! |---|---|
-//! | `thread` | the thread that owns an [`Observer`] and publishes snapshots |
-//! | `attachment`, `files` | the library files that probes are attached to, and the processes that map them |
+//! | `observer_thread` | the thread that owns an [`Observer`] and publishes snapshots |
+//! | `attachment`, `attached_files` | the library files that probes are attached to, and the processes that map them |
 //! | `file_queue`, `file_task` | new library files, which child processes read and attach to |
-//! | `changes` | notices when one of these files is written to or removed |
+//! | `file_changes` | notices when one of these files is written to or removed |
 //! | `process_table`, `process`, `past_durations` | the observed processes, and what stays of exited ones |
 //! | `governor`, `alarm` | keep the overhead of the probes within a budget |
-//! | `rest` | stops observing processes whose overhead exceeds the ceiling |
+//! | `process_rests` | stops observing processes whose overhead exceeds the ceiling |
 //! | `suspension` | detaches all probes on request |
 //! | `estimate` | launches per step and calls of sampled functions, with their intervals |
-//! | `describe` | everything as a snapshot |
-//! | `kernel`, `mapped`, `batch`, `step_marks`, `durations` | the loaded programs and the maps shared with them |
+//! | `describe_snapshot` | everything as a snapshot |
+//! | `kernel`, `mapped_array`, `map_batches`, `step_marks`, `histogram_reader` | the loaded programs and the maps shared with them |
 //! | `tenants` | the tenants of processes, and their shares of the maps |
-//! | `shared_state`, `heart`, `pinned_map` | the pinned states of tasks, for a scheduler |
+//! | `shared_state`, `observer_heart`, `pinned_map` | the pinned states of tasks, for a scheduler |
 //! | `hints` | the classes of threads, for other schedulers |
 //! | `decisions` | what a scheduler would have decided |
-//! | `optional` | parts of the programs that are chosen before they are loaded |
-//! | `trace` | every event of every tracker, for `zernel truth` |
+//! | `optional_parts` | parts of the programs that are chosen before they are loaded |
+//! | `event_trace` | every event of every tracker, for `zernel truth` |
 
 mod alarm;
+mod attached_files;
 mod attachment;
-mod batch;
-mod changes;
 mod decisions;
-mod describe;
-mod durations;
+mod describe_snapshot;
 mod estimate;
+mod event_trace;
+mod file_changes;
 mod file_queue;
 mod file_task;
-mod files;
-mod functions;
+mod found_functions;
 mod governor;
-mod heart;
 mod hints;
-mod identities;
+mod histogram_reader;
+mod identity_reader;
 mod kernel;
-mod mapped;
+mod map_batches;
+mod mapped_array;
+mod observer_heart;
 mod observer_thread;
-mod optional;
+mod optional_parts;
 mod past_durations;
 mod pinned_map;
 mod process;
+mod process_rests;
 mod process_table;
-mod rest;
 mod shared_state;
 mod step_marks;
 mod suspension;
 mod tenants;
-mod trace;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -60,7 +60,8 @@ use std::time::{Duration, Instant};
 use attachment::{AttachContext, LibraryAttachments};
 pub use decisions::{ClassDecisions, ProcessDecisions};
 pub use estimate::ConfidenceInterval;
-pub use functions::AttachMode;
+pub use event_trace::{CoverageChange, TraceItem, TracedEvent, TracedProcess};
+pub use found_functions::AttachMode;
 use governor::{GovernedParts, Governor};
 pub use governor::{GovernorOptions, ProbeCost};
 pub(crate) use kernel::Kernel;
@@ -69,11 +70,10 @@ pub(crate) use kernel::OBSERVE_OBJECT;
 pub use kernel::Rung;
 pub use observer_thread::{ObserverRequests, ObserverThread, PublishedSnapshot};
 pub use process::{CallCount, ObservedProcess, ProcessCost, ProcessCoverage, ProcessPhases};
+use process_rests::Rests;
 use process_table::{ProcessTable, ReadContext};
-use rest::Rests;
 use rustix::process::{Resource, Rlimit};
 pub(crate) use tenants::{CgroupHierarchy, TenantTable};
-pub use trace::{CoverageChange, TraceItem, TracedEvent, TracedProcess};
 use zernel_phase::shared::{PIN_DIRECTORY, RawTaskState};
 use zernel_phase::tracker::TrackerConfig;
 

@@ -11,9 +11,9 @@ use zernel_phase::shared::{RawTaskState, RawTracker};
 use zernel_phase::steps::{Launches, Mark, MarkClass, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
-use super::durations::HistogramReader;
 use super::estimate::ConfidenceInterval;
 use super::governor::LaunchSpans;
+use super::histogram_reader::HistogramReader;
 use super::kernel::Kernel;
 use super::tenants::TenantId;
 use crate::discovery::ProcessKey;

@@ -9,7 +9,7 @@ use zernel_model::snapshot::ExitedRankTimes;
 
 use super::attachment::LibraryAttachments;
 use super::governor::Governor;
-use super::identities::{self, IdentityReader};
+use super::identity_reader::{self, IdentityReader};
 use super::kernel::Kernel;
 use super::monotonic_ns;
 use super::past_durations::PastDurations;
@@ -138,7 +138,7 @@ impl ProcessTable {
         }
         let patience = match new.is_empty() {
             true => Duration::ZERO,
-            false => identities::MAX_WAIT_FOR_IDENTITIES,
+            false => identity_reader::MAX_WAIT_FOR_IDENTITIES,
         };
         self.take_identities(patience, context.gpus);
     }
@@ -289,7 +289,7 @@ impl ProcessTable {
             .map(ObservedProcess::discovery_key)
             .collect();
         self.identity_reader.request_processes(&keys);
-        self.take_identities(identities::MAX_WAIT_FOR_IDENTITIES, gpus);
+        self.take_identities(identity_reader::MAX_WAIT_FOR_IDENTITIES, gpus);
     }
 
     /// Marks processes as observed incompletely, because a library that they map was changed.

@@ -16,8 +16,8 @@ use zernel_phase::shared::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::heart::ObserverHeart;
-use super::mapped::MappedArray;
+use super::mapped_array::MappedArray;
+use super::observer_heart::ObserverHeart;
 use super::{monotonic_ns, pinned_map};
 use crate::capability::innermost_reason;
 use crate::probe_link::PIN_PREFIX;

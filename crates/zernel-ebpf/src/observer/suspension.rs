@@ -1,7 +1,7 @@
 //! Detaches all probes on request.
 
-use super::trace::CoverageChange;
-use super::{Observer, files, monotonic_ns};
+use super::event_trace::CoverageChange;
+use super::{Observer, attached_files, monotonic_ns};
 use crate::probe_link::detach_links;
 
 /// Why all probes are detached: the sentence for users.
@@ -20,7 +20,7 @@ impl Observer {
         }
         self.is_suspended = true;
         self.kernel.set_suspended(true);
-        files::pause_files(self.attachment.files.iter_mut());
+        attached_files::pause_files(self.attachment.files.iter_mut());
         self.kernel.note_detached();
         self.kernel.trace_coverage(CoverageChange::Probes(false));
     }
@@ -30,7 +30,7 @@ impl Observer {
         if !std::mem::take(&mut self.is_suspended) {
             return;
         }
-        files::attach_each(self.attachment.files.iter_mut(), |file| {
+        attached_files::attach_each(self.attachment.files.iter_mut(), |file| {
             file.resume_probes(&self.kernel);
         });
         self.kernel.set_suspended(false);

@@ -10,8 +10,8 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use zernel_identity::{SubordinateUids, Tenant, TenantParent, tenant_parents, tenant_with_cgroup};
 use zerocopy::IntoBytes;
 
-use super::batch;
-use super::mapped::MappedArray;
+use super::map_batches;
+use super::mapped_array::MappedArray;
 use crate::probes::layout::{
     self, ALL_TENANTS, FIRST_TENANT, OTHER_TENANTS, SUBORDINATE_RANGES, TENANTS,
 };
@@ -226,7 +226,7 @@ impl TenantRegistry {
 
     /// Number of tenants that have an index.
     pub(super) fn tenant_count(&self) -> libbpf_rs::Result<usize> {
-        let listed: Vec<(layout::TenantKey, u32)> = batch::read_all_entries(&self.indices)?;
+        let listed: Vec<(layout::TenantKey, u32)> = map_batches::read_all_entries(&self.indices)?;
         Ok(listed.len())
     }
 
@@ -260,7 +260,7 @@ impl TenantRegistry {
             self.counts.write(index as usize, &layout::Tenant::EMPTY);
             self.free_index(index)?;
         }
-        let listed: Vec<(layout::TenantKey, u32)> = batch::read_all_entries(&self.indices)?;
+        let listed: Vec<(layout::TenantKey, u32)> = map_batches::read_all_entries(&self.indices)?;
         let keeps_refused = listed.len() <= TENANTS / 2;
         for (key, index) in listed {
             let is_kept = keeps_refused && self.was_refused(index);

@@ -7,7 +7,7 @@ use zernel_phase::steps::Step;
 use super::markup::{
     Coordinate, format_percent, format_seconds, format_tick_time, format_time, share_of_whole,
 };
-use super::plot::{AXIS_LEFT, AXIS_RIGHT, Drawing, TimeAxis, ValueAxis};
+use super::svg_plot::{AXIS_LEFT, AXIS_RIGHT, Drawing, TimeAxis, ValueAxis};
 use crate::phases::PhaseSeconds;
 use crate::process::ProcessReport;
 use crate::record::RecordSample;

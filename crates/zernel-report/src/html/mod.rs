@@ -6,13 +6,13 @@
 //! | module | subject |
 //! |---|---|
 //! | `markup` | escaped text, numbers and tables |
-//! | `plot` | a drawing area with axes |
+//! | `svg_plot` | a drawing area with axes |
 //! | `charts` | charts of the ranks |
 //! | `tables` | tables of the ranks |
 
 mod charts;
 mod markup;
-mod plot;
+mod svg_plot;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -26,7 +26,7 @@ use super::steps::{Interruption, StepReport};
 use crate::text::shorten_text;
 use charts::{ChartDetail, PHASE_NAMES_AND_LETTERS};
 use markup::{Escaped, format_date, format_percent, format_time, push_markup, share_of_whole};
-use plot::TimeAxis;
+use svg_plot::TimeAxis;
 
 /// Ranks shown directly. The others are folded.
 const MAX_SHOWN_RANKS: usize = 16;

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use zernel_softgpu::abi::{Out, Text};
+use zernel_softgpu::abi_arguments::{Out, Text};
 use zernel_softgpu::{device, exports};
 
 use crate::driver;

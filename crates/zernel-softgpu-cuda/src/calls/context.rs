@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use zernel_softgpu::abi::Out;
+use zernel_softgpu::abi_arguments::Out;
 use zernel_softgpu::exports;
 
 use crate::context::{

@@ -1,10 +1,10 @@
 //! Copies and fills.
 
-use zernel_softgpu::abi::In;
+use zernel_softgpu::abi_arguments::In;
 use zernel_softgpu::clock::WaitMethod;
 use zernel_softgpu::exports;
+use zernel_softgpu::stream_work::{MemoryCopy, MemoryFill, StreamWork};
 use zernel_softgpu::truth::OpenCall;
-use zernel_softgpu::work::{MemoryCopy, MemoryFill, StreamWork};
 
 use crate::context::{StreamObject, stream_of_handle};
 use crate::driver::ADDRESS_SPACE;

@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use zernel_softgpu::abi::{Out, Text};
+use zernel_softgpu::abi_arguments::{Out, Text};
 use zernel_softgpu::{device, exports};
 
 use crate::driver::initialised_driver;

@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use zernel_softgpu::abi::Out;
+use zernel_softgpu::abi_arguments::Out;
 use zernel_softgpu::clock::WaitMethod;
 use zernel_softgpu::completion::Completion;
 use zernel_softgpu::exports;
 use zernel_softgpu::graph::CapturePoint;
 use zernel_softgpu::registry::Registry;
+use zernel_softgpu::stream_work::StreamWork;
 use zernel_softgpu::truth::OpenCall;
-use zernel_softgpu::work::StreamWork;
 
 use crate::context::{ContextObject, current_context, stream_of_handle};
 use crate::driver::initialised_driver;

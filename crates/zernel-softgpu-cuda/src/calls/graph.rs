@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zernel_softgpu::abi::{In, Out};
+use zernel_softgpu::abi_arguments::{In, Out};
 use zernel_softgpu::completion::Completion;
 use zernel_softgpu::exports;
 use zernel_softgpu::graph::{CapturePoint, Graph, GraphNode};
 use zernel_softgpu::registry::{Registry, new_handle};
 use zernel_softgpu::stream::StreamRole;
+use zernel_softgpu::stream_work::StreamWork;
 use zernel_softgpu::truth::LoggedSymbol;
-use zernel_softgpu::work::StreamWork;
 
 use crate::context::{STREAMS, StreamObject, stream_of_handle};
 use crate::driver::initialised_driver;

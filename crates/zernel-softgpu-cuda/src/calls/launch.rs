@@ -1,6 +1,6 @@
 //! Kernel launches.
 
-use zernel_softgpu::abi::In;
+use zernel_softgpu::abi_arguments::In;
 use zernel_softgpu::exports;
 use zernel_softgpu::truth::OpenCall;
 

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use zernel_softgpu::abi::{In, Out};
+use zernel_softgpu::abi_arguments::{In, Out};
 use zernel_softgpu::exports;
 use zernel_softgpu::memory::{MemoryKind, MemoryRange};
 use zernel_softgpu::truth::OpenCall;

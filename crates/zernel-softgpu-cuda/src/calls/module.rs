@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
-use zernel_softgpu::abi::{In, Out, Text};
+use zernel_softgpu::abi_arguments::{In, Out, Text};
 use zernel_softgpu::exports;
 
 use crate::context::current_context;

@@ -7,13 +7,13 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use zernel_softgpu::abi::{In, Out};
+use zernel_softgpu::abi_arguments::{In, Out};
 use zernel_softgpu::device::Device;
 use zernel_softgpu::exports;
 use zernel_softgpu::memory::MemoryKind;
 use zernel_softgpu::registry::{Registry, new_handle};
+use zernel_softgpu::stream_work::StreamWork;
 use zernel_softgpu::truth::OpenCall;
-use zernel_softgpu::work::StreamWork;
 
 use crate::context::stream_of_handle;
 use crate::driver::{ADDRESS_SPACE, initialised_driver};

@@ -3,11 +3,11 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use zernel_softgpu::abi::Out;
+use zernel_softgpu::abi_arguments::Out;
 use zernel_softgpu::exports;
 use zernel_softgpu::registry::new_handle;
 use zernel_softgpu::stream::StreamRole;
-use zernel_softgpu::work::{HostFunction, StreamWork};
+use zernel_softgpu::stream_work::{HostFunction, StreamWork};
 
 use super::event::EVENTS;
 use crate::context::{STREAMS, current_context, stream_of_handle};

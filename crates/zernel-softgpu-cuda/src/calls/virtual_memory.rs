@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use zernel_softgpu::abi::{In, Out};
+use zernel_softgpu::abi_arguments::{In, Out};
 use zernel_softgpu::exports;
 use zernel_softgpu::memory::MemoryKind;
 use zernel_softgpu::registry::Registry;

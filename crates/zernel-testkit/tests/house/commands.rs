@@ -113,7 +113,7 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn mistake_of_curl(arguments: &[String]) -> Option<String> {
-    let routes = read_repository_file("crates/zernel-serve/src/api.rs");
+    let routes = read_repository_file("crates/zernel-serve/src/http_api.rs");
     let mut urls = arguments
         .iter()
         .filter(|word| word.starts_with("localhost"));

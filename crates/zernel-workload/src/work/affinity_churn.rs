@@ -4,7 +4,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
-use crate::keys::table;
+use crate::spec_keys::table;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
 table! {

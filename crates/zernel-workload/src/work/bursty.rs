@@ -2,7 +2,7 @@
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us_to_ns};
-use crate::keys::table;
+use crate::spec_keys::table;
 use crate::worker::{WorkFailure, Worker};
 
 table! {

@@ -1,7 +1,7 @@
 //! A task that sweeps through more memory than its cache holds.
 
 use super::{Work, WorkTypeInfo};
-use crate::keys::table;
+use crate::spec_keys::table;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 

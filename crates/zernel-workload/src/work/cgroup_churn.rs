@@ -7,7 +7,7 @@ use rustix::thread::gettid;
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
-use crate::keys::table;
+use crate::spec_keys::table;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
 table! {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us_to_ns};
-use crate::keys::table;
+use crate::spec_keys::table;
 use crate::worker::{WorkFailure, Worker};
 
 table! {

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use super::{Work, WorkTypeInfo, files};
 use crate::affinity::SplitMix64;
 use crate::clock::{self, us_to_ns};
-use crate::keys::table;
-use crate::shared::FutexSlot;
+use crate::shared_state::FutexSlot;
+use crate::spec_keys::table;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
 mod collective;

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
-use crate::keys::table;
-use crate::shared::{FutexSlot, wake_waiters};
+use crate::shared_state::{FutexSlot, wake_waiters};
+use crate::spec_keys::table;
 use crate::worker::{WorkFailure, Worker};
 
 table! {

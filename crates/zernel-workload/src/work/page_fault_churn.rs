@@ -1,7 +1,7 @@
 //! A task that touches memory it has just given back.
 
 use super::{Work, WorkTypeInfo};
-use crate::keys::table;
+use crate::spec_keys::table;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 

@@ -2,7 +2,7 @@
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::us_to_ns;
-use crate::keys::table;
+use crate::spec_keys::table;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
 table! {

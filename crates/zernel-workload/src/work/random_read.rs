@@ -6,7 +6,7 @@ use rustix::fs::{Advice, fadvise, fdatasync};
 
 use super::{Work, WorkTypeInfo, files};
 use crate::affinity::SplitMix64;
-use crate::keys::table;
+use crate::spec_keys::table;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
 const BLOCK_BYTES: usize = 4096;

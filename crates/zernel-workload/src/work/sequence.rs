@@ -2,7 +2,7 @@
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us_to_ns};
-use crate::keys::{choice, table};
+use crate::spec_keys::{choice, table};
 use crate::worker::{WorkFailure, Worker};
 
 choice! {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{Work, WorkTypeInfo, files};
-use crate::keys::table;
+use crate::spec_keys::table;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 use rustix::fs::fdatasync;

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use clap::Args;
 use zernel_model::snapshot::ProcessSnapshot;
 
-use crate::client::DaemonSocket;
+use crate::daemon_client::DaemonSocket;
 use activity::InspectedProcess;
 use analysis::HangThreshold;
 use report::{HangReport, HangVerdict};

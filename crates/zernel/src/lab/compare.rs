@@ -12,7 +12,7 @@ use zernel_lab::compare::baseline::regressions;
 use zernel_lab::compare::{ComparisonProgress, ComparisonReport, RULE, SchedulerComparison};
 
 use super::scenario::{CommonOptions, WRONG_INPUT_EXIT_CODE, load_scenarios_and_schedulers};
-use crate::{help, interrupt, print_to_stdout};
+use crate::{help, interrupt_flags, print_to_stdout};
 
 /// Compare schedulers in scenarios, seed by seed
 ///
@@ -72,14 +72,14 @@ pub(super) fn run(options: &CompareOptions) -> Result<ExitCode, Box<dyn Error>> 
         jobs: options.jobs.unwrap_or(cpus),
     };
     eprintln!("zernel: {RULE}");
-    let interrupt = interrupt::interrupt_flag()?;
+    let interrupt = interrupt_flags::interrupt_flag()?;
     let report = comparison.run(
         &interrupt,
         |run| options.common.apply_to_run(run),
         show_progress,
     );
     let Some(report) = report else {
-        return Ok(ExitCode::from(interrupt::INTERRUPTED_EXIT_CODE));
+        return Ok(ExitCode::from(interrupt_flags::INTERRUPTED_EXIT_CODE));
     };
     print_to_stdout(report.to_string().as_bytes())?;
     if let Some(file) = &options.json {

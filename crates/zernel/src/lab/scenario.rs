@@ -12,7 +12,7 @@ use zernel_lab::scenario::figures::{GroupFigures, RunFigures, exact_quantile};
 use zernel_lab::{GuestAnswer, RunResult, Scenario, ScenarioRun, Scheduler, Ticks, Verdict};
 use zernel_lab_schedulers::Fault;
 
-use crate::{help, interrupt, print_to_stdout};
+use crate::{help, interrupt_flags, print_to_stdout};
 
 /// Run one scenario under one scheduler and print what was measured
 ///
@@ -138,7 +138,7 @@ pub(super) fn run_scenario(options: &ScenarioOptions) -> Result<ExitCode, Box<dy
     };
     let run = ScenarioRun::new(scenarios.remove(0), schedulers.remove(0))
         .seed(options.seed)
-        .interrupted_by(interrupt::interrupt_flag()?);
+        .interrupted_by(interrupt_flags::interrupt_flag()?);
     let result = options.common.apply_to_run(run).run();
     let mut text = Vec::new();
     if options.json {
@@ -163,7 +163,7 @@ pub(super) fn test_scenarios(options: &TestOptions) -> Result<ExitCode, Box<dyn 
                 return Ok(ExitCode::from(WRONG_INPUT_EXIT_CODE));
             }
         };
-    let interrupt = interrupt::interrupt_flag()?;
+    let interrupt = interrupt_flags::interrupt_flag()?;
     let mut worst = Verdict::Pass;
     for scenario in &scenarios {
         for seed in 1..=options.seeds {
@@ -172,7 +172,7 @@ pub(super) fn test_scenarios(options: &TestOptions) -> Result<ExitCode, Box<dyn 
                 .interrupted_by(interrupt.clone());
             let result = options.common.apply_to_run(run).run();
             if interrupt.load(std::sync::atomic::Ordering::Relaxed) {
-                return Ok(ExitCode::from(interrupt::INTERRUPTED_EXIT_CODE));
+                return Ok(ExitCode::from(interrupt_flags::INTERRUPTED_EXIT_CODE));
             }
             worst = worst.max(result.verdict());
             print_to_stdout(result.to_string().as_bytes())?;
@@ -240,7 +240,7 @@ pub(super) fn run_plan_in_guest(options: &GuestOptions) -> Result<ExitCode, Box<
 
 /// Loads one of the lab's schedulers until it is asked to stop.
 pub(super) fn run_lab_scheduler(options: &SchedulerOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let stop = interrupt::interrupt_flag()?;
+    let stop = interrupt_flags::interrupt_flag()?;
     zernel_lab_schedulers::run_scheduler(options.name, &stop)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -11,9 +11,9 @@ use procfs::process::Process;
 use zernel_report::Report;
 
 use super::ReportOptions;
-use super::caller::SudoCaller;
 use super::recorder::RecordedRoot;
-use crate::interrupt;
+use super::sudo_caller::SudoCaller;
+use crate::interrupt_flags;
 
 /// How often the end of the job, of the time and Ctrl-C are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -37,7 +37,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let caller = SudoCaller::from_environment()?;
     options.report.check_report_files(caller.as_ref())?;
-    let interrupted = interrupt::interrupt_flag()?;
+    let interrupted = interrupt_flags::interrupt_flag()?;
     let process = i32::try_from(options.pid).map(Process::new);
     let Ok(Ok(process)) = process else {
         return Err(format!("there is no process {}", options.pid).into());

@@ -8,9 +8,9 @@ use std::thread::{self, JoinHandle};
 
 use zernel_scheduler::scheduler::{self, SchedCounters, SchedError};
 
-use crate::sched::load::check_kernel;
-use crate::sched::published;
-use crate::sched::session::SchedulerSession;
+use crate::sched::load_scheduler::check_kernel;
+use crate::sched::published_statistics;
+use crate::sched::scheduler_session::SchedulerSession;
 
 /// The scheduler of one command. The thread of the scheduler unloads it when the flag is set.
 pub(super) struct JobScheduler {
@@ -21,7 +21,9 @@ pub(super) struct JobScheduler {
 impl JobScheduler {
     /// Loads the scheduler. An error says why the command is not privileged.
     pub(super) fn start() -> Result<Self, String> {
-        if let Ok(loaded) = published::read_statistics(Path::new(published::STATISTICS_DIRECTORY)) {
+        if let Ok(loaded) = published_statistics::read_statistics(Path::new(
+            published_statistics::STATISTICS_DIRECTORY,
+        )) {
             return Err(format!(
                 "`zernel sched` (pid {}) is loaded, and root chose its privilege: {}",
                 loaded.pid, loaded.privilege

@@ -2,20 +2,20 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `child` | the command as a child process: signals and exit code |
-//! | `caller` | the user that the command runs as under sudo |
+//! | `running_command` | the command as a child process: signals and exit code |
+//! | `sudo_caller` | the user that the command runs as under sudo |
 //! | `attach` | `zernel attach` |
 //! | `job_scheduler` | the scheduler of `--sched` |
 //! | `report_file` | the files of `--json` and `--html` |
 //! | `recorder` | observes, or asks the daemon, and records the descendants of the command |
 
 pub(crate) mod attach;
-pub(crate) mod caller;
-pub(crate) mod child;
 mod cpu_limit;
 mod job_scheduler;
 pub(crate) mod recorder;
 pub(crate) mod report_file;
+pub(crate) mod running_command;
+pub(crate) mod sudo_caller;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -28,14 +28,14 @@ use zernel_ebpf::observer::{self, GovernorOptions};
 
 use zernel_report::Report;
 
-use crate::client::DaemonSocket;
+use crate::daemon_client::DaemonSocket;
 use crate::observe::parse_budget;
-use crate::sched::load::describe_counters;
-use caller::SudoCaller;
-use child::{CaughtSignals, RunningCommand};
+use crate::sched::load_scheduler::describe_counters;
 use job_scheduler::JobScheduler;
 use recorder::{RecordedRoot, RunRecorder};
 use report_file::{check_report_file, write_report_file};
+use running_command::{CaughtSignals, RunningCommand};
+use sudo_caller::SudoCaller;
 
 /// Run a command and report where its training time goes
 ///

@@ -15,7 +15,7 @@ use zernel_model::snapshot::{ProcessSnapshot, Snapshot};
 use zernel_report::{Observation, ProcessRecord};
 
 use super::cpu_limit::throttled_seconds;
-use crate::client::DaemonSocket;
+use crate::daemon_client::DaemonSocket;
 
 /// Time between snapshots. The parents of a process with a shorter life may stay unknown.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);

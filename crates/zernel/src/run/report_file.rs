@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::caller::{SudoCaller, with_rights_of};
+use super::sudo_caller::{SudoCaller, with_rights_of};
 
 /// Most links of the user that are followed, one to the next.
 const MAX_FOLLOWED_LINKS: usize = 8;

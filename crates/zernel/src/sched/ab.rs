@@ -12,13 +12,13 @@ use clap::Args;
 use zernel_lab::compare::statistics::SignTestOutcome;
 use zernel_scheduler::scheduler::{self, SchedError};
 
-use super::load::check_kernel;
+use super::load_scheduler::check_kernel;
 use super::paired_blocks::{PairedBlocks, StepCounts, StepRates};
-use super::policy::PolicyOptions;
-use super::published::monotonic_ns;
-use super::session::SchedulerSession;
-use crate::client::{ClientError, DaemonSocket};
-use crate::interrupt;
+use super::policy_options::PolicyOptions;
+use super::published_statistics::monotonic_ns;
+use super::scheduler_session::SchedulerSession;
+use crate::daemon_client::{ClientError, DaemonSocket};
+use crate::interrupt_flags;
 use crate::run::attach::parse_duration;
 
 /// Pairs of blocks in the whole time, if blocks are then long enough.
@@ -59,7 +59,7 @@ pub(super) fn run(
     time: Duration,
     policy: &PolicyOptions,
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let stop = interrupt::interrupt_flag()?;
+    let stop = interrupt_flags::interrupt_flag()?;
     check_kernel()?;
     if read_step_counts(&options.socket)?.is_empty() {
         return Err("no training process runs; start one first".into());

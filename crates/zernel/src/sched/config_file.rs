@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::policy::PolicyOptions;
+use super::policy_options::PolicyOptions;
 
 /// Time between two looks at the file. A file that changed must be the same at two of them, because an editor may still
 /// be writing.

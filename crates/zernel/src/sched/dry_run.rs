@@ -17,7 +17,7 @@ use zernel_phase::class::TaskClass;
 use zernel_report::text::{replace_control_characters, shorten_text};
 
 use crate::run::attach::parse_duration;
-use crate::{interrupt, print_to_stdout};
+use crate::{interrupt_flags, print_to_stdout};
 
 /// How often decisions are read, and the end is checked. A process that lives for a shorter time may be missed.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -35,7 +35,7 @@ pub(crate) struct DryRunOptions {
 }
 
 pub(super) fn run(options: &DryRunOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let stop = interrupt::interrupt_flag()?;
+    let stop = interrupt_flags::interrupt_flag()?;
     let observer = Observer::start(&ObserverOptions {
         counts_decisions: true,
         ..ObserverOptions::default()

@@ -13,7 +13,7 @@ use zernel_phase::class::{ClassReason, ClassWord, TaskClass, TaskRole};
 use zernel_phase::shared::{PIN_DIRECTORY, RawTaskState};
 use zernel_report::text::{replace_control_characters, shorten_text};
 
-use super::published;
+use super::published_statistics;
 
 /// Needs root and a running `zernel observe`.
 #[derive(Debug, Args)]
@@ -99,7 +99,9 @@ fn explain_thread(state: &RawTaskState, comm: String, now_ns: u64) -> ExplainedT
 
 /// What the classes change now.
 fn effect_of_classes() -> String {
-    match published::read_statistics(Path::new(published::STATISTICS_DIRECTORY)) {
+    match published_statistics::read_statistics(Path::new(
+        published_statistics::STATISTICS_DIRECTORY,
+    )) {
         Ok(loaded) => format!(
             "`zernel sched` (pid {}) is loaded with privilege {}, guarantee {}\n",
             loaded.pid, loaded.privilege, loaded.guarantee

@@ -8,15 +8,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::interval_table::IntervalTable;
-use super::published;
-use crate::interrupt;
+use super::published_statistics;
+use crate::interrupt_flags;
 
 /// Time between two looks at the published statistics.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Prints a line per interval until Ctrl-C, or until the scheduler ends.
 pub(super) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
-    let stop = interrupt::interrupt_flag()?;
+    let stop = interrupt_flags::interrupt_flag()?;
     let interval = Duration::from_secs(seconds);
     let mut table = IntervalTable::default();
     let mut next = Instant::now();
@@ -26,11 +26,12 @@ pub(super) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
         if Instant::now() < next {
             continue;
         }
-        let statistics =
-            match published::read_statistics(Path::new(published::STATISTICS_DIRECTORY)) {
-                Err(_) if has_printed => return Err("the scheduler was unloaded".into()),
-                read => read?,
-            };
+        let statistics = match published_statistics::read_statistics(Path::new(
+            published_statistics::STATISTICS_DIRECTORY,
+        )) {
+            Err(_) if has_printed => return Err("the scheduler was unloaded".into()),
+            read => read?,
+        };
         if table.has_added(&statistics) {
             // The next ones are published within a second.
             continue;

@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use zernel_scheduler::sched_ext::SchedExt;
 
-use super::policy::OWN_TREE_PREFIX;
-use super::published;
+use super::policy_options::OWN_TREE_PREFIX;
+use super::published_statistics;
 
 /// The kernel's name of this scheduler.
 pub(super) const SCHEDULER_NAME: &str = "zernel";
@@ -46,7 +46,10 @@ impl Predecessor {
                 "the scheduler {scheduler} is loaded, and --replace ends only `zernel sched`; stop it first"
             ));
         }
-        let loaded = published::read_statistics(Path::new(published::STATISTICS_DIRECTORY)).map_err(|problem| {
+        let loaded = published_statistics::read_statistics(Path::new(
+            published_statistics::STATISTICS_DIRECTORY,
+        ))
+        .map_err(|problem| {
             format!(
                 "the process that has loaded the scheduler is unknown ({problem}); stop it first"
             )

@@ -16,11 +16,11 @@ use super::gzip;
 use super::recording::TraceRecording;
 use crate::observe::parse_budget;
 use crate::run::attach::parse_duration;
-use crate::run::caller::SudoCaller;
-use crate::run::child::{CaughtSignals, RunningCommand};
 use crate::run::recorder::RecordedRoot;
 use crate::run::report_file::{check_report_file, write_report_file};
-use crate::{help, interrupt};
+use crate::run::running_command::{CaughtSignals, RunningCommand};
+use crate::run::sudo_caller::SudoCaller;
+use crate::{help, interrupt_flags};
 
 /// How often the end of an observed process is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -113,7 +113,7 @@ fn record_running_process(
     pid: u32,
     observer: &ObserverOptions,
 ) -> Result<(TraceRecording, ExitCode), Box<dyn Error>> {
-    let interrupted = interrupt::interrupt_flag()?;
+    let interrupted = interrupt_flags::interrupt_flag()?;
     let process = i32::try_from(pid).map(Process::new);
     let Ok(Ok(process)) = process else {
         return Err(format!("there is no process {pid}").into());

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::MlTraining;
 use super::gpu::{self, OpenGpu};
 use crate::clock::{self, us_to_ns};
-use crate::shared::FutexSlot;
+use crate::shared_state::FutexSlot;
 use crate::sys::cuda::CudaDevice;
 use crate::sys::library::{DeviceAddress, LibraryError};
 use crate::sys::nccl::{JoinedCommunicator, LoadedNccl, UniqueId};
@@ -274,7 +274,7 @@ fn library_failure(error: LibraryError) -> WorkFailure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::SharedState;
+    use crate::shared_state::SharedState;
 
     #[test]
     fn all_join_what_one_has_committed_to_and_nothing_after_the_close() {

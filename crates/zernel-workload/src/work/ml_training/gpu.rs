@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::MlTraining;
 use crate::clock;
-use crate::keys::choice;
+use crate::spec_keys::choice;
 use crate::sys::cuda::{CudaDevice, CudaWaitMode};
 use crate::sys::library::LibraryError;
 use crate::sys::memory::PrivateMapping;

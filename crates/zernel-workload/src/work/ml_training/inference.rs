@@ -3,7 +3,7 @@
 use super::super::{Work, WorkTypeInfo};
 use super::{GPU_COMPUTE_PHASE, GpuBackend, GpuWait, MAX_TRACED_STEPS, MlTraining, OpenGpu};
 use crate::clock::{self, us_to_ns};
-use crate::keys::table;
+use crate::spec_keys::table;
 use crate::worker::{WorkFailure, Worker};
 
 table! {

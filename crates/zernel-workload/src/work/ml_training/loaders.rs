@@ -5,7 +5,7 @@
 use libc::pid_t;
 use rustix::io::Errno;
 
-use crate::shared::SharedState;
+use crate::shared_state::SharedState;
 use crate::sys::process::{self, ChildEnd};
 use crate::worker::{FailingStep, WorkFailure, Worker, WorkerTeam};
 

@@ -10,9 +10,9 @@ use zernel_scheduler::scheduler::{LoadedScheduler, Privilege, SchedSettings};
 
 use super::config_file::ConfigFile;
 use super::interval_table::IntervalTable;
-use super::policy::{PolicyOptions, PrivilegeOption};
-use super::published::{self, StatisticsPublisher};
-use crate::service::ServiceManager;
+use super::policy_options::{PolicyOptions, PrivilegeOption};
+use super::published_statistics::{self, StatisticsPublisher};
+use crate::service_manager::ServiceManager;
 
 /// The time in which the scheduler is loaded, once or several times.
 pub(crate) struct SchedulerSession {
@@ -33,7 +33,9 @@ impl SchedulerSession {
         Self {
             policy,
             restarts: 0,
-            publisher: StatisticsPublisher::new(Path::new(published::STATISTICS_DIRECTORY)),
+            publisher: StatisticsPublisher::new(Path::new(
+                published_statistics::STATISTICS_DIRECTORY,
+            )),
             interval_printer: None,
             config_file: None,
             manager: ServiceManager::from_environment(),
@@ -168,7 +170,7 @@ fn collect_statistics(
 ) -> SchedulerStatistics {
     SchedulerStatistics {
         pid: std::process::id(),
-        taken_ns: published::monotonic_ns(),
+        taken_ns: published_statistics::monotonic_ns(),
         since_ns: loaded.since_ns(),
         restarts,
         slice_us: loaded.slice().as_micros() as u64,

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use serde::{Deserialize, Serialize};
 
-use crate::shared::WorkerRecord;
+use crate::shared_state::WorkerRecord;
 use crate::worker::FailingStep;
 
 /// How a worker ended, when it did not simply return from its work.

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::thread::JoinHandle;
 
-use crate::body;
 use crate::error::{Error, Result};
-use crate::plan::WorkloadPlan;
-use crate::shared::{SharedState, WorkerStage, outcome};
+use crate::shared_state::{SharedState, WorkerStage, outcome};
 use crate::sys::{process, signal};
 use crate::team_pipes::TeamPipes;
+use crate::worker_body;
+use crate::workload_plan::WorkloadPlan;
 
 /// Size of the stack of a worker thread.
 const WORKER_STACK_BYTES: usize = 256 << 10;
@@ -107,9 +107,9 @@ fn spawn_worker_thread(
         .stack_size(WORKER_STACK_BYTES)
         .spawn(move || {
             signal::unblock_thread_interrupt();
-            body::apply_worker_settings(&plan, &shared, worker);
+            worker_body::apply_worker_settings(&plan, &shared, worker);
             let team = plan.worker_plan(worker).team_number;
-            let body = || body::run_worker(&plan, &shared, worker, pipes.of_team(team));
+            let body = || worker_body::run_worker(&plan, &shared, worker, pipes.of_team(team));
             if catch_unwind(AssertUnwindSafe(body)).is_err() {
                 shared
                     .record(worker)

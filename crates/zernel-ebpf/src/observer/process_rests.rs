@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use zernel_identity::Tenant;
 
-use super::{Observer, files, monotonic_ns};
+use super::{Observer, attached_files, monotonic_ns};
 use crate::probe_link::detach_links;
 
 /// Longest rest before a process is tried again.
@@ -182,7 +182,7 @@ impl Observer {
                 let shared = |file: &u64| !self.attachment.is_private(*file, tenant, rest.uid);
                 let shared: BTreeSet<u64> = rest.files.iter().copied().filter(shared).collect();
                 rest.files.retain(|file| !shared.contains(file));
-                files::attach_each(self.attachment.files_mut(&shared), |file| {
+                attached_files::attach_each(self.attachment.files_mut(&shared), |file| {
                     file.end_rest(&self.kernel);
                 });
             }
@@ -195,7 +195,7 @@ impl Observer {
             rests.current_rest.is_some() || rests.last_ended.elapsed() < MAX_REST
         });
         for rest in ended {
-            files::attach_each(self.attachment.files_mut(&rest.files), |file| {
+            attached_files::attach_each(self.attachment.files_mut(&rest.files), |file| {
                 file.end_rest(&self.kernel);
             });
             for handle in rest.processes {

@@ -7,14 +7,14 @@ use rustix::process::{Pid, getpriority_process, setpriority_process};
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 
 use crate::clock;
-use crate::exit::WorkerExitInfo;
+use crate::exit_info::WorkerExitInfo;
 use crate::handle::WorkloadHandle;
-use crate::keeper::ProcessEnd;
+use crate::process_keeper::ProcessEnd;
 use crate::procfs;
-use crate::shared::{SharedState, WorkerPace, WorkerRecord, WorkerStage, outcome};
+use crate::shared_state::{SharedState, WorkerPace, WorkerRecord, WorkerStage, outcome};
 use crate::sys::process::{self, ChildEnd};
 use crate::sys::sched::{self, SchedAttributes};
-use crate::threads::WorkerThreads;
+use crate::worker_threads::WorkerThreads;
 
 const MILLISECOND_NS: u64 = 1_000_000;
 /// Time from the start to a worker's first round, at most. A worker that takes longer is starved, and its

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::changes::WatchId;
+use super::file_changes::WatchId;
 use super::file_task::AttachPlan;
-use super::functions::{
+use super::found_functions::{
     AttachMode, FoundFunction, frequent_symbols, infrequent_targets, probe_targets,
     refuse_infrequent, set_attach_mode,
 };

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use rustix::thread::gettid;
 
-use crate::plan::WorkloadPlan;
-use crate::shared::{RECORD_MAGIC, SharedState, WorkerStage, outcome};
+use crate::shared_state::{RECORD_MAGIC, SharedState, WorkerStage, outcome};
 use crate::worker::{TeamPipe, Worker, WorkerTeam};
+use crate::workload_plan::WorkloadPlan;
 
 /// Applies the worker's settings to the calling thread. Fork safe.
 pub(crate) fn apply_worker_settings(plan: &WorkloadPlan, shared: &SharedState, worker: usize) {

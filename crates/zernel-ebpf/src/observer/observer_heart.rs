@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use zernel_phase::shared::{HEART_OBSERVER, HEART_READER, Heartbeat, layout_hash};
 
-use super::mapped::MappedArray;
+use super::mapped_array::MappedArray;
 use super::monotonic_ns;
 
 /// Time between two beats of the observer's heart. A scheduler takes an observer for dead after five intervals without a beat.

@@ -204,25 +204,25 @@ macro_rules! table {
             }
         }
 
-        impl $crate::keys::SpecValue for $name {
+        impl $crate::spec_keys::SpecValue for $name {
             fn kind() -> String {
                 "table".to_owned()
             }
 
-            fn keys() -> Vec<$crate::keys::SpecKey> {
-                use $crate::keys;
+            fn keys() -> Vec<$crate::spec_keys::SpecKey> {
+                use $crate::spec_keys;
                 let defaults = Self::default();
-                vec![$(keys::SpecKey {
-                    name: keys::first_of([$($key,)? stringify!($field)]),
-                    kind: <$type as keys::SpecValue>::kind(),
-                    default: keys::first_of([$($shown.to_owned(),)? keys::default_text(&defaults.$field)]),
-                    meaning: keys::join_doc_lines(&[$($meaning),+]),
-                    choices: <$type as keys::SpecValue>::choices(),
+                vec![$(spec_keys::SpecKey {
+                    name: spec_keys::first_of([$($key,)? stringify!($field)]),
+                    kind: <$type as spec_keys::SpecValue>::kind(),
+                    default: spec_keys::first_of([$($shown.to_owned(),)? spec_keys::default_text(&defaults.$field)]),
+                    meaning: spec_keys::join_doc_lines(&[$($meaning),+]),
+                    choices: <$type as spec_keys::SpecValue>::choices(),
                 },)*]
             }
 
             fn resolve_paths(&mut self, folder: &std::path::Path) {
-                $($crate::keys::SpecValue::resolve_paths(&mut self.$field, folder);)*
+                $($crate::spec_keys::SpecValue::resolve_paths(&mut self.$field, folder);)*
             }
         }
     };
@@ -267,25 +267,25 @@ macro_rules! choice {
             }
         })?
 
-        impl $crate::keys::SpecValue for $name {
+        impl $crate::spec_keys::SpecValue for $name {
             fn kind() -> String {
                 "choice".to_owned()
             }
 
-            fn choices() -> Vec<$crate::keys::SpecChoice> {
-                use $crate::keys;
+            fn choices() -> Vec<$crate::spec_keys::SpecChoice> {
+                use $crate::spec_keys;
                 vec![$({
-                    let payload = keys::first_of([$(Some(<$payload as keys::SpecValue>::kind()),)? None]);
-                    let keys: Vec<keys::SpecKey> = vec![$($(keys::SpecKey {
+                    let payload = spec_keys::first_of([$(Some(<$payload as spec_keys::SpecValue>::kind()),)? None]);
+                    let keys: Vec<spec_keys::SpecKey> = vec![$($(spec_keys::SpecKey {
                         name: stringify!($key),
-                        kind: <$type as keys::SpecValue>::kind(),
-                        default: keys::first_of([$(keys::default_text(&<$type>::$optional()),)? "required".to_owned()]),
-                        meaning: keys::join_doc_lines(&[$($key_meaning),+]),
-                        choices: <$type as keys::SpecValue>::choices(),
+                        kind: <$type as spec_keys::SpecValue>::kind(),
+                        default: spec_keys::first_of([$(spec_keys::default_text(&<$type>::$optional()),)? "required".to_owned()]),
+                        meaning: spec_keys::join_doc_lines(&[$($key_meaning),+]),
+                        choices: <$type as spec_keys::SpecValue>::choices(),
                     },)+)?];
-                    keys::SpecChoice {
-                        value: keys::choice_value(stringify!($variant), payload, &keys),
-                        meaning: keys::join_doc_lines(&[$($meaning),+]),
+                    spec_keys::SpecChoice {
+                        value: spec_keys::choice_value(stringify!($variant), payload, &keys),
+                        meaning: spec_keys::join_doc_lines(&[$($meaning),+]),
                         keys,
                     }
                 },)+]
@@ -293,7 +293,7 @@ macro_rules! choice {
 
             fn resolve_paths(&mut self, _folder: &std::path::Path) {
                 $($(if let Self::$variant(value) = self {
-                    <$payload as $crate::keys::SpecValue>::resolve_paths(value, _folder);
+                    <$payload as $crate::spec_keys::SpecValue>::resolve_paths(value, _folder);
                 })?)+
             }
         }

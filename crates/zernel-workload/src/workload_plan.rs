@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use crate::config::{CloneMode, WorkSpec, WorkloadConfig, check_comm};
 use crate::error::{Error, Result};
-use crate::settings::Settings;
 use crate::topology::CpuSet;
 use crate::work::WorkType;
+use crate::worker_settings::Settings;
 
 /// One worker.
 #[derive(Debug)]

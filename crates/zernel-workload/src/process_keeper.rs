@@ -16,15 +16,15 @@ use std::time::Duration;
 
 use libc::pid_t;
 
-use crate::body;
 use crate::container;
 use crate::error::{Error, Result};
-use crate::plan::{ProcessPlan, WorkloadPlan};
 use crate::procfs;
-use crate::shared::{SharedState, WorkerStage, outcome};
+use crate::shared_state::{SharedState, WorkerStage, outcome};
 use crate::sys::process::{self, ChildEnd};
 use crate::sys::signal;
 use crate::team_pipes::TeamPipes;
+use crate::worker_body;
+use crate::workload_plan::{ProcessPlan, WorkloadPlan};
 
 /// The stack of the keeper, which is also the stack that a forked worker runs on.
 const KEEPER_STACK_BYTES: usize = 2 << 20;
@@ -263,12 +263,12 @@ impl KeeperTask {
     }
 
     fn run_single_worker(&self, worker: usize, pipes: &TeamPipes, caller: pid_t) -> i32 {
-        body::apply_worker_settings(&self.plan, &self.shared, worker);
+        worker_body::apply_worker_settings(&self.plan, &self.shared, worker);
         // A change of identity has cleared the death signal.
         if !process::die_with_parent(caller) {
             return 1;
         }
-        body::run_worker(
+        worker_body::run_worker(
             &self.plan,
             &self.shared,
             worker,

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use super::choice::{BUDGET_SHARE_OF_PERMANENT_PROBES, MAX_WINDOW_SHARE, window_share};
+use super::sampling_choice::{BUDGET_SHARE_OF_PERMANENT_PROBES, MAX_WINDOW_SHARE, window_share};
 use super::{GovernedParts, Governor};
-use crate::observer::files::{self, AttachedFile};
+use crate::observer::attached_files::{self, AttachedFile};
 use crate::observer::monotonic_ns;
 use crate::observer::process::{ObservedProcess, window_length_for_steps};
 use crate::observer::process_table::ProcessTable;
@@ -166,7 +166,7 @@ impl Governor {
             return;
         }
         let kernel = governed.kernel;
-        files::attach_for_window(kernel, governed.attachment.files.iter_mut());
+        attached_files::attach_for_window(kernel, governed.attachment.files.iter_mut());
         self.read_step_marks(governed);
         let now_ns = monotonic_ns();
         for (handle, process) in &mut governed.processes.running {

@@ -19,7 +19,7 @@ use signal_hook::low_level::siginfo::Cause;
 
 use zernel_report::CommandExit;
 
-use super::caller::SudoCaller;
+use super::sudo_caller::SudoCaller;
 
 /// Signals that are forwarded to the command.
 const FORWARDED_SIGNALS: [i32; 9] = [

@@ -14,10 +14,10 @@ use rustix::thread::{
 use serde::{Deserialize, Serialize};
 
 use crate::affinity::Affinity;
-use crate::plan::cpu_mask;
 use crate::policy::{MemoryPolicy, SchedPolicy};
-use crate::shared::WorkerRecord;
+use crate::shared_state::WorkerRecord;
 use crate::sys::sched;
+use crate::workload_plan::cpu_mask;
 
 /// A setting that may be refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

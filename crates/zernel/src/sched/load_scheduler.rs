@@ -13,12 +13,12 @@ use zernel_model::scheduler::SchedCounters;
 use zernel_scheduler::scheduler::{self, PolicyPart, SchedError, SchedSettings};
 
 use super::config_file::{self, ConfigFile};
-use super::policy::PolicyOptions;
+use super::policy_options::PolicyOptions;
 use super::predecessor::{self, Predecessor};
-use super::published;
-use super::session::SchedulerSession;
+use super::published_statistics;
+use super::scheduler_session::SchedulerSession;
 use crate::doctor::count_malformed_functions;
-use crate::interrupt;
+use crate::interrupt_flags;
 
 /// The longest time before the kernel ejects a scheduler that lets a task wait.
 const DEFAULT_WATCHDOG_MS: u64 = SchedSettings::WATCHDOG.as_millis() as u64;
@@ -65,12 +65,12 @@ fn parse_policy(text: &str) -> Result<PolicyPart, String> {
 pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
     let (stop, mut session) = match &options.config {
         None => {
-            let stop = interrupt::interrupt_flag()?;
+            let stop = interrupt_flags::interrupt_flag()?;
             (stop, SchedulerSession::new(options.policy.clone()))
         }
         Some(path) => {
             let policy = config_file::load_policy(path)?;
-            let (stop, reload) = interrupt::interrupt_and_reload_flags()?;
+            let (stop, reload) = interrupt_flags::interrupt_and_reload_flags()?;
             let file = ConfigFile::new(path, reload);
             (stop, SchedulerSession::new(policy).with_config_file(file))
         }
@@ -176,7 +176,10 @@ pub(crate) fn check_kernel() -> Result<(), Box<dyn Error>> {
 
 /// Names the scheduler that is loaded, and what to do.
 fn other_scheduler_text(name: &str) -> String {
-    let own = published::read_statistics(Path::new(published::STATISTICS_DIRECTORY)).ok();
+    let own = published_statistics::read_statistics(Path::new(
+        published_statistics::STATISTICS_DIRECTORY,
+    ))
+    .ok();
     match own.filter(|_| name == predecessor::SCHEDULER_NAME) {
         Some(loaded) => format!(
             "the scheduler {name} is loaded by pid {}; stop it first, or take its place with `zernel sched --replace`",

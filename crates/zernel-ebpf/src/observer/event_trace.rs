@@ -11,7 +11,7 @@ use zernel_phase::WorkloadPhase;
 use zerocopy::FromBytes;
 
 use super::kernel::Kernel;
-use super::{ObserveError, Observer, monotonic_ns, optional};
+use super::{ObserveError, Observer, monotonic_ns, optional_parts};
 use crate::probes::layout;
 
 /// The section with the switch of the trace.
@@ -118,7 +118,7 @@ impl EventTrace {
                 map.set_max_entries(TRACE_RING_BYTES)?;
             }
         }
-        optional::enable_part(object, SWITCH_SECTION);
+        optional_parts::enable_part(object, SWITCH_SECTION);
         Ok(())
     }
 
