@@ -310,8 +310,14 @@ fn main() -> ExitCode {
             "pins_of_another_version_are_replaced",
             shared::pins_of_another_version_are_replaced,
         ),
-        ("forking_loaders_is_data_loading", torch::forking_loaders_is_data_loading),
-        ("a_compiling_thread_has_no_phase", torch::a_compiling_thread_has_no_phase),
+        (
+            "forking_loaders_is_data_loading",
+            torch::forking_loaders_is_data_loading,
+        ),
+        (
+            "a_compiling_thread_has_no_phase",
+            torch::a_compiling_thread_has_no_phase,
+        ),
         (
             "readers_see_a_killed_observer_and_the_next",
             shared::readers_see_a_killed_observer_and_the_next,

@@ -8,9 +8,11 @@ use zernel_ebpf::observer::Observer;
 use zernel_phase::WorkloadPhase;
 use zernel_softgpu::install::{Prologue, built_libraries};
 use zernel_testkit::eventually;
-use zernel_testkit::target::{Driver, Stage, TargetRole, directory, pause, try_call};
+use zernel_testkit::target::{
+    Driver, Stage, TargetRole, end_part_and_wait, stage_directory, try_call,
+};
 
-use crate::harness::{exact, start_attached};
+use crate::harness::{options_that_count_everything, start_attached};
 
 pub(crate) const TORCH_ROLES: &[(&str, TargetRole)] =
     &[("compiles", compile), ("forks_loaders", fork_loaders)];
@@ -22,7 +24,7 @@ const PREPARATION: Duration = Duration::from_millis(200);
 
 fn load_library(name: &str) -> Library {
     // SAFETY: loading the stand-in runs no code of its own.
-    unsafe { Library::new(directory().join("lib").join(name)) }.expect(name)
+    unsafe { Library::new(stage_directory().join("lib").join(name)) }.expect(name)
 }
 
 /// Computes, then compiles with another counter inside and kernels tried out, then goes on.
@@ -51,19 +53,19 @@ fn compile(driver: &Driver, _rounds: u64) {
             handle
         )
     };
-    driver.open();
+    driver.open_first_device();
     launch_all_the_time(driver);
-    pause();
+    end_part_and_wait();
     make(whole, "pytorch.wait_counter.entire_forward_compile");
     start(whole);
     make(part, "pytorch.wait_counter.dynamo_compile");
     start(part);
     stop(part);
     launch_all_the_time(driver);
-    pause();
+    end_part_and_wait();
     stop(whole);
     launch_all_the_time(driver);
-    pause();
+    end_part_and_wait();
     make(part, "pytorch.wait_counter.TCPStore__get");
     start(part);
     launch_all_the_time(driver);
@@ -71,18 +73,18 @@ fn compile(driver: &Driver, _rounds: u64) {
 
 /// Launches for a second. The test reads the phase meanwhile.
 fn launch_all_the_time(driver: &Driver) {
-    let kernel = driver.kernel();
+    let kernel = driver.load_empty_kernel();
     let end = Instant::now() + Duration::from_secs(1);
     while Instant::now() < end {
-        driver.launch(kernel);
+        driver.launch_kernel(kernel);
     }
 }
 
 /// Launches, prepares and forks a loader, and asks for a batch.
 fn fork_loaders(driver: &Driver, _rounds: u64) {
     let torch = load_library("libtorch_cpu.so");
-    driver.open();
-    driver.launch(driver.kernel());
+    driver.open_first_device();
+    driver.launch_kernel(driver.load_empty_kernel());
     let end = Instant::now() + PREPARATION;
     while Instant::now() < end {
         std::hint::spin_loop();
@@ -106,13 +108,13 @@ fn fork_loaders(driver: &Driver, _rounds: u64) {
 
 /// A stage whose libraries announce too, and an observer of all of them.
 fn stage_and_observer() -> (Stage, Observer) {
-    let stage = Stage::alone(Prologue::Push);
+    let stage = Stage::with_machine_alone(Prologue::Push);
     let built = built_libraries().expect("they are built");
     let built = built.join("libzernel_softgpu_torch.so");
-    let mut options = exact(&stage);
+    let mut options = options_that_count_everything(&stage);
     for name in ANNOUNCING_LIBRARIES {
-        fs::copy(&built, stage.library(name)).expect("our directory");
-        options.libraries.push(stage.library(name));
+        fs::copy(&built, stage.library_path(name)).expect("our directory");
+        options.libraries.push(stage.library_path(name));
     }
     (stage, start_attached(&options))
 }
@@ -124,7 +126,7 @@ fn phase_of(observer: &Observer, pid: u32) -> Option<WorkloadPhase> {
 
 pub(crate) fn a_compiling_thread_has_no_phase() {
     let (stage, observer) = stage_and_observer();
-    let mut target = stage.target("compiles", 1);
+    let mut target = stage.start_target("compiles", 1);
     let pid = target.pid();
     for expected in [
         WorkloadPhase::GpuCompute,
@@ -132,7 +134,7 @@ pub(crate) fn a_compiling_thread_has_no_phase() {
         WorkloadPhase::GpuCompute,
         WorkloadPhase::GpuCompute, // other counters mean nothing
     ] {
-        target.go();
+        target.start_part();
         eventually(&format!("it is in {expected:?}"), || {
             phase_of(&observer, pid) == Some(expected)
         });
@@ -142,8 +144,8 @@ pub(crate) fn a_compiling_thread_has_no_phase() {
 
 pub(crate) fn forking_loaders_is_data_loading() {
     let (stage, observer) = stage_and_observer();
-    let mut target = stage.target("forks_loaders", 1);
-    target.step();
+    let mut target = stage.start_target("forks_loaders", 1);
+    target.run_part();
     let state = observer.task_state(target.pid()).expect("the map is there");
     let state = state.expect("it is observed");
     assert_eq!(state.phase_word.phase(), WorkloadPhase::DataLoading);
