@@ -3,7 +3,9 @@
 use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::snapshot::{CountedCalls, CudaSnapshot};
 
-use crate::metrics::{MetricFamily, ScopedSnapshot, families, write_family_of_processes, write_family_head};
+use crate::metrics::{
+    MetricFamily, ScopedSnapshot, families, write_family_head, write_family_of_processes,
+};
 
 families! {
     LAUNCHES = Counter "zernel_cuda_launches_total" ["pid"]

@@ -17,7 +17,9 @@ pub(crate) struct CallerLibraries {
 impl CallerLibraries {
     /// Name of the library that `address` is in, without its version: `libcudart`.
     pub(crate) fn library_name(&self, address: u64) -> &str {
-        self.names.get(&address).map_or(UNKNOWN_LIBRARY, String::as_str)
+        self.names
+            .get(&address)
+            .map_or(UNKNOWN_LIBRARY, String::as_str)
     }
 
     /// Looks up the addresses that are not known yet, while the process runs.

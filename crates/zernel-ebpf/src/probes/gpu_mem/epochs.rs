@@ -32,7 +32,8 @@ impl ContextEpochs {
     /// From all accounts.
     pub(super) fn new(accounts: &[(AccountKey, Account)]) -> Self {
         let contexts = accounts.iter().filter(|(key, _)| key.caller == 0);
-        let epochs = contexts.map(|(key, account)| (ContextKey::new(key), epoch_of_word(account.held)));
+        let epochs =
+            contexts.map(|(key, account)| (ContextKey::new(key), epoch_of_word(account.held)));
         Self(epochs.collect())
     }
 
@@ -79,7 +80,9 @@ mod tests {
             account_of_context(0, 0, 1),
             account_of_context(7, 1, ANY_DEVICE),
         ]);
-        let is_over = |context, epoch, device| epochs.is_over(&account_key(CALLER_ADDRESS, context, epoch, device));
+        let is_over = |context, epoch, device| {
+            epochs.is_over(&account_key(CALLER_ADDRESS, context, epoch, device))
+        };
         assert!(is_over(0, 1, 0));
         assert!(!is_over(0, 2, 0));
         assert!(!is_over(0, 3, 0), "it began while accounts were read");
@@ -88,7 +91,10 @@ mod tests {
         assert!(!is_over(7, 1, 0));
         assert!(!is_over(8, 0, 0), "a context without an account");
         assert!(!is_over((1 << EPOCH_SHIFT) - 1, 0, 0), "created memory");
-        assert!(!epochs.is_over(&account_key(0, 0, 0, 0)), "the account of a device");
+        assert!(
+            !epochs.is_over(&account_key(0, 0, 0, 0)),
+            "the account of a device"
+        );
     }
 
     #[test]

@@ -6,7 +6,9 @@ use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::gpu::ProcessMemory;
 use zernel_model::snapshot::{DeviceMemory, ProcessSnapshot, Scope};
 
-use crate::metrics::{MetricFamily, ScopedSnapshot, families, write_family_of_processes, write_family_head};
+use crate::metrics::{
+    MetricFamily, ScopedSnapshot, families, write_family_head, write_family_of_processes,
+};
 
 families! {
     ALLOCATIONS = Counter "zernel_gpu_memory_allocations_total" ["pid", "gpu_id"]

@@ -24,7 +24,9 @@ const fn memory_function(role: u8, names: &'static [&'static str]) -> ProbedFunc
 
 /// A function that stores the address of new memory; its second argument is the size.
 const fn allocates(names: &'static [&'static str]) -> ProbedFunction {
-    memory_function(ALLOCATE, names).arguments([1, 2, 0, 0]).bytes(2)
+    memory_function(ALLOCATE, names)
+        .arguments([1, 2, 0, 0])
+        .bytes(2)
 }
 
 /// An allocation from a memory pool. A program may make one per tensor, so these are sampled.
@@ -37,7 +39,9 @@ const fn allocates_pooled(names: &'static [&'static str]) -> ProbedFunction {
 
 /// A function that frees an address. The kernel stores the freed bytes as the fourth argument.
 const fn frees(names: &'static [&'static str]) -> ProbedFunction {
-    memory_function(FREE, names).arguments([1, 0, 0, 0]).bytes(4)
+    memory_function(FREE, names)
+        .arguments([1, 0, 0, 0])
+        .bytes(4)
 }
 
 pub(super) const SYMBOLS: &[ProbedFunction] = &[
@@ -55,7 +59,9 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         .bytes(2),
     memory_function(RETAIN, &["cuMemRetainAllocationHandle"]).arguments([1, 0, 0, 0]),
     memory_function(RELEASE, &["cuMemRelease"]).arguments([1, 0, 0, 0]),
-    memory_function(MAP, &["cuMemMap"]).arguments([1, 2, 4, 0]).bytes(2),
+    memory_function(MAP, &["cuMemMap"])
+        .arguments([1, 2, 4, 0])
+        .bytes(2),
     memory_function(UNMAP, &["cuMemUnmap"])
         .arguments([1, 2, 0, 0])
         .bytes(2),

@@ -310,7 +310,10 @@ mod tests {
                 gpus: &gpus,
                 only_gpu,
             };
-            (process.gpu_index(0, memory), process.gpu_uuid(memory).to_owned())
+            (
+                process.gpu_index(0, memory),
+                process.gpu_uuid(memory).to_owned(),
+            )
         };
         let one = memory_on(&[0]);
         assert_eq!(seen(None, &one), (Some(0), "GPU-0".to_owned()));

@@ -63,7 +63,10 @@ impl ExitedRanks {
     }
 
     /// Forgets the ranks that no running process shares a communicator with.
-    pub(crate) fn forget_unshared<'a>(&mut self, running: impl Iterator<Item = &'a ObservedProcess>) {
+    pub(crate) fn forget_unshared<'a>(
+        &mut self,
+        running: impl Iterator<Item = &'a ObservedProcess>,
+    ) {
         let hashes: BTreeSet<u64> = running
             .flat_map(|process| &process.probes.nccl.all)
             .map(|communicator| communicator.hash)

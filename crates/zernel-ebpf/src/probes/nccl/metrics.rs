@@ -6,7 +6,9 @@ use zernel_model::aggregation::LatencyHistogram;
 use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::snapshot::CollectiveTotals;
 
-use crate::metrics::{MetricFamily, ScopedSnapshot, families, write_family_of_processes, write_family_head};
+use crate::metrics::{
+    MetricFamily, ScopedSnapshot, families, write_family_head, write_family_of_processes,
+};
 
 families! {
     CALLS = Counter "zernel_nccl_calls_total" ["pid", "op"]

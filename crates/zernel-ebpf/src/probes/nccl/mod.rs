@@ -108,7 +108,8 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     nccl_function(GROUP, &["ncclGroupEnd"])
         .duration(DurationKind::Enqueue(Operation::Group))
         .events(CollectiveEnter, CollectiveLeave),
-    nccl_function(INIT_RANK, &["ncclCommInitRank", "ncclCommInitRankConfig"]).arguments([1, 2, 3, 0]),
+    nccl_function(INIT_RANK, &["ncclCommInitRank", "ncclCommInitRankConfig"])
+        .arguments([1, 2, 3, 0]),
     nccl_function(INIT_SCALABLE, &["ncclCommInitRankScalable"]).arguments([1, 2, 3, 5]),
     nccl_function(INIT_ALL, &["ncclCommInitAll"]).arguments([1, 2, 0, 0]),
     nccl_function(SPLIT, &["ncclCommSplit"]).arguments([1, 2, 3, 4]),

@@ -75,7 +75,10 @@ pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::R
     let is_theirs =
         |key: &layout::CommunicatorKey, _: &layout::Communicator| processes.contains(&key.process);
     let deleted = kernel.delete_where("communicators", is_theirs)?;
-    kernel.count_deleted(TenantTable::Communicators, deleted.iter().map(|key| key.process));
+    kernel.count_deleted(
+        TenantTable::Communicators,
+        deleted.iter().map(|key| key.process),
+    );
     for name in ["pending_collectives", "expected_communicators"] {
         let map = kernel.find_map_by_name(name)?;
         for process in processes {
@@ -106,7 +109,8 @@ impl Communicator {
     /// Latest operations, newest first; at most 16.
     pub fn last_operations(&self) -> impl Iterator<Item = Operation> {
         let known = self.sequence.min(REMEMBERED_OPERATIONS);
-        (0..known).map(|place| operation_from_number(self.operations >> (OPERATION_BITS * place) & 0xf))
+        (0..known)
+            .map(|place| operation_from_number(self.operations >> (OPERATION_BITS * place) & 0xf))
     }
 
     /// The communicator in a snapshot.

@@ -15,7 +15,10 @@ pub(crate) fn expose(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
     write_family_of_processes(out, &BLOCKED, scoped, |process, add| {
         // A node has many loaders, and most of the time they wait for work.
         let is_listed = |reason: &str| {
-            process.role != Role::Loader || SchedBlockReason::FETCHING.iter().any(|it| it.name() == reason)
+            process.role != Role::Loader
+                || SchedBlockReason::FETCHING
+                    .iter()
+                    .any(|it| it.name() == reason)
         };
         for (reason, seconds) in &process.probes.sched.blocked_seconds {
             if *seconds > 0.0 && is_listed(reason) {

@@ -5,8 +5,8 @@ mod layout;
 #[cfg(test)]
 pub(super) use layout::MIRRORS;
 use layout::{
-    BACKWARD, BACKWARD_THREAD, CHECKPOINT, COUNTER, COUNTER_START, COUNTER_STOP, OPTIMIZER, RECORD_END,
-    RECORD_FUNCTION,
+    BACKWARD, BACKWARD_THREAD, CHECKPOINT, COUNTER, COUNTER_START, COUNTER_STOP, OPTIMIZER,
+    RECORD_END, RECORD_FUNCTION,
 };
 use zernel_phase::steps::Mark;
 use zernel_phase::tracker::ThreadEvent::{BackwardBegin, OptimizerMarker, OtherWorkBegin};
@@ -14,7 +14,11 @@ use zernel_phase::tracker::ThreadEvent::{BackwardBegin, OptimizerMarker, OtherWo
 use super::{Probe, ProbedFunction};
 use zernel_elf::LibraryKind::{self, C10, TorchCpu, TorchPython};
 
-const fn torch_function(role: u8, label: &'static str, names: &'static [&'static str]) -> ProbedFunction {
+const fn torch_function(
+    role: u8,
+    label: &'static str,
+    names: &'static [&'static str],
+) -> ProbedFunction {
     ProbedFunction::new(TorchCpu, Probe::Torch, role, names).cpp_function(label)
 }
 
@@ -32,7 +36,11 @@ const fn record_ending_function(library: LibraryKind, label: &'static str) -> Pr
 
 /// A method of a handle of a counter. `PyTorch`'s compiler times itself with such counters, also in processes that
 /// compile for others.
-const fn wait_counter(role: u8, label: &'static str, names: &'static [&'static str]) -> ProbedFunction {
+const fn wait_counter(
+    role: u8,
+    label: &'static str,
+    names: &'static [&'static str],
+) -> ProbedFunction {
     ProbedFunction::new(C10, Probe::Torch, role, names)
         .cpp_function(label)
         .no_evidence()
