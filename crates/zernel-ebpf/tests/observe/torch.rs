@@ -69,6 +69,15 @@ fn compile(driver: &Driver, _rounds: u64) {
     make(part, "pytorch.wait_counter.TCPStore__get");
     start(part);
     launch_all_the_time(driver);
+    end_part_and_wait();
+    make(whole, "pytorch.wait_counter.entire_forward_compile");
+    start(whole); // as if its end were missed
+    announce_batch(&load_library("libtorch_cpu.so"));
+    launch_all_the_time(driver);
+    end_part_and_wait();
+    make(whole, "pytorch.wait_counter.entire_forward_compile");
+    start(whole);
+    launch_all_the_time(driver);
 }
 
 /// Launches for a second. The test reads the phase meanwhile.
@@ -94,6 +103,11 @@ fn fork_loaders(driver: &Driver, _rounds: u64) {
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(0) };
     }
+    announce_batch(&torch);
+}
+
+/// Announces that the thread gets its next batch.
+fn announce_batch(torch: &Library) {
     let name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__";
     // A `std::string` of libstdc++.
     let string = [name.as_ptr() as u64, name.len() as u64];
@@ -133,6 +147,8 @@ pub(crate) fn a_compiling_thread_has_no_phase() {
         WorkloadPhase::Unknown, // it compiles
         WorkloadPhase::GpuCompute,
         WorkloadPhase::GpuCompute, // other counters mean nothing
+        WorkloadPhase::GpuCompute, // the announced batch shows that the compilation is over
+        WorkloadPhase::Unknown,    // it compiles again
     ] {
         target.start_part();
         eventually(&format!("it is in {expected:?}"), || {

@@ -180,6 +180,7 @@ static __noinline bool is_observed(struct zernel_thread *thread, struct zernel_p
 	thread->dist_sync.since_ns = 0;
 	thread->dist_sync.armed_ns = 0;
 	thread->torch.records = 0;
+	thread->torch.compile_depth = 0;
 	return false;
 }
 

@@ -205,6 +205,9 @@ static __always_inline void torch_read(const struct zernel_symbol *symbol,
 		entry->event = announced_by(entry->arguments[1]);
 		if (entry->event == ZERNEL_OPTIMIZER_BEGIN)
 			entry->mark = ZERNEL_MARK_OPTIMIZER;
+		/* No batch is asked for inside of a compilation: its end was missed. */
+		if (entry->event == ZERNEL_DATA_BEGIN)
+			thread->torch.compile_depth = 0;
 		entry->event = begin_record(&thread->torch, entry->event);
 		entry->is_other = entry->event == ZERNEL_NONE;
 		break;
