@@ -64,7 +64,7 @@ pub(super) struct NamedSymbol {
     pub(super) symbol: Symbol,
 }
 
-/// A symbol whose name may match.
+/// A symbol whose name is still to be compared.
 #[derive(Debug, Clone, Copy)]
 struct SymbolCandidate {
     /// Offset of its name in the table of names.

@@ -217,10 +217,10 @@ pub fn replace(
     }
     let mut pins = TaskStatePins::claim(&mut open);
     let mut skel = open.load()?;
-    share(&mut pins, &mut skel, settings)?;
+    pin_shared_maps(&mut pins, &mut skel, settings)?;
     unload_other().map_err(SchedError::NotReplaced)?;
     // The scheduler that was replaced may have removed its pins.
-    share(&mut pins, &mut skel, settings)?;
+    pin_shared_maps(&mut pins, &mut skel, settings)?;
     if settings.privilege == Privilege::OwnTree {
         skel.progs
             .privilege_caller
@@ -238,12 +238,12 @@ pub fn replace(
 }
 
 /// Pins the maps of task states. Without a bpffs there are no classes, which matters only to privileged threads.
-fn share(
+fn pin_shared_maps(
     pins: &mut TaskStatePins,
     skel: &mut MainSkel<'_>,
     settings: &SchedSettings,
 ) -> Result<(), SchedError> {
-    match pins.share(skel) {
+    match pins.share_maps(skel) {
         Err(error) if settings.privilege != Privilege::Nobody => Err(error.into()),
         _ => Ok(()),
     }

@@ -40,7 +40,7 @@ impl TaskStatePins {
     }
 
     /// Pins the maps that are not pinned.
-    pub(crate) fn share(&mut self, skel: &mut MainSkel<'_>) -> Result<(), libbpf_rs::Error> {
+    pub(crate) fn share_maps(&mut self, skel: &mut MainSkel<'_>) -> Result<(), libbpf_rs::Error> {
         // It exists if an observer has run.
         let _ = fs::create_dir(PIN_DIRECTORY);
         let tasks = share_map(&mut skel.maps.zernel_tasks, &self.tasks)?;

@@ -326,11 +326,11 @@ impl Collective {
         write_to_address(receive, &result);
     }
 
-    /// Copies this rank's part of the data that `from` shows to `place` in the receive buffer.
+    /// Copies this rank's part of the data that `source_rank` shows to `place` in the receive buffer.
     fn take_own_part(
         &self,
         communicator: &Communicator,
-        from: usize,
+        source_rank: usize,
         offset: usize,
         bytes: usize,
         place: usize,
@@ -342,7 +342,7 @@ impl Collective {
             segment.own_rank() * self.part_bytes,
             self.part_bytes,
         ) {
-            let shown = segment.offered_bytes(from, bytes);
+            let shown = segment.offered_bytes(source_rank, bytes);
             let address = self.receive + (place + own.in_part) as u64;
             write_to_address(address, &shown[own.in_window..own.in_window + own.bytes]);
         }

@@ -335,7 +335,7 @@ impl SharedSegment {
     /// Wakes all ranks that wait for a change of the segment.
     pub(crate) fn wake_ranks(&self) {
         self.futex_word().fetch_add(1, AcqRel);
-        // Cannot fail on a valid address.
+        // Waking fails only if the address is not mapped.
         let _ = futex::wake(
             self.futex_word(),
             futex::Flags::empty(),

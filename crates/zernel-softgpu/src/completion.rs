@@ -42,7 +42,7 @@ impl Completion {
     pub fn set_end(&self, end: u64) {
         self.end.store(end, Release);
         self.end_known.store(1, Release);
-        // Cannot fail on a valid address.
+        // Waking fails only if the address is not mapped.
         let _ = futex::wake(
             &self.end_known,
             futex::Flags::PRIVATE,

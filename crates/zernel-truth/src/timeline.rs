@@ -32,7 +32,7 @@ impl<T: Copy + PartialEq> Timeline<T> {
         }
     }
 
-    /// Sets the value from `start_ns` on. Later changes are forgotten. Nothing changes at or after the end.
+    /// Sets the value from `start_ns` to the end. Changes at or after `start_ns` are removed. Nothing changes at or after the end.
     pub(crate) fn set(&mut self, start_ns: u64, value: T) {
         if start_ns >= self.end_ns {
             return;

@@ -430,7 +430,7 @@ impl CgroupJanitor {
         let folders: Vec<CString> = folders
             .map(|path| c_path(path))
             .collect::<io::Result<_>>()?;
-        let undo = cleanups_for(changes)?;
+        let undo = cleanups_of_controllers(changes)?;
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         let mut lifeline = Some(writer);
         let pid = process::fork(|| {
@@ -481,7 +481,7 @@ impl ControllerCleanup {
     }
 }
 
-fn cleanups_for(changes: &[EnabledControllers]) -> io::Result<Vec<ControllerCleanup>> {
+fn cleanups_of_controllers(changes: &[EnabledControllers]) -> io::Result<Vec<ControllerCleanup>> {
     let all = changes.iter().flat_map(|change| {
         let names = change.controllers.iter();
         names.map(|name| ControllerCleanup::new(&change.folder, name))

@@ -70,7 +70,7 @@ impl Loaders {
         self.known.values()
     }
 
-    /// Attaches to the new loaders among the mappings. Returns whether there was one.
+    /// Attaches to the new loaders among the mappings. Returns whether probes were attached to any.
     pub(super) fn attach(&mut self, mappings: &[Mapping], trace: &Trace) -> bool {
         // While a loader does not answer, others are taken over as they come, without waiting.
         let patience = match self.pending.is_empty() {
@@ -116,7 +116,7 @@ impl Loaders {
         self.finish(patience)
     }
 
-    /// Takes over the loaders that child processes have attached to. Returns whether there was one.
+    /// Takes over the loaders that child processes have attached to. Returns whether there was any.
     fn finish(&mut self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let mut attached = false;

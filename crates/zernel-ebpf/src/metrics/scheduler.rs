@@ -32,16 +32,16 @@ families! {
 }
 
 /// A figure of the scheduler.
-type SchedulerFigure = fn(&SchedulerStatistics) -> f64;
+type ReadSchedulerFigure = fn(&SchedulerStatistics) -> f64;
 /// A figure of a tenant.
-type TenantFigure = fn(&TenantStatistics) -> f64;
+type ReadTenantFigure = fn(&TenantStatistics) -> f64;
 /// A figure of a class.
-type ClassFigure = fn(&ClassStatistics) -> f64;
+type ReadClassFigure = fn(&ClassStatistics) -> f64;
 
 /// Without a scheduler, all families but the first have no series.
 pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistics>) {
     write_family_with_one_sample(out, &LOADED, &[], f64::from(u8::from(scheduler.is_some())));
-    let figures: [(MetricFamily, SchedulerFigure); 4] = [
+    let figures: [(MetricFamily, ReadSchedulerFigure); 4] = [
         (RESTARTS, |scheduler| f64::from(scheduler.restarts)),
         (SLICE, |scheduler| scheduler.slice_us as f64 / 1e6),
         (GUARANTEE, |scheduler| scheduler.guarantee),
@@ -58,7 +58,7 @@ pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistic
         out.write_sample(EVENTS.name, "", &[("event", &event)], count);
     }
     let classes = || scheduler.iter().flat_map(|it| &it.classes);
-    let counters: [(MetricFamily, ClassFigure); 2] = [
+    let counters: [(MetricFamily, ReadClassFigure); 2] = [
         (RUNS, |class| class.runs as f64),
         (RUN_SECONDS, |class| class.run_ns as f64 / 1e9),
     ];
@@ -81,7 +81,7 @@ pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistic
 
 /// Adds the figures of each tenant of the scheduler.
 pub(super) fn expose_tenants(out: &mut Exposition, scheduler: Option<&SchedulerStatistics>) {
-    let figures: [(MetricFamily, TenantFigure); 2] = [
+    let figures: [(MetricFamily, ReadTenantFigure); 2] = [
         (TENANT_RUN_SECONDS, |tenant| tenant.run_ns as f64 / 1e9),
         (TENANT_DEBT, |tenant| tenant.debt_ns as f64 / 1e9),
     ];

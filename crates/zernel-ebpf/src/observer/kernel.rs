@@ -197,7 +197,7 @@ impl Kernel {
             tenants: TenantRegistry::new(TenantMaps {
                 counts: find_map(&object, "tenants")?,
                 indices: find_map(&object, "tenant_indices")?,
-                free_indices: find_map(&object, "free_tenants")?,
+                free_tenant_indices: find_map(&object, "free_tenants")?,
                 parents: find_map(&object, "tenant_parents")?,
                 subordinates: find_map(&object, "subordinate_ranges")?,
             })?,

@@ -94,7 +94,7 @@ const MAX_NAMED_TENANTS: usize = 8;
 pub(crate) struct TenantRegistry {
     counts: MappedArray<layout::Tenant>,
     indices: MapHandle,
-    free_indices: MapHandle,
+    free_tenant_indices: MapHandle,
     parents: MapHandle,
     subordinates: MappedArray<layout::SubordinateRange>,
     written_tables: Mutex<WrittenTables>,
@@ -106,7 +106,7 @@ pub(crate) struct TenantRegistry {
 pub(super) struct TenantMaps {
     pub(super) counts: MapHandle,
     pub(super) indices: MapHandle,
-    pub(super) free_indices: MapHandle,
+    pub(super) free_tenant_indices: MapHandle,
     pub(super) parents: MapHandle,
     pub(super) subordinates: MapHandle,
 }
@@ -124,7 +124,7 @@ impl TenantRegistry {
         let tenants = Self {
             counts: MappedArray::new(&maps.counts, TENANTS)?,
             indices: maps.indices,
-            free_indices: maps.free_indices,
+            free_tenant_indices: maps.free_tenant_indices,
             parents: maps.parents,
             subordinates: MappedArray::new(&maps.subordinates, SUBORDINATE_RANGES)?,
             written_tables: Mutex::default(),
@@ -138,7 +138,7 @@ impl TenantRegistry {
     }
 
     fn free_index(&self, index: u32) -> libbpf_rs::Result<()> {
-        self.free_indices
+        self.free_tenant_indices
             .update(&[], &index.to_ne_bytes(), MapFlags::ANY)
     }
 

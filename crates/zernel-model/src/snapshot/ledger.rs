@@ -102,7 +102,7 @@ pub enum RefusalCause {
     NoAnswer,
     /// It is on FUSE, or on an overlay that may have a layer there.
     OnFuse,
-    /// No process could be started to read it.
+    /// No child process could be started to read the file.
     NoProcess,
     /// The kernel refuses probes in one of the processes that map it.
     RefusedByKernel,

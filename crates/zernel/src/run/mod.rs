@@ -55,7 +55,7 @@ pub(crate) struct Options {
     as_root: bool,
     /// Schedule all tasks with `zernel sched` meanwhile; COMMAND's critical threads go first. Needs root
     ///
-    /// If that is not possible, COMMAND runs anyway. If `zernel sched` is loaded already, its configuration decides
+    /// If the scheduler cannot be loaded, COMMAND runs without it. If `zernel sched` is loaded already, its configuration decides
     /// whose threads go first.
     #[arg(long)]
     sched: bool,
