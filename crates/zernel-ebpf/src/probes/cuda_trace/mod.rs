@@ -110,8 +110,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         Direction::DeviceToHost,
         &["cuMemcpyDtoHAsync_v2", "cuMemcpyDtoHAsync_v2_ptsz"],
     )
-    .duration(DurationKind::CopyWait)
-    .events(GpuSyncEnter, GpuSyncLeave),
+    .duration(DurationKind::CopyWait),
     copies(
         Direction::DeviceToDevice,
         &["cuMemcpyDtoD_v2", "cuMemcpyDtoD_v2_ptds"],
