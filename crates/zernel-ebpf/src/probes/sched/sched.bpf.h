@@ -188,6 +188,8 @@ static __noinline bool is_observed(struct zernel_thread *thread, struct zernel_p
 static __noinline int track_block(struct zernel_thread *thread, struct zernel_process *process,
 				  struct zernel_task_state *state, __u64 now_ns)
 {
+	__u8 event;
+
 	thread->sched.awaits = SCHED_AWAITS_NOTHING;
 	if (!is_observed(thread, process, state, now_ns))
 		return 0;
@@ -196,7 +198,11 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 		track_event(state, thread->process, now_ns, ZERNEL_BLOCK_FUTEX);
 		return 0;
 	}
-	track_event(state, thread->process, now_ns, event_of_block(process, state, thread->sched.reason));
+	event = event_of_block(process, state, thread->sched.reason);
+	/* A driver may sleep in a call, as in a copy that waits for the GPU. */
+	if (event == ZERNEL_BLOCK_SLEEP && thread->depth)
+		event = ZERNEL_BLOCK_OTHER;
+	track_event(state, thread->process, now_ns, event);
 	data_block(thread, process, state, now_ns);
 	return 0;
 }
