@@ -7,9 +7,10 @@ run: setup
 	@$(MAKE) --silent softgpu >/dev/null
 	@scripts/demo
 
-# A quick check while you work: format, clippy, unit tests. No root, no BPF, no virtual machine.
+# A quick check while you work: format, clippy, unit tests, examples of the docs. No root, no BPF, no virtual machine.
 check: setup-check lint
 	cargo test --workspace --lib --bins --quiet
+	cargo test --workspace --doc --quiet
 
 # Everything that must hold before a change lands.
 #

@@ -13,7 +13,7 @@
 //! # fn serve(source: impl zernel_serve::Source) -> Result<(), Box<dyn std::error::Error>> {
 //! let token = Secret::from_file_or_new("/var/lib/zernel/token".as_ref())?;
 //! let options = Options { token: Some(token), ..Options::default() };
-//! let server = Server::bind(options, source)?;
+//! let server = Server::bind_addresses(options, source)?;
 //! println!("serving on {:?}", server.local_addresses());
 //! server.run_on_this_thread(std::future::pending())?;
 //! # Ok(())

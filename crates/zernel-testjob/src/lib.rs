@@ -10,14 +10,14 @@
 //! process is no part of a job.
 //!
 //! ```no_run
-//! use zernel_testjob::{Cause, Job, Plan, act};
+//! use zernel_testjob::{Bottleneck, Job, JobPlan, run_part_of_job};
 //!
-//! if let Some(code) = act() {
+//! if let Some(code) = run_part_of_job() {
 //!     std::process::exit(code.into());
 //! }
-//! let job = Job::new(Plan::new(Cause::Gpu, 1))?;
-//! assert!(job.command()?.status()?.success());
-//! println!("{:?}", job.stamps(0)?);
+//! let job = Job::new(JobPlan::new(Bottleneck::Gpu, 1))?;
+//! assert!(job.job_command()?.status()?.success());
+//! println!("{:?}", job.read_stamps(0)?);
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
