@@ -62,13 +62,4 @@ static __always_inline struct zernel_thread *zernel_current_thread(__u64 now_ns)
 	return thread;
 }
 
-/* The state of the current thread, if its process is observed. */
-static __always_inline struct zernel_thread *zernel_observed_thread(void)
-{
-	struct zernel_thread *thread =
-		zernel_task_storage(&threads, bpf_get_current_task_btf(), false);
-
-	return thread && thread->process ? thread : NULL;
-}
-
 #endif

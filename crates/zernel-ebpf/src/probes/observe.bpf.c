@@ -233,8 +233,9 @@ static __always_inline int mark(struct pt_regs *ctx)
 	entry.arguments[2] = PT_REGS_PARM3(ctx);
 	entry.event = symbol->enter_event;
 	entry.mark = symbol->mark;
-	thread = symbol->flags & ZERNEL_IS_NO_EVIDENCE ? zernel_observed_thread() :
-							 zernel_current_thread(now_ns);
+	thread = symbol->flags & ZERNEL_IS_NO_EVIDENCE ?
+			 known_thread(bpf_get_current_task_btf()) :
+			 zernel_current_thread(now_ns);
 	process = thread ? zernel_process(thread->process) : NULL;
 	counter = process ? zernel_counter(thread->process, id) : NULL;
 	if (!counter)
