@@ -474,6 +474,11 @@ static inline void zernel_track(const struct zernel_tracker_config *config,
 			return;
 	}
 	zernel_advance(config, task, at_ns);
+	if (event == ZERNEL_AWAITED_COMPILE) {
+		zernel_credit_compile(task);
+		zernel_settle(config, task);
+		return;
+	}
 	zernel_end_wait(config, &task->tracker, event);
 	zernel_end_queue(&task->tracker);
 	zernel_apply(config, task, event);

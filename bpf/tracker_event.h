@@ -35,6 +35,7 @@ enum zernel_event {
 	ZERNEL_COMPILE_END,
 	ZERNEL_FORK, /* of a process that may load data for it */
 	ZERNEL_BLOCK_SLEEP, /* for a time, or a request from outside of the process */
+	ZERNEL_AWAITED_COMPILE, /* it waited for another thread, which compiled, and still waits */
 };
 
 struct zernel_tracker_config {

@@ -148,6 +148,24 @@ static inline void zernel_end_wait(const struct zernel_tracker_config *config,
 	}
 }
 
+/* The wait so far was for a compilation, so it belongs to no phase. A wait for data does. */
+static inline void zernel_credit_compile(struct zernel_task_state *task)
+{
+	struct zernel_tracker *tracker = &task->tracker;
+	__u64 since_ns = tracker->wait_since_ns, waited_ns = tracker->now_ns - since_ns;
+
+	if (!(tracker->flags & ZERNEL_WAITING) || zernel_in_call(tracker) ||
+	    tracker->activity == ZERNEL_LOADING ||
+	    zernel_word_phase(task->phase_word) == ZERNEL_UNKNOWN)
+		return;
+	tracker->wait_since_ns = tracker->now_ns;
+	tracker->wait_activity_until_ns =
+		zernel_add_saturating(tracker->wait_activity_until_ns, waited_ns);
+	tracker->activity_until_ns = zernel_add_saturating(tracker->activity_until_ns, waited_ns);
+	tracker->undecided_since_ns = tracker->now_ns;
+	zernel_transition(task, ZERNEL_UNKNOWN, since_ns);
+}
+
 static inline void zernel_preempt(struct zernel_tracker *tracker)
 {
 	tracker->flags |= ZERNEL_IS_QUEUED;

@@ -360,6 +360,7 @@ number_events! {
     ThreadEvent::CompileEnd => "ZERNEL_COMPILE_END" = 25,
     ThreadEvent::Fork => "ZERNEL_FORK" = 26,
     ThreadEvent::Block(BlockReason::Sleep) => "ZERNEL_BLOCK_SLEEP" = 27,
+    ThreadEvent::AwaitedCompile => "ZERNEL_AWAITED_COMPILE" = 28,
 }
 
 impl From<&ZernelTaskState> for RawPhaseSample {

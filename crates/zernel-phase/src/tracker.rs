@@ -20,6 +20,7 @@
 //! | launched, copied or synced last | `GpuCompute` |
 //! | announced that it writes a checkpoint; until it announces a batch, a forward pass or an optimizer step | `Unknown` |
 //! | announced that it compiles; until that ends, or it announces a batch, a forward pass or an optimizer step | `Unknown` |
+//! | waits, but not for data, while another thread compiles, as for a backward pass | `Unknown` |
 //! | had none of these events for too long, or is not observed | `Unknown` |
 //!
 //! A thread that announces nothing loads data only where something shows it:
@@ -175,7 +176,12 @@ impl PhaseTracker {
             }
         }
         self.advance(at_ns, closed);
-        // A thread with an event is running, so it is not blocked any more.
+        if event == ThreadEvent::AwaitedCompile {
+            self.credit_compile(closed);
+            self.update_phase(closed);
+            return;
+        }
+        // A thread with any other event is running, so it is not blocked any more.
         self.end_wait(event);
         self.end_queue();
         self.apply(event, closed);
@@ -294,7 +300,10 @@ impl PhaseTracker {
             ThreadEvent::NotObserved => self.stop_observing(),
             ThreadEvent::Block(reason) => self.block(reason),
             ThreadEvent::Preempt => self.queued_since_ns = Some(self.now_ns),
-            ThreadEvent::Resume | ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches => {}
+            ThreadEvent::Resume
+            | ThreadEvent::Unblock
+            | ThreadEvent::UnblockAfterLaunches
+            | ThreadEvent::AwaitedCompile => {}
         }
     }
 

@@ -15,7 +15,7 @@ use crate::timeline::Timeline;
 use crate::trace::{EXIT_EVENT, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile};
 
 /// All events of a tracker.
-const EVENTS: [ThreadEvent; 28] = [
+const EVENTS: [ThreadEvent; 29] = [
     ThreadEvent::GpuSyncEnter,
     ThreadEvent::GpuSyncLeave,
     ThreadEvent::CollectiveEnter,
@@ -44,6 +44,7 @@ const EVENTS: [ThreadEvent; 28] = [
     ThreadEvent::CompileBegin,
     ThreadEvent::CompileEnd,
     ThreadEvent::Fork,
+    ThreadEvent::AwaitedCompile,
 ];
 
 /// Where phases come from.
@@ -304,7 +305,8 @@ fn thread(
             Some(ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches) => {
                 waits.set(event.at_ns, None);
             }
-            None | Some(ThreadEvent::Preempt | ThreadEvent::Resume) => {}
+            None
+            | Some(ThreadEvent::Preempt | ThreadEvent::Resume | ThreadEvent::AwaitedCompile) => {}
             Some(_) => in_sync.set(event.at_ns, false),
         }
     }

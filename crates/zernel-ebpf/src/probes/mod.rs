@@ -132,6 +132,7 @@ pub use dist_sync::PeerWaits;
 pub use gpu_mem::{GpuMemory, MemoryUse};
 pub use nccl::{Communicator, Communicators, ExitedRank, ProcessExit};
 pub use sched::{SchedBlockReason, Scheduling};
+pub use torch::Compilations;
 
 use zernel_model::aggregation::exposition::Exposition;
 #[cfg(test)]

@@ -256,6 +256,7 @@ static __always_inline int mark(struct pt_regs *ctx)
 	else
 		trace_call(thread, id, now_ns);
 	note_announcement(thread, process, entry.event, now_ns);
+	note_compilation(thread, process, entry.event, now_ns);
 	note_backward(symbol, process, thread, now_ns);
 	return 0;
 }

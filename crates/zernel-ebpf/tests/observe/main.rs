@@ -319,6 +319,10 @@ fn main() -> ExitCode {
             torch::a_compiling_thread_has_no_phase,
         ),
         (
+            "waiting_for_a_compilation_has_no_phase",
+            torch::waiting_for_a_compilation_has_no_phase,
+        ),
+        (
             "readers_see_a_killed_observer_and_the_next",
             shared::readers_see_a_killed_observer_and_the_next,
         ),

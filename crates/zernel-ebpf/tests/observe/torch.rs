@@ -14,70 +14,108 @@ use zernel_testkit::target::{
 
 use crate::harness::{options_that_count_everything, start_attached};
 
-pub(crate) const TORCH_ROLES: &[(&str, TargetRole)] =
-    &[("compiles", compile), ("forks_loaders", fork_loaders)];
+pub(crate) const TORCH_ROLES: &[(&str, TargetRole)] = &[
+    ("compiles", compile),
+    ("awaits_compilation", await_compilation),
+    ("forks_loaders", fork_loaders),
+];
 
 /// The libraries that announce, in the folder of a stage's libraries.
 const ANNOUNCING_LIBRARIES: [&str; 2] = ["libtorch_cpu.so", "libc10.so"];
 /// How long a target prepares its loaders.
 const PREPARATION: Duration = Duration::from_millis(200);
+/// How long a thread of a target compiles for another one.
+const COMPILATION: Duration = Duration::from_millis(200);
 
 fn load_library(name: &str) -> Library {
     // SAFETY: loading the stand-in runs no code of its own.
     unsafe { Library::new(stage_directory().join("lib").join(name)) }.expect(name)
 }
 
-/// Computes, then compiles with another counter inside and kernels tried out, then goes on.
-fn compile(driver: &Driver, _rounds: u64) {
-    let c10 = load_library("libc10.so");
-    // A handle begins with the address of its counter.
-    let (whole, part) = ([0x1000_u64], [0x2000_u64]);
-    let (whole, part) = (whole.as_ptr(), part.as_ptr());
-    let make = |handle: *const u64, name: &str| {
-        let (length, text) = (name.len(), name.as_ptr());
+/// The counters of `PyTorch`'s compiler, as a thread uses them.
+struct CompileCounters {
+    c10: Library,
+}
+
+impl CompileCounters {
+    fn load() -> Self {
+        let c10 = load_library("libc10.so");
+        Self { c10 }
+    }
+
+    /// Makes a handle, which begins with the address of its counter, and starts the counter.
+    fn start(&self, handle: &[u64; 1], name: &str) {
+        let (handle, length, text) = (handle.as_ptr(), name.len(), name.as_ptr());
         try_call!(
-            c10,
+            self.c10,
             "_ZN3c107monitor17WaitCounterHandleC1ESt17basic_string_viewIcSt11char_traitsIcEE",
             handle,
             length,
             text
         );
-    };
-    let start = |handle: *const u64| {
-        try_call!(c10, "_ZN3c107monitor17WaitCounterHandle5startEv", 0, handle)
-    };
-    let stop = |handle: *const u64| {
         try_call!(
-            c10,
-            "_ZN3c107monitor17WaitCounterHandle4stopERKNS_11SmallVectorIlLj6EEE",
+            self.c10,
+            "_ZN3c107monitor17WaitCounterHandle5startEv",
+            0,
             handle
-        )
-    };
+        );
+    }
+
+    fn stop(&self, handle: &[u64; 1]) {
+        try_call!(
+            self.c10,
+            "_ZN3c107monitor17WaitCounterHandle4stopERKNS_11SmallVectorIlLj6EEE",
+            handle.as_ptr()
+        );
+    }
+}
+
+/// The name of the counter that times all of a compilation.
+const WHOLE_COMPILATION: &str = "pytorch.wait_counter.entire_forward_compile";
+
+/// Computes, then compiles with another counter inside and kernels tried out, then goes on.
+fn compile(driver: &Driver, _rounds: u64) {
+    let counters = CompileCounters::load();
+    let (whole, part) = ([0x1000], [0x2000]);
     driver.open_first_device();
     launch_all_the_time(driver);
     end_part_and_wait();
-    make(whole, "pytorch.wait_counter.entire_forward_compile");
-    start(whole);
-    make(part, "pytorch.wait_counter.dynamo_compile");
-    start(part);
-    stop(part);
+    counters.start(&whole, WHOLE_COMPILATION);
+    counters.start(&part, "pytorch.wait_counter.dynamo_compile");
+    counters.stop(&part);
     launch_all_the_time(driver);
     end_part_and_wait();
-    stop(whole);
+    counters.stop(&whole);
     launch_all_the_time(driver);
     end_part_and_wait();
-    make(part, "pytorch.wait_counter.TCPStore__get");
-    start(part);
+    counters.start(&part, "pytorch.wait_counter.TCPStore__get");
     launch_all_the_time(driver);
     end_part_and_wait();
-    make(whole, "pytorch.wait_counter.entire_forward_compile");
-    start(whole); // as if its end were missed
+    counters.start(&whole, WHOLE_COMPILATION); // as if its end were missed
     announce_batch(&load_library("libtorch_cpu.so"));
     launch_all_the_time(driver);
     end_part_and_wait();
-    make(whole, "pytorch.wait_counter.entire_forward_compile");
-    start(whole);
+    counters.start(&whole, WHOLE_COMPILATION);
     launch_all_the_time(driver);
+}
+
+/// Computes and waits for another thread, which compiles, as for a backward pass.
+fn await_compilation(driver: &Driver, _rounds: u64) {
+    let counters = CompileCounters::load();
+    driver.open_first_device();
+    announce_batch(&load_library("libtorch_cpu.so"));
+    let kernel = driver.load_empty_kernel();
+    driver.launch_kernel(kernel);
+    end_part_and_wait();
+    driver.launch_kernel(kernel);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            counters.start(&[0x1000], WHOLE_COMPILATION);
+            std::thread::sleep(COMPILATION);
+            counters.stop(&[0x1000]);
+        });
+    });
+    driver.launch_kernel(kernel);
 }
 
 /// Launches for a second. The test reads the phase meanwhile.
@@ -156,6 +194,37 @@ pub(crate) fn a_compiling_thread_has_no_phase() {
         });
         target.wait_until_done();
     }
+}
+
+pub(crate) fn waiting_for_a_compilation_has_no_phase() {
+    let (stage, mut observer) = stage_and_observer();
+    let mut target = stage.start_target("awaits_compilation", 1);
+    let pid = target.pid();
+    let unknown_ns = |observer: &Observer| {
+        let state = observer.task_state(pid).expect("the map is there");
+        state.expect("it is observed").phase_ns[WorkloadPhase::Unknown as usize]
+    };
+    target.run_part();
+    let before_ns = unknown_ns(&observer);
+    target.run_part();
+    let waited_ns = unknown_ns(&observer) - before_ns;
+    assert!(
+        waited_ns >= COMPILATION.as_nanos() as u64,
+        "{waited_ns} ns without a phase"
+    );
+    observer.read_counts().expect("maps can be read");
+    let snapshot = observer.snapshot();
+    let mut processes = snapshot.observed.iter();
+    let process = processes.find(|process| process.pid == pid);
+    let compile_seconds = process
+        .expect("it is observed")
+        .probes
+        .torch
+        .compile_seconds;
+    assert!(
+        compile_seconds >= COMPILATION.as_secs_f64(),
+        "{compile_seconds}"
+    );
 }
 
 pub(crate) fn forking_loaders_is_data_loading() {

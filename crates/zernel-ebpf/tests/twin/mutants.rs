@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 114] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 120] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -487,6 +487,36 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 114] = [
         "phase_tracker.h",
         "tracker->flags & computes ? ZERNEL_COMPUTING : ZERNEL_IDLE",
         "ZERNEL_COMPUTING",
+    ),
+    (
+        "phase_tracker.h",
+        "if (event == ZERNEL_AWAITED_COMPILE) {",
+        "if (0) {",
+    ),
+    (
+        "waits.h",
+        "!(tracker->flags & ZERNEL_WAITING) || zernel_in_call(tracker) ||",
+        "!(tracker->flags & ZERNEL_WAITING) ||",
+    ),
+    (
+        "waits.h",
+        "if (!(tracker->flags & ZERNEL_WAITING) || zernel_in_call(tracker) ||",
+        "if (zernel_in_call(tracker) ||",
+    ),
+    (
+        "waits.h",
+        "tracker->activity == ZERNEL_LOADING ||\n\t    zernel_word_phase",
+        "zernel_word_phase",
+    ),
+    (
+        "waits.h",
+        "tracker->wait_since_ns = tracker->now_ns;\n\ttracker->wait_activity_until_ns =\n",
+        "tracker->wait_activity_until_ns =\n",
+    ),
+    (
+        "waits.h",
+        "tracker->undecided_since_ns = tracker->now_ns;\n\tzernel_transition",
+        "zernel_transition",
     ),
     (
         "activity.h",

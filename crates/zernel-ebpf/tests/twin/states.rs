@@ -90,6 +90,7 @@ fn event_of_loop_without_loader(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::BackwardBegin,
         ThreadEvent::Block(BlockReason::Futex),
         ThreadEvent::UnblockAfterLaunches,
+        ThreadEvent::AwaitedCompile,
         ThreadEvent::OptimizerBegin,
         ThreadEvent::ZeroGradients,
         ThreadEvent::UpdateEnd,
@@ -135,6 +136,7 @@ fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::Block(reason),
         ThreadEvent::Unblock,
         ThreadEvent::UnblockAfterLaunches,
+        ThreadEvent::AwaitedCompile,
         ThreadEvent::OptimizerMarker,
         ThreadEvent::BackwardBegin,
         ThreadEvent::ForwardBegin,
@@ -150,8 +152,8 @@ fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {
     .unwrap()
 }
 
-/// Mostly a little forward, now and then back, or up to a deadline and past it. In whole
-/// microseconds, so that events often fall on each other and on deadlines.
+/// Mostly a little forward, now and then back, or up to a deadline and past it, or up to the one that follows it. In
+/// whole microseconds, so that events often fall on each other and on deadlines.
 pub(crate) fn any_step(rng: &mut Rng, at_ns: u64) -> u64 {
     match rng.u8(0..10) {
         0 => at_ns - rng.u64(0..8) * 1_000,
@@ -159,7 +161,7 @@ pub(crate) fn any_step(rng: &mut Rng, at_ns: u64) -> u64 {
         2 => {
             at_ns
                 + rng
-                    .choice([0, 5_000, 10_000, 20_000, 40_000, 60_000])
+                    .choice([0, 5_000, 10_000, 20_000, 33_000, 40_000, 60_000])
                     .unwrap()
         }
         _ => at_ns + rng.u64(0..4) * 1_000,

@@ -53,6 +53,8 @@ pub enum ThreadEvent {
     CompileEnd,
     /// Forked a process, which may load data for it.
     Fork,
+    /// Has waited for another thread of its process, which compiled, and still waits.
+    AwaitedCompile,
 }
 
 /// The reason why a thread is blocked.

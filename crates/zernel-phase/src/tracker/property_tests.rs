@@ -34,6 +34,7 @@ fn any_event() -> impl Strategy<Value = ThreadEvent> {
         CompileBegin,
         CompileEnd,
         Fork,
+        AwaitedCompile,
     ])
 }
 

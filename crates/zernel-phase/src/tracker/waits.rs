@@ -1,7 +1,7 @@
 //! Waits: what a blocked thread waits for, and what it does after.
 
 use super::activity::Activity;
-use super::{BlockReason, PhaseTracker, ThreadEvent};
+use super::{BlockReason, PhaseInterval, PhaseTracker, ThreadEvent};
 use crate::task_state::WorkloadPhase;
 
 /// A wait in progress, and the activity that it interrupted.
@@ -100,6 +100,27 @@ impl PhaseTracker {
         } else {
             self.set_activity(self.activity, self.now_ns);
         }
+    }
+
+    /// The wait so far was for a compilation, so it belongs to no phase. A wait for data does.
+    pub(super) fn credit_compile(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        let is_known = self.phase != WorkloadPhase::Unknown;
+        let may_wait_for_compile = !self.is_in_call() && self.activity != Activity::Loading;
+        let Some(wait) = self
+            .wait
+            .as_mut()
+            .filter(|_| is_known && may_wait_for_compile)
+        else {
+            return;
+        };
+        let since_ns = wait.since_ns;
+        let waited_ns = self.now_ns - since_ns;
+        wait.since_ns = self.now_ns;
+        wait.activity_until_ns = wait.activity_until_ns.saturating_add(waited_ns);
+        self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
+        self.undecided_since_ns = self.undecided_since_ns.map(|_| self.now_ns);
+        self.update_since_ns = self.update_since_ns.map(|_| self.now_ns);
+        self.close(since_ns, WorkloadPhase::Unknown, closed);
     }
 
     /// Ends the time in which the thread was runnable and did not run. Deadlines move by its length.

@@ -30,6 +30,7 @@
 #include "process.h"
 #include "sched/block_reason.bpf.h"
 #include "sched/state.bpf.h"
+#include "sched/tracked_waits.bpf.h"
 #include "settings.h"
 #include "shared_state.h"
 #include "storage.h"
@@ -152,95 +153,6 @@ static __always_inline void update_recent(struct sched_thread *run, struct zerne
 	run->recent_since_ns = now_ns;
 	run->recent_io_ns = 0;
 	run->recent_futex_waits = 0;
-}
-
-static __noinline int track_event(struct zernel_task_state *state, __u32 process, __u64 now_ns,
-				  __u32 event)
-{
-	struct zernel_settings *set = zernel_settings();
-
-	if (!set)
-		return 0;
-	zernel_track(&set->tracker, state, now_ns, event);
-	zernel_publish_class(state, now_ns);
-	zernel_trace(state, process, now_ns, event, ZERNEL_NONE);
-	return 0;
-}
-
-/* Whether the calls of a process are observed. If not, nothing is known of its phases and waits. */
-static __noinline bool is_observed(struct zernel_thread *thread, struct zernel_process *process,
-				   struct zernel_task_state *state, __u64 now_ns)
-{
-	struct zernel_settings *set = zernel_settings();
-
-	if (!process->is_rested && set && !*(volatile __u64 *)&set->is_suspended)
-		return true;
-	track_event(state, thread->process, now_ns, ZERNEL_NOT_OBSERVED);
-	thread->dataload.since_ns = 0;
-	thread->dist_sync.since_ns = 0;
-	thread->dist_sync.armed_ns = 0;
-	thread->torch.records = 0;
-	thread->torch.compile_depth = 0;
-	return false;
-}
-
-/* Passes a block to the tracker and to the probes that measure waits. */
-static __noinline int track_block(struct zernel_thread *thread, struct zernel_process *process,
-				  struct zernel_task_state *state, __u64 now_ns)
-{
-	__u8 event;
-
-	thread->sched.awaits = SCHED_AWAITS_NOTHING;
-	if (!is_observed(thread, process, state, now_ns))
-		return 0;
-	if (peer_block(thread)) {
-		track_event(state, thread->process, now_ns, ZERNEL_COLLECTIVE_ENTER);
-		track_event(state, thread->process, now_ns, ZERNEL_BLOCK_FUTEX);
-		return 0;
-	}
-	event = event_of_block(process, state, thread->sched.reason);
-	/* A driver may sleep in a call, as in a copy that waits for the GPU. */
-	if (event == ZERNEL_BLOCK_SLEEP && thread->depth)
-		event = ZERNEL_BLOCK_OTHER;
-	track_event(state, thread->process, now_ns, event);
-	data_block(thread, process, state, now_ns);
-	return 0;
-}
-
-/* Whether other threads of the process may have launched while the thread was blocked. While
- * launches are sampled, that is the case if one that makes probed calls was on a CPU. */
-static __always_inline bool may_have_launched(const struct zernel_process *process,
-					      const struct zernel_task_state *state)
-{
-	struct zernel_settings *set = zernel_settings();
-	__u64 since_ns = state->tracker.wait_since_ns;
-
-	if (!set || process->marks.launched_ns > since_ns)
-		return true;
-	if (!set->launches_sampled || set->window_open)
-		return false;
-	return process->sched.caller_on_cpu || process->sched.caller_left_ns > since_ns;
-}
-
-static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_process *process,
-				    struct zernel_task_state *state, __u64 now_ns)
-{
-	bool waits_for_launches = may_have_launched(process, state);
-
-	if (!is_observed(thread, process, state, now_ns))
-		return 0;
-	note_end_of_backward(process, state, now_ns);
-	track_event(state, thread->process, now_ns,
-		    waits_for_launches ? ZERNEL_UNBLOCK_AFTER_LAUNCHES : ZERNEL_UNBLOCK);
-	if (thread->sched.awaits == SCHED_AWAITS_PEERS) {
-		track_event(state, thread->process, now_ns, ZERNEL_COLLECTIVE_LEAVE);
-		end_peer_block(thread, process, state, now_ns);
-	} else if (thread->sched.awaits == SCHED_AWAITS_DATA && thread->dataload.since_ns) {
-		if (waits_for_launches && !(state->tracker.flags & ZERNEL_ANNOUNCES_UPDATES))
-			drop_tentative_wait(thread);
-		data_until(thread, process, now_ns);
-	}
-	return 0;
 }
 
 /* Publishes whether a thread loads data, and for which process. */

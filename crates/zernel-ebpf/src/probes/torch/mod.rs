@@ -1,10 +1,12 @@
 //! Calls that only a training loop makes.
 
-mod layout;
+pub(crate) mod metrics;
+mod state;
 
+pub use state::Compilations;
 #[cfg(test)]
-pub(super) use layout::MIRRORS;
-use layout::{
+pub(super) use state::MIRRORS;
+use state::{
     BACKWARD, BACKWARD_THREAD, CHECKPOINT, COUNTER, COUNTER_START, COUNTER_STOP, OPTIMIZER,
     RECORD_END, RECORD_FUNCTION,
 };

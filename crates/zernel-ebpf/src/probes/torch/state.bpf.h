@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* State of the torch probe: the functions that a thread has begun to record and not ended, and the
- * compilation that it is in. */
+/* State of the torch probe: the functions that a thread has begun to record and not ended, the
+ * compilation that it is in, and the compilations of a process. */
 #ifndef TORCH_STATE_BPF_H
 #define TORCH_STATE_BPF_H
 
@@ -13,8 +13,14 @@ struct torch_thread {
 	__u32 sees_ends; /* the end of a record was seen */
 	__u32 updates; /* an optimizer step was seen */
 	__u64 compile_counter; /* the counter that times the compilation */
+	__u64 compile_since_ns; /* when it began */
+	__u64 compile_ns_at_block; /* compile_ns of its process when it last blocked */
 	__u32 compile_depth; /* how often that counter runs now */
 	__u32 will_compile; /* a handle of such a counter was made */
+};
+
+struct torch_process {
+	__u64 compile_ns; /* time in compilations that have ended, summed over threads */
 };
 
 #endif

@@ -189,6 +189,17 @@ static __always_inline __u32 stop_counter(struct torch_thread *torch, __u64 coun
 	return torch->compile_depth ? ZERNEL_NONE : ZERNEL_COMPILE_END;
 }
 
+static __always_inline void note_compilation(struct zernel_thread *thread,
+					     struct zernel_process *process, __u32 event,
+					     __u64 now_ns)
+{
+	if (event == ZERNEL_COMPILE_BEGIN)
+		thread->torch.compile_since_ns = now_ns;
+	else if (event == ZERNEL_COMPILE_END)
+		__sync_fetch_and_add(&process->torch.compile_ns,
+				     now_ns - thread->torch.compile_since_ns);
+}
+
 #define torch_read torch_read
 static __always_inline void torch_read(const struct zernel_symbol *symbol,
 				       struct zernel_thread *thread, struct zernel_entry *entry)

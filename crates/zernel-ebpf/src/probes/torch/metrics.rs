@@ -1,0 +1,9 @@
+//! Compilations have no metric beside their counter.
+
+use zernel_model::aggregation::exposition::Exposition;
+
+use crate::metrics::{MetricFamily, ScopedSnapshot};
+
+pub(crate) const FAMILIES: &[MetricFamily] = &[];
+
+pub(crate) fn expose(_out: &mut Exposition, _scoped: &ScopedSnapshot<'_>) {}

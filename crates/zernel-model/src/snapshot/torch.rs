@@ -1,0 +1,11 @@
+//! What a process compiles.
+
+use serde::{Deserialize, Serialize};
+
+/// What a process compiles.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TorchSnapshot {
+    /// Time in which `PyTorch` compiled a model, summed over threads. A compilation counts when it ends.
+    pub compile_seconds: f64,
+}
