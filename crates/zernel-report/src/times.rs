@@ -28,6 +28,8 @@ pub(crate) struct ProcessTimes {
     pub(crate) data_waits: DataWaits,
     /// Waits for other ranks, in any library.
     pub(crate) peer_wait_seconds: f64,
+    /// In compilations, summed over threads. The training thread is in phase Unknown meanwhile.
+    pub(crate) compile_seconds: f64,
     /// In calls that wait for the GPU.
     pub(crate) gpu_wait_seconds: f64,
     /// Number of those calls.
@@ -61,6 +63,11 @@ impl ProcessTimes {
         seconds.min(self.wall_seconds)
     }
 
+    /// Time in which the training thread compiled or waited for that. Other threads may compile beside it.
+    pub(crate) fn awaited_compile_seconds(&self) -> f64 {
+        self.compile_seconds.min(self.phases.unknown)
+    }
+
     /// Waits for data, at most as long as the wall time.
     pub(crate) fn bounded_data_waits(&self) -> DataWaits {
         let waits = self.data_waits;
@@ -81,6 +88,7 @@ impl ProcessTimes {
             phases: PhaseSeconds::new(process, wall_seconds),
             data_waits: process.probes.dataload.data_waits,
             peer_wait_seconds: process.probes.dist_sync.peer_wait_seconds,
+            compile_seconds: process.probes.torch.compile_seconds,
             gpu_wait_seconds: process.probes.cuda_trace.gpu_wait_seconds,
             gpu_waits: process.probes.cuda_trace.gpu_waits as f64,
             launch_seconds: process.probes.cuda_trace.launch_seconds,
@@ -113,6 +121,7 @@ impl ProcessTimes {
                 other: combine_one(data[0].other, data[1].other),
             },
             peer_wait_seconds: combine_one(self.peer_wait_seconds, other.peer_wait_seconds),
+            compile_seconds: combine_one(self.compile_seconds, other.compile_seconds),
             gpu_wait_seconds: combine_one(self.gpu_wait_seconds, other.gpu_wait_seconds),
             gpu_waits: combine_one(self.gpu_waits, other.gpu_waits),
             launch_seconds: combine_one(self.launch_seconds, other.launch_seconds),
@@ -140,6 +149,8 @@ pub(crate) struct RankTimes {
     pub(crate) not_observed: f64,
     /// Warm-up: the first steps of the rank, which are not part of `wall`.
     pub(crate) warm_up: f64,
+    /// In compilations after the warm-up, which are not part of `wall` either.
+    pub(crate) compile: f64,
     /// In phase NcclCollective, or in waits for peers if those are longer.
     pub(crate) communication: f64,
     /// In calls that wait for the GPU.
@@ -199,10 +210,13 @@ impl RankTimes {
             let waits = times.gpu_waits.min(collective.calls as f64);
             waits * collective.until_sync_mean_seconds.unwrap_or(0.0)
         });
+        let compile = times.awaited_compile_seconds();
+        let wall = times.wall_seconds - compile;
         Self {
-            wall: times.wall_seconds,
-            not_observed: times.not_observed_seconds.min(times.wall_seconds),
+            wall,
+            not_observed: times.not_observed_seconds.min(wall),
             warm_up: steps.map_or(0.0, |steps| steps.warm_up_seconds),
+            compile,
             communication: times.communication_seconds(),
             gpu_waits: times.gpu_wait_seconds,
             peer_waits: times.peer_wait_seconds,
@@ -210,7 +224,7 @@ impl RankTimes {
             gpu_wait_calls: times.gpu_waits,
             launching: times.launch_seconds,
             launches: times.launches,
-            unknown: times.phases.unknown,
+            unknown: times.phases.unknown - compile,
             data_waits: data_waits.total_seconds(),
             data_prepare: data_waits.prepare,
             data_fetch: data_waits.fetch,

@@ -131,6 +131,7 @@ fn wait_table(ranks: &[ProcessReport]) -> String {
         );
         row.push(format_seconds(times.peer_wait_seconds));
         row.push(format_seconds(times.gpu_wait_seconds));
+        row.push(format_seconds(times.awaited_compile_seconds()));
         row
     });
     let rows: Vec<Vec<String>> = rows.collect();
@@ -143,6 +144,7 @@ fn wait_table(ranks: &[ProcessReport]) -> String {
         "other",
         "for other ranks",
         "for the GPU",
+        "for the compiler",
     ];
     html_table("Waits", &head, &rows)
         + "<p class=\"soft\">While a rank waited for data, its loaders ran on CPUs (prepare), waited for disk or network \

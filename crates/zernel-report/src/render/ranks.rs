@@ -157,6 +157,12 @@ fn write_rank_details(out: &mut TextPage, rank: &ProcessReport) -> std::fmt::Res
         let text = format!("not observed for {seconds:.2} s of it, so phases are unknown then");
         write_paragraph(out, "", &text)?;
     }
+    let compile_seconds = times.awaited_compile_seconds();
+    if compile_seconds > 0.0 {
+        let text =
+            format!("compiled for {compile_seconds:.2} s of it, which the verdict leaves out");
+        write_paragraph(out, "", &text)?;
+    }
     let data_waits = times.bounded_data_waits();
     if data_waits.total_seconds() > 0.0 {
         let causes = data_waits.by_name();

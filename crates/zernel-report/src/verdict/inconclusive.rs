@@ -32,6 +32,11 @@ pub(crate) enum Inconclusive {
         warm_up_seconds: f64,
         total: TotalTime,
     },
+    /// Compilations after the first steps took longer than all the rest.
+    MostlyCompiling {
+        compile_seconds: f64,
+        total: TotalTime,
+    },
     /// No resource has a dominant share.
     NothingDominates {
         /// The resources with a share worth mentioning, largest first.
@@ -40,11 +45,20 @@ pub(crate) enum Inconclusive {
     },
 }
 
-/// Rule: there are no ranks, they ran for less than [`MIN_OBSERVED_SECONDS`], more than [`MAX_UNKNOWN_SHARE`] of their time is unknown or was not
+/// Rule: there are no ranks, they compiled for most of their time, they ran for less than [`MIN_OBSERVED_SECONDS`], more than [`MAX_UNKNOWN_SHARE`] of their time is unknown or was not
 /// observed, or they have not done much more than to warm up.
 pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
     if job.ranks.is_empty() {
         return Some(Verdict::CannotTell(Inconclusive::NoRanks));
+    }
+    let total = job.total_time;
+    let sum = |figure: fn(&RankTimes) -> f64| job.ranks.iter().map(figure).sum::<f64>();
+    let compile_seconds = sum(|rank| rank.compile);
+    if compile_seconds > total.wall_seconds {
+        return Some(Verdict::CannotTell(Inconclusive::MostlyCompiling {
+            compile_seconds,
+            total,
+        }));
     }
     let walls = job.ranks.iter().map(|rank| rank.wall);
     let longest_seconds = walls.fold(0.0, f64::max);
@@ -52,8 +66,6 @@ pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
         let reason = Inconclusive::TooShort { longest_seconds };
         return Some(Verdict::CannotTell(reason));
     }
-    let total = job.total_time;
-    let sum = |figure: fn(&RankTimes) -> f64| job.ranks.iter().map(figure).sum::<f64>();
     let not_observed_seconds = sum(|rank| rank.not_observed);
     if not_observed_seconds > MAX_UNKNOWN_SHARE * total.wall_seconds {
         return Some(Verdict::CannotTell(Inconclusive::MostlyNotObserved {
@@ -128,6 +140,14 @@ impl Inconclusive {
             } => format!(
                 "the first steps took {warm_up_seconds:.1} s, as when a model is compiled, and all later ones {:.1} s; \
                  observe for longer",
+                total.wall_seconds
+            ),
+            Self::MostlyCompiling {
+                compile_seconds,
+                total,
+            } => format!(
+                "the model was compiled for {compile_seconds:.1} s, and all other time was {:.1} s; observe for longer, or \
+                 find out what is compiled again and again with TORCH_LOGS=recompiles",
                 total.wall_seconds
             ),
             Self::NothingDominates { shares, total } => format!(
@@ -255,6 +275,23 @@ mod tests {
         assert_eq!(description.bound, "cannot-tell");
         assert!(description.evidence.contains("compiled"), "{description:?}");
         assert!(description.next_steps.is_empty());
+    }
+
+    #[test]
+    fn a_job_that_compiles_again_and_again_has_no_verdict() {
+        let compiling = RankTimes {
+            wall: 20.0,
+            compile: 80.0,
+            cpu: 18.0,
+            ..RankTimes::default()
+        };
+        let description = judge_ranks(&[compiling]).describe();
+        assert_eq!(description.bound, "cannot-tell");
+        let evidence = description.evidence;
+        assert!(
+            evidence.starts_with("the model was compiled for 80.0 s"),
+            "{evidence}"
+        );
     }
 
     #[test]
