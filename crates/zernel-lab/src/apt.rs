@@ -9,12 +9,12 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 use thiserror::Error;
 
-use crate::host::find_program;
+use crate::program_search::find_program;
 
 /// Debian's archive keys, which check the signature of every index.
-pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-const OWN_SOURCES: &str = "/etc/apt/sources.list";
-const OWN_SOURCES_FOLDER: &str = "/etc/apt/sources.list.d";
+pub(crate) const KEYRING_PATH: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+const MACHINE_SOURCES_FILE: &str = "/etc/apt/sources.list";
+const MACHINE_SOURCES_FOLDER: &str = "/etc/apt/sources.list.d";
 
 /// Why a package could not be fetched.
 #[derive(Debug, Error)]
@@ -23,23 +23,23 @@ pub enum AptError {
     #[error(
         "{program} is not on PATH, so no kernel can be fetched; give the path of a kernel on disk instead"
     )]
-    Missing {
+    ProgramMissing {
         /// The program that was looked for.
         program: &'static str,
     },
     /// Nothing to check signatures with.
     #[error(
-        "{KEYRING} is missing, so no package can be trusted; install the package debian-archive-keyring"
+        "{KEYRING_PATH} is missing, so no package can be trusted; install the package debian-archive-keyring"
     )]
     KeyringMissing,
     /// This machine's apt knows no Debian mirror.
     #[error(
-        "no Debian mirror is named in {OWN_SOURCES} or {OWN_SOURCES_FOLDER}, so no kernel can be fetched; name one there, or give the path of a kernel on disk"
+        "no Debian mirror is named in {MACHINE_SOURCES_FILE} or {MACHINE_SOURCES_FOLDER}, so no kernel can be fetched; name one there, or give the path of a kernel on disk"
     )]
     NoMirror,
     /// A file of the private apt could not be written or read.
     #[error("cannot use {path} for fetching packages: {source}", path = path.display())]
-    File {
+    FileUnusable {
         /// The file or folder.
         path: PathBuf,
         /// Why.
@@ -47,7 +47,7 @@ pub enum AptError {
     },
     /// apt or dpkg failed.
     #[error("{action} failed: {reason}; check the network, the proxy and the mirror in /etc/apt")]
-    Failed {
+    CommandFailed {
         /// What was being done.
         action: String,
         /// Its error output.
@@ -56,35 +56,35 @@ pub enum AptError {
 }
 
 /// A private apt configuration for one Debian suite, removed on drop.
-pub(crate) struct Suite {
+pub(crate) struct DebianSuite {
     name: &'static str,
     folder: TempDir,
 }
 
-impl Suite {
+impl DebianSuite {
     /// Fetches the suite's package list.
-    pub(crate) fn open(name: &'static str) -> Result<Self, AptError> {
-        check()?;
+    pub(crate) fn fetch_package_list(name: &'static str) -> Result<Self, AptError> {
+        check_can_fetch_packages()?;
         let folder = tempfile::Builder::new()
             .prefix("zernel-apt-")
             .tempdir()
-            .map_err(|source| AptError::File {
+            .map_err(|source| AptError::FileUnusable {
                 path: std::env::temp_dir(),
                 source,
             })?;
         let suite = Self { name, folder };
-        suite.configure()?;
-        suite.run(
-            &mut suite.command("apt-get", &["update"]),
+        suite.write_configuration()?;
+        suite.run_command(
+            &mut suite.apt_command("apt-get", &["update"]),
             format!("reading Debian's {name} package list"),
         )?;
         Ok(suite)
     }
 
     /// The names of all packages that start with `prefix`.
-    pub(crate) fn package_names(&self, prefix: &str) -> Result<Vec<String>, AptError> {
-        let mut command = self.command("apt-cache", &["pkgnames", prefix]);
-        let output = self.run(
+    pub(crate) fn package_names_with_prefix(&self, prefix: &str) -> Result<Vec<String>, AptError> {
+        let mut command = self.apt_command("apt-cache", &["pkgnames", prefix]);
+        let output = self.run_command(
             &mut command,
             format!("listing the packages of {}", self.name),
         )?;
@@ -94,32 +94,36 @@ impl Suite {
             .collect())
     }
 
-    /// Downloads a package and unpacks its files into `target`, without installing it.
-    pub(crate) fn unpack(&self, package: &str, target: &Path) -> Result<(), AptError> {
-        let downloads = self.path("downloads").join(package);
+    /// Downloads a package and unpacks its files into `target_folder`, without installing it.
+    pub(crate) fn download_and_unpack(
+        &self,
+        package: &str,
+        target_folder: &Path,
+    ) -> Result<(), AptError> {
+        let downloads = self.file_path("downloads").join(package);
         create_folder(&downloads)?;
-        let mut command = self.command("apt-get", &["download", package]);
-        self.run(
+        let mut command = self.apt_command("apt-get", &["download", package]);
+        self.run_command(
             command.current_dir(&downloads),
             format!("downloading {package}"),
         )?;
-        for archive in list(&downloads)? {
+        for archive in files_in_folder(&downloads)? {
             let mut command = Command::new("dpkg-deb");
-            command.arg("--extract").arg(&archive).arg(target);
-            self.run(&mut command, format!("unpacking {package}"))?;
+            command.arg("--extract").arg(&archive).arg(target_folder);
+            self.run_command(&mut command, format!("unpacking {package}"))?;
         }
         Ok(())
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    fn file_path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// Writes the configuration. apt writes below this folder only. The machine's own settings (proxies,
     /// timeouts) are read first and stay valid; its hooks and pinning are disabled.
-    fn configure(&self) -> Result<(), AptError> {
+    fn write_configuration(&self) -> Result<(), AptError> {
         for folder in ["lists/partial", "cache/archives/partial", "downloads"] {
-            create_folder(&self.path(folder))?;
+            create_folder(&self.file_path(folder))?;
         }
         let root = self.folder.path().display();
         let settings = format!(
@@ -139,34 +143,34 @@ APT::Update::Error-Mode "any";
 #clear APT::Update::Post-Invoke-Success;
 "#
         );
-        let mirror = own_mirror().ok_or(AptError::NoMirror)?;
+        let mirror = machine_mirror().ok_or(AptError::NoMirror)?;
         let source = format!(
-            "deb [arch=amd64 target=Packages signed-by={KEYRING}] {mirror} {} main\n",
+            "deb [arch=amd64 target=Packages signed-by={KEYRING_PATH}] {mirror} {} main\n",
             self.name
         );
-        write(&self.path("apt.conf"), &settings)?;
-        write(&self.path("sources.list"), &source)?;
-        write(&self.path("status"), "")
+        write_file(&self.file_path("apt.conf"), &settings)?;
+        write_file(&self.file_path("sources.list"), &source)?;
+        write_file(&self.file_path("status"), "")
     }
 
-    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+    fn apt_command(&self, program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command
             .arg("--config-file")
-            .arg(self.path("apt.conf"))
+            .arg(self.file_path("apt.conf"))
             .args(arguments)
             .env("LC_ALL", "C.UTF-8");
         command
     }
 
-    fn run(&self, command: &mut Command, action: String) -> Result<Output, AptError> {
+    fn run_command(&self, command: &mut Command, action: String) -> Result<Output, AptError> {
         match command.output() {
             Ok(output) if output.status.success() => Ok(output),
-            Ok(output) => Err(AptError::Failed {
+            Ok(output) => Err(AptError::CommandFailed {
                 action,
-                reason: complaint(&output),
+                reason: error_lines(&output),
             }),
-            Err(error) => Err(AptError::Failed {
+            Err(error) => Err(AptError::CommandFailed {
                 action,
                 reason: error.to_string(),
             }),
@@ -175,20 +179,20 @@ APT::Update::Error-Mode "any";
 }
 
 /// Whether packages can be fetched here at all, apart from the network.
-pub(crate) fn check() -> Result<(), AptError> {
+pub(crate) fn check_can_fetch_packages() -> Result<(), AptError> {
     for program in ["apt-get", "apt-cache", "dpkg-deb"] {
         if find_program(program).is_none() {
-            return Err(AptError::Missing { program });
+            return Err(AptError::ProgramMissing { program });
         }
     }
-    if !Path::new(KEYRING).is_file() {
+    if !Path::new(KEYRING_PATH).is_file() {
         return Err(AptError::KeyringMissing);
     }
-    own_mirror().map(drop).ok_or(AptError::NoMirror)
+    machine_mirror().map(drop).ok_or(AptError::NoMirror)
 }
 
 /// apt's errors without its progress and warnings.
-fn complaint(output: &Output) -> String {
+fn error_lines(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let errors: Vec<&str> = text
         .lines()
@@ -202,35 +206,35 @@ fn complaint(output: &Output) -> String {
 }
 
 fn create_folder(path: &Path) -> Result<(), AptError> {
-    fs::create_dir_all(path).map_err(|source| AptError::File {
+    fs::create_dir_all(path).map_err(|source| AptError::FileUnusable {
         path: path.to_owned(),
         source,
     })
 }
 
-fn write(path: &Path, content: &str) -> Result<(), AptError> {
-    fs::write(path, content).map_err(|source| AptError::File {
+fn write_file(path: &Path, content: &str) -> Result<(), AptError> {
+    fs::write(path, content).map_err(|source| AptError::FileUnusable {
         path: path.to_owned(),
         source,
     })
 }
 
-fn list(folder: &Path) -> Result<Vec<PathBuf>, AptError> {
-    let list = || -> io::Result<Vec<PathBuf>> {
+fn files_in_folder(folder: &Path) -> Result<Vec<PathBuf>, AptError> {
+    let list_paths = || -> io::Result<Vec<PathBuf>> {
         fs::read_dir(folder)?
             .map(|entry| Ok(entry?.path()))
             .collect()
     };
-    list().map_err(|source| AptError::File {
+    list_paths().map_err(|source| AptError::FileUnusable {
         path: folder.to_owned(),
         source,
     })
 }
 
 /// The Debian mirror this machine's own apt uses.
-fn own_mirror() -> Option<String> {
-    let mut files = vec![PathBuf::from(OWN_SOURCES)];
-    let mut parts = list(Path::new(OWN_SOURCES_FOLDER)).unwrap_or_default();
+fn machine_mirror() -> Option<String> {
+    let mut files = vec![PathBuf::from(MACHINE_SOURCES_FILE)];
+    let mut parts = files_in_folder(Path::new(MACHINE_SOURCES_FOLDER)).unwrap_or_default();
     parts.sort();
     files.extend(parts);
     files.iter().find_map(|file| {
@@ -254,7 +258,7 @@ fn mirror_in_lines(text: &str) -> Option<String> {
         };
         let mut words = line.split_whitespace();
         let (mirror, suite) = (words.next()?, words.next()?);
-        is_debian(mirror, &[suite], &words.collect::<Vec<_>>()).then(|| mirror.to_owned())
+        is_debian_archive(mirror, &[suite], &words.collect::<Vec<_>>()).then(|| mirror.to_owned())
     })
 }
 
@@ -264,23 +268,23 @@ fn mirror_in_stanzas(text: &str) -> Option<String> {
     lines
         .split(|line| line.trim().is_empty())
         .find_map(|stanza| {
-            if field(stanza, "Enabled").first() == Some(&"no")
-                || !field(stanza, "Types").contains(&"deb")
+            if field_words(stanza, "Enabled").first() == Some(&"no")
+                || !field_words(stanza, "Types").contains(&"deb")
             {
                 return None;
             }
-            let mirror = *field(stanza, "URIs").first()?;
-            is_debian(
+            let mirror = *field_words(stanza, "URIs").first()?;
+            is_debian_archive(
                 mirror,
-                &field(stanza, "Suites"),
-                &field(stanza, "Components"),
+                &field_words(stanza, "Suites"),
+                &field_words(stanza, "Components"),
             )
             .then(|| mirror.to_owned())
         })
 }
 
 /// The words of a field, including its continuation lines.
-fn field<'a>(stanza: &[&'a str], name: &str) -> Vec<&'a str> {
+fn field_words<'a>(stanza: &[&'a str], name: &str) -> Vec<&'a str> {
     let value = |line: &&'a str| {
         let (key, value) = line.split_once(':')?;
         key.eq_ignore_ascii_case(name).then_some(value)
@@ -301,8 +305,8 @@ fn field<'a>(stanza: &[&'a str], name: &str) -> Vec<&'a str> {
 
 /// Whether a source is Debian's main archive, not its security archive and not another vendor's
 /// packages for Debian. A wrong guess is harmless: its signature would not be Debian's.
-fn is_debian(mirror: &str, suites: &[&str], components: &[&str]) -> bool {
-    const SUITES: [&str; 9] = [
+fn is_debian_archive(mirror: &str, suites: &[&str], components: &[&str]) -> bool {
+    const DEBIAN_SUITES: [&str; 9] = [
         "bullseye",
         "bookworm",
         "trixie",
@@ -316,7 +320,7 @@ fn is_debian(mirror: &str, suites: &[&str], components: &[&str]) -> bool {
     mirror
         .split('/')
         .any(|segment| segment == "debian" || segment == "debian.list")
-        && suites.iter().any(|suite| SUITES.contains(suite))
+        && suites.iter().any(|suite| DEBIAN_SUITES.contains(suite))
         && components.contains(&"main")
 }
 
@@ -410,7 +414,7 @@ deb [arch=amd64 signed-by=/k.gpg] http://mirror.example.org/debian/ trixie main 
             stderr: b"W: a warning\nE: Failed to fetch x\nE: Some index files failed\n".to_vec(),
         };
         assert_eq!(
-            complaint(&output),
+            error_lines(&output),
             "Failed to fetch x; Some index files failed"
         );
     }

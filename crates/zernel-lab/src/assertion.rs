@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use zernel_workload::SchedPolicy;
 
 use crate::scenario::Scenario;
-use crate::scenario::figures::{AccountFigures, GroupFigures, RunFigures, exact_quantile};
+use crate::scenario::figures::{CpuTimeFigures, GroupFigures, RunFigures, exact_quantile};
 
 /// The longest time that a runnable task may wait when a scenario does not say. A fair scheduler with
 /// twice as many tasks as CPUs lets each wait for some milliseconds.
@@ -85,7 +85,7 @@ pub enum Assertion {
 impl Assertion {
     /// The groups that it names.
     #[must_use]
-    pub fn groups(&self) -> Vec<&str> {
+    pub fn named_groups(&self) -> Vec<&str> {
         match self {
             Self::Starvation { .. } => Vec::new(),
             Self::Fairness { shares, .. } => shares.keys().map(String::as_str).collect(),
@@ -125,8 +125,8 @@ impl Verdict {
         }
     }
 
-    fn of(held: bool) -> Self {
-        match held {
+    fn from_is_met(is_met: bool) -> Self {
+        match is_met {
             true => Self::Pass,
             false => Self::Fail,
         }
@@ -154,9 +154,9 @@ pub struct Finding {
 }
 
 impl Finding {
-    fn new(held: bool, text: String) -> Self {
+    fn new(is_met: bool, text: String) -> Self {
         Self {
-            verdict: Verdict::of(held),
+            verdict: Verdict::from_is_met(is_met),
             text,
         }
     }
@@ -164,71 +164,71 @@ impl Finding {
 
 /// The worst of some findings; a run without findings passes.
 #[must_use]
-pub fn worst(findings: &[Finding]) -> Verdict {
+pub fn worst_verdict(findings: &[Finding]) -> Verdict {
     let verdicts = findings.iter().map(|finding| finding.verdict);
     verdicts.max().unwrap_or(Verdict::Pass)
 }
 
 /// Judges a run: the assertions that hold for every scenario, then the scenario's own.
 #[must_use]
-pub fn judge(
+pub fn judge_run(
     scenario: &Scenario,
     figures: &RunFigures,
     kernel_warning: Option<&str>,
 ) -> Vec<Finding> {
     let mut findings = vec![
-        starvation(scenario, figures),
-        loaded(figures),
-        no_warning(kernel_warning),
-        completed(figures),
+        judge_starvation(scenario, figures),
+        judge_loaded_scheduler(figures),
+        judge_kernel_warning(kernel_warning),
+        judge_completion(figures),
     ];
     findings.extend(figures.account.as_ref().map(judge_accounting));
-    let own = scenario.assertions.iter();
-    findings.extend(own.filter_map(|assertion| judge_one(assertion, figures)));
+    let own_assertions = scenario.assertions.iter();
+    findings.extend(own_assertions.filter_map(|assertion| judge_assertion(assertion, figures)));
     let ejected_for_idling = kernel_warning.is_some() && has_idle_cpu(figures);
-    if emulator_failed(figures) && !ejected_for_idling {
+    if emulator_skipped_a_cpu(figures) && !ejected_for_idling {
         // If the emulator did not execute a CPU, the run shows nothing about the scheduler, also if the kernel
         // ejected it for a task that was stuck with that CPU.
-        let failed = findings
+        let failed_findings = findings
             .iter_mut()
             .filter(|finding| finding.verdict == Verdict::Fail);
-        failed.for_each(|finding| finding.verdict = Verdict::Inconclusive);
+        failed_findings.for_each(|finding| finding.verdict = Verdict::Inconclusive);
     }
     findings
 }
 
-fn starvation(scenario: &Scenario, figures: &RunFigures) -> Finding {
-    let own = scenario
+fn judge_starvation(scenario: &Scenario, figures: &RunFigures) -> Finding {
+    let scenario_limit_ms = scenario
         .assertions
         .iter()
         .find_map(|assertion| match assertion {
             Assertion::Starvation { at_most_ms } => Some(*at_most_ms),
             _ => None,
         });
-    let limit_ms = own.unwrap_or(DEFAULT_LONGEST_WAIT_MS);
-    let longest = |group: &GroupFigures| group.longest_wait_ns.max(group.largest_gap_ns);
+    let limit_ms = scenario_limit_ms.unwrap_or(DEFAULT_LONGEST_WAIT_MS);
+    let longest_wait_ns = |group: &GroupFigures| group.longest_wait_ns.max(group.largest_gap_ns);
     // A SCHED_IDLE task runs only when no other task is runnable, which may be never.
     let may_starve = |group: &&GroupFigures| {
-        let policy = scenario.group(&group.name).map(|group| &group.policy);
+        let policy = scenario.find_group(&group.name).map(|group| &group.policy);
         policy == Some(&Some(SchedPolicy::Idle))
     };
-    let judged = figures.groups.iter().filter(|group| !may_starve(group));
-    let never: usize = judged.clone().map(|group| group.never_ran).sum();
-    let worst = judged.max_by_key(|group| longest(group));
-    let (name, wait_ms) = worst.map_or(("nobody", 0.0), |group| {
-        (group.name.as_str(), longest(group) as f64 / 1e6)
+    let judged_groups = figures.groups.iter().filter(|group| !may_starve(group));
+    let never_ran: usize = judged_groups.clone().map(|group| group.never_ran).sum();
+    let worst_group = judged_groups.max_by_key(|group| longest_wait_ns(group));
+    let (name, wait_ms) = worst_group.map_or(("nobody", 0.0), |group| {
+        (group.name.as_str(), longest_wait_ns(group) as f64 / 1e6)
     });
-    let held = wait_ms <= limit_ms as f64 && never == 0;
+    let is_met = wait_ms <= limit_ms as f64 && never_ran == 0;
     let mut text =
         format!("starvation: longest wait {wait_ms:.1} ms (`{name}`), at most {limit_ms} ms");
-    if never > 0 {
-        text += &format!("; {never} workers never ran");
+    if never_ran > 0 {
+        text += &format!("; {never_ran} workers never ran");
     }
-    Finding::new(held, text)
+    Finding::new(is_met, text)
 }
 
 /// Whether the emulator did not execute a CPU for some time.
-fn emulator_failed(figures: &RunFigures) -> bool {
+fn emulator_skipped_a_cpu(figures: &RunFigures) -> bool {
     let account = figures.account.as_ref();
     account.is_some_and(|account| !account.stuck.is_empty())
 }
@@ -240,7 +240,7 @@ fn has_idle_cpu(figures: &RunFigures) -> bool {
     account.is_some_and(|account| account.idle >= 1.0)
 }
 
-fn loaded(figures: &RunFigures) -> Finding {
+fn judge_loaded_scheduler(figures: &RunFigures) -> Finding {
     let scheduler = &figures.scheduler;
     let text = match (scheduler.expected, scheduler.at_end) {
         (false, _) => "scheduler: EEVDF".to_owned(),
@@ -254,7 +254,7 @@ fn loaded(figures: &RunFigures) -> Finding {
 }
 
 /// Beginnings of kernel messages that a run must not cause.
-const WARNINGS: [&str; 7] = [
+const KERNEL_WARNING_TEXTS: [&str; 7] = [
     "WARNING:",
     "BUG:",
     "INFO: rcu",
@@ -264,7 +264,7 @@ const WARNINGS: [&str; 7] = [
     "runtime error",
 ];
 
-fn no_warning(kernel_warning: Option<&str>) -> Finding {
+fn judge_kernel_warning(kernel_warning: Option<&str>) -> Finding {
     match kernel_warning {
         None => Finding::new(true, "kernel: no warning".to_owned()),
         Some(line) => Finding::new(false, format!("kernel: {line}")),
@@ -273,42 +273,45 @@ fn no_warning(kernel_warning: Option<&str>) -> Finding {
 
 /// Why a scheduler ends without a fault: its program asked for it, or a CPU came or went. In the latter case the
 /// program is expected to load it again, which is judged at the end.
-const ORDERLY_ENDS: [&str; 2] = [
+const ORDERLY_UNLOAD_REASONS: [&str; 2] = [
     "unregistered from user space",
     "unregistered from the main kernel",
 ];
 
 /// The first kernel message on a console that is a warning, or the ejection of a scheduler.
 #[must_use]
-pub fn first_warning(console: &str) -> Option<String> {
-    let message = |line: &str| {
+pub fn first_kernel_warning(console: &str) -> Option<String> {
+    let without_time_stamp = |line: &str| {
         line.split_once("] ")
             .map_or(line.to_owned(), |(_, rest)| rest.to_owned())
     };
     let is_warning = |line: &String| {
-        let ejected = line.starts_with("sched_ext:")
+        let is_ejection = line.starts_with("sched_ext:")
             && line.contains("disabled (")
-            && !ORDERLY_ENDS.iter().any(|end| line.contains(end));
-        ejected || WARNINGS.iter().any(|warning| line.contains(warning))
+            && !ORDERLY_UNLOAD_REASONS.iter().any(|end| line.contains(end));
+        is_ejection
+            || KERNEL_WARNING_TEXTS
+                .iter()
+                .any(|warning| line.contains(warning))
     };
-    console.lines().map(message).find(is_warning)
+    console.lines().map(without_time_stamp).find(is_warning)
 }
 
-fn completed(figures: &RunFigures) -> Finding {
-    let early = figures.groups.iter().flat_map(|group| {
-        let named = |text: &String| format!("`{}` {text}", group.name);
-        group.ended_early.iter().map(named)
+fn judge_completion(figures: &RunFigures) -> Finding {
+    let early_ends = figures.groups.iter().flat_map(|group| {
+        let with_group_name = |text: &String| format!("`{}` {text}", group.name);
+        group.ended_early.iter().map(with_group_name)
     });
-    let mut problems: Vec<String> = early.collect();
+    let mut problems: Vec<String> = early_ends.collect();
     problems.extend(figures.problems.iter().cloned());
     if !problems.is_empty() {
         return Finding::new(false, format!("completed: {}", problems.join("; ")));
     }
-    let refused = figures
+    let refused_settings = figures
         .groups
         .iter()
         .flat_map(|group| &group.refused_settings);
-    match refused.into_iter().next() {
+    match refused_settings.into_iter().next() {
         Some(setting) => Finding {
             verdict: Verdict::Inconclusive,
             text: format!("completed: the kernel refused {setting}"),
@@ -318,8 +321,8 @@ fn completed(figures: &RunFigures) -> Finding {
 }
 
 /// Whether the figures can be believed: all CPU time is accounted for, and the emulator executed every CPU.
-fn judge_accounting(account: &AccountFigures) -> Finding {
-    let (sum, cpus) = (account.sum(), account.cpus);
+fn judge_accounting(account: &CpuTimeFigures) -> Finding {
+    let (sum, cpus) = (account.sum_cpus(), account.cpus);
     let verdict = match account.adds_up && account.stuck.is_empty() {
         true => Verdict::Pass,
         false => Verdict::Inconclusive,
@@ -332,17 +335,17 @@ fn judge_accounting(account: &AccountFigures) -> Finding {
 }
 
 /// Judges one assertion of a scenario. `None` for starvation, which is judged in every scenario.
-fn judge_one(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
-    let missing = |name: &str| Finding {
+fn judge_assertion(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
+    let group_missing = |name: &str| Finding {
         verdict: Verdict::Inconclusive,
         text: format!("group `{name}` did not run"),
     };
     if let Some(name) = assertion
-        .groups()
+        .named_groups()
         .into_iter()
-        .find(|name| figures.group(name).is_none())
+        .find(|name| figures.find_group(name).is_none())
     {
-        return Some(missing(name));
+        return Some(group_missing(name));
     }
     match assertion {
         Assertion::Starvation { .. } => None,
@@ -355,13 +358,13 @@ fn judge_one(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
 
 /// Judges assertions on CPU time, on the CPUs that a group may use, and on throughput.
 fn judge_amount(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
-    let used_by = |name: &String| figures.cpus_used_by(std::slice::from_ref(name));
-    let group = |name: &str| figures.group(name).cloned().unwrap_or_default();
+    let used_by = |name: &String| figures.cpus_used_by_groups(std::slice::from_ref(name));
+    let group = |name: &str| figures.find_group(name).cloned().unwrap_or_default();
     let (is_met, text) = match assertion {
         Assertion::Fairness {
             shares,
             within_percent,
-        } => return Some(fairness(shares, *within_percent, figures)),
+        } => return Some(judge_fairness(shares, *within_percent, figures)),
         Assertion::CpuTime {
             group: name,
             cpus,
@@ -390,7 +393,7 @@ fn judge_amount(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> 
             group: name,
             at_least_per_s,
         } => {
-            let rate = group(name).rate(figures.window_ns);
+            let rate = group(name).rate_per_second(figures.window_ns);
             let text =
                 format!("throughput: `{name}` {rate:.1} per second, at least {at_least_per_s}");
             (rate >= *at_least_per_s, text)
@@ -402,7 +405,7 @@ fn judge_amount(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> 
 
 /// Judges quantiles of wake-up latency and step time.
 fn judge_quantile(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
-    let group = |name: &str| figures.group(name).cloned().unwrap_or_default();
+    let group = |name: &str| figures.find_group(name).cloned().unwrap_or_default();
     match assertion {
         Assertion::Latency {
             group: name,
@@ -434,12 +437,17 @@ fn judge_quantile(assertion: &Assertion, figures: &RunFigures) -> Option<Finding
     }
 }
 
-fn fairness(shares: &BTreeMap<String, f64>, within_percent: f64, figures: &RunFigures) -> Finding {
-    let cpu = |name: &String| figures.group(name).map_or(0, |group| group.cpu_ns) as f64;
-    let total: f64 = shares.keys().map(cpu).sum();
+fn judge_fairness(
+    shares: &BTreeMap<String, f64>,
+    within_percent: f64,
+    figures: &RunFigures,
+) -> Finding {
+    let group_cpu_ns =
+        |name: &String| figures.find_group(name).map_or(0, |group| group.cpu_ns) as f64;
+    let total_ns: f64 = shares.keys().map(group_cpu_ns).sum();
     let ideal_total: f64 = shares.values().sum();
     let deviation = |(name, ideal): (&String, &f64)| {
-        let (share, ideal) = (cpu(name) / total.max(1.0), ideal / ideal_total);
+        let (share, ideal) = (group_cpu_ns(name) / total_ns.max(1.0), ideal / ideal_total);
         let percent = (share / ideal - 1.0) * 100.0;
         (
             percent,
@@ -447,35 +455,37 @@ fn fairness(shares: &BTreeMap<String, f64>, within_percent: f64, figures: &RunFi
         )
     };
     let deviations: Vec<(f64, String)> = shares.iter().map(deviation).collect();
-    let held = deviations
+    let is_met = deviations
         .iter()
         .all(|(percent, _)| percent.abs() <= within_percent);
     let texts: Vec<&str> = deviations.iter().map(|(_, text)| text.as_str()).collect();
     Finding::new(
-        held,
+        is_met,
         format!("fairness within {within_percent} %: {}", texts.join(", ")),
     )
 }
 
 fn quantile_finding(
-    what: &str,
+    metric_name: &str,
     group: &str,
     (quantile, at_most_us): (f64, u64),
     value_ns: Option<u64>,
     samples: u64,
 ) -> Finding {
-    let beyond = samples as f64 * (1.0 - quantile);
-    let us = value_ns.unwrap_or(0) as f64 / 1e3;
+    let samples_beyond = samples as f64 * (1.0 - quantile);
+    let value_us = value_ns.unwrap_or(0) as f64 / 1e3;
     let text = format!(
-        "{what}: `{group}` p{} {us:.1} µs of {samples}, at most {at_most_us} µs",
+        "{metric_name}: `{group}` p{} {value_us:.1} µs of {samples}, at most {at_most_us} µs",
         quantile * 100.0
     );
-    let verdict = match us <= at_most_us as f64 {
+    let verdict = match value_us <= at_most_us as f64 {
         // A few samples are enough to show a large value. They are not enough to show a small tail.
-        true if value_ns.is_none() || (quantile < 1.0 && beyond < SAMPLES_BEYOND_QUANTILE) => {
+        true if value_ns.is_none()
+            || (quantile < 1.0 && samples_beyond < SAMPLES_BEYOND_QUANTILE) =>
+        {
             Verdict::Inconclusive
         }
-        held => Verdict::of(held),
+        is_met => Verdict::from_is_met(is_met),
     };
     Finding { verdict, text }
 }

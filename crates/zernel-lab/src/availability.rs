@@ -5,37 +5,37 @@ use thiserror::Error;
 use crate::apt;
 use crate::guest::find_busybox;
 use crate::kernel::{KernelCache, KernelRequest};
-use crate::qemu::Programs;
+use crate::qemu::QemuPrograms;
 
 /// What a machine lacks for booting a VM, one line each, with the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("no VM can be booted here: {}", .reasons.join("; "))]
-pub struct Unavailable {
+#[error("no VM can be booted here: {}", .lacks.join("; "))]
+pub struct VmUnavailable {
     /// What is missing.
-    pub reasons: Vec<String>,
+    pub lacks: Vec<String>,
 }
 
 /// Whether a VM with such a kernel can be booted: QEMU, a static busybox, and the kernel in the cache or apt
 /// to fetch it with. The network is not tried.
-pub fn available(request: &KernelRequest) -> Result<(), Unavailable> {
+pub fn check_vm_available(request: &KernelRequest) -> Result<(), VmUnavailable> {
     let checks = [
-        architecture(),
-        Programs::find()
+        check_architecture(),
+        QemuPrograms::find()
             .map(drop)
             .map_err(|error| error.to_string()),
         find_busybox().map(drop).map_err(|error| error.to_string()),
-        kernel_source(request),
+        check_kernel_source(request),
     ];
-    let reasons: Vec<String> = checks.into_iter().filter_map(Result::err).collect();
-    if reasons.is_empty() {
+    let lacks: Vec<String> = checks.into_iter().filter_map(Result::err).collect();
+    if lacks.is_empty() {
         Ok(())
     } else {
-        Err(Unavailable { reasons })
+        Err(VmUnavailable { lacks })
     }
 }
 
 /// The guest runs this machine's programs.
-fn architecture() -> Result<(), String> {
+fn check_architecture() -> Result<(), String> {
     match std::env::consts::ARCH {
         "x86_64" => Ok(()),
         other => Err(format!(
@@ -44,11 +44,11 @@ fn architecture() -> Result<(), String> {
     }
 }
 
-fn kernel_source(request: &KernelRequest) -> Result<(), String> {
+fn check_kernel_source(request: &KernelRequest) -> Result<(), String> {
     let cache = KernelCache::from_environment().map_err(|error| error.to_string())?;
-    match cache.cached(request) {
+    match cache.newest_cached(request) {
         Ok(Some(_)) => Ok(()),
-        Ok(None) => apt::check().map_err(|error| error.to_string()),
+        Ok(None) => apt::check_can_fetch_packages().map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     }
 }

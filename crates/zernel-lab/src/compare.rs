@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::assertion::Verdict;
 use crate::scenario::Scenario;
-use crate::scenario::plan::Scheduler;
+use crate::scenario::plan::SchedulerChoice;
 use crate::scenario_run::{RunResult, ScenarioRun};
 
 pub mod baseline;
@@ -28,7 +28,7 @@ pub use metric::Metric;
 pub use row::SchedulerRow;
 
 /// The rule by which one scheduler is called better than another.
-pub const RULE: &str =
+pub const COMPARISON_RULE: &str =
     "better or worse than the first scheduler: sign test over the seeds, p <= 0.016 (6 of 6 seeds)";
 
 /// What to compare.
@@ -37,22 +37,22 @@ pub struct SchedulerComparison {
     /// The scenarios.
     pub scenarios: Vec<Scenario>,
     /// The schedulers. The others are compared with the first.
-    pub schedulers: Vec<Scheduler>,
+    pub schedulers: Vec<SchedulerChoice>,
     /// Seeds 1 to this number.
-    pub seeds: u64,
+    pub seed_count: u64,
     /// Boots at once.
-    pub jobs: usize,
+    pub parallel_boots: usize,
 }
 
 /// How far a comparison is.
 #[derive(Debug, Clone)]
 pub struct ComparisonProgress<'a> {
     /// Runs that are done.
-    pub done: usize,
+    pub finished_runs: usize,
     /// All runs.
-    pub total: usize,
+    pub total_runs: usize,
     /// The run that was done last.
-    pub last: &'a RunResult,
+    pub last_result: &'a RunResult,
     /// An estimate from the runs that were booted.
     pub time_left: Option<Duration>,
 }
@@ -80,32 +80,36 @@ pub struct ScenarioReport {
 }
 
 /// Place of a run: scenario, scheduler, seed.
-type Place = (usize, usize, u64);
+type RunKey = (usize, usize, u64);
 
 impl SchedulerComparison {
-    /// Runs everything. `prepare` changes each run, `watch` hears of each one that is done.
+    /// Runs everything. `configure_run` changes each run, `on_progress` hears of each one that is done.
     ///
     /// Returns `None` if `interrupt` was set.
     pub fn run(
         &self,
         interrupt: &Arc<AtomicBool>,
-        prepare: impl Fn(ScenarioRun) -> ScenarioRun + Sync,
-        mut watch: impl FnMut(&ComparisonProgress<'_>),
+        configure_run: impl Fn(ScenarioRun) -> ScenarioRun + Sync,
+        mut on_progress: impl FnMut(&ComparisonProgress<'_>),
     ) -> Option<ComparisonReport> {
-        let places = self.places();
-        let next = AtomicUsize::new(0);
+        let run_keys = self.run_keys();
+        let next_index = AtomicUsize::new(0);
         let (sender, receiver) = mpsc::channel();
         let mut results = BTreeMap::new();
         thread::scope(|scope| {
-            for _ in 0..self.jobs.clamp(1, places.len().max(1)) {
-                let (sender, places, next, prepare) = (sender.clone(), &places, &next, &prepare);
+            for _ in 0..self.parallel_boots.clamp(1, run_keys.len().max(1)) {
+                let (sender, run_keys, next_index, configure_run) =
+                    (sender.clone(), &run_keys, &next_index, &configure_run);
                 scope.spawn(move || {
-                    while let Some(place) = places.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let run = prepare(self.one(*place)).interrupted_by(Arc::clone(interrupt));
+                    while let Some(run_key) =
+                        run_keys.get(next_index.fetch_add(1, Ordering::Relaxed))
+                    {
+                        let run = configure_run(self.scenario_run(*run_key))
+                            .interrupted_by(Arc::clone(interrupt));
                         let begin = Instant::now();
                         let result = run.run();
                         // Fails if the comparison was interrupted.
-                        let _ = sender.send((*place, result, begin.elapsed()));
+                        let _ = sender.send((*run_key, result, begin.elapsed()));
                         if interrupt.load(Ordering::Relaxed) {
                             break;
                         }
@@ -113,64 +117,70 @@ impl SchedulerComparison {
                 });
             }
             drop(sender);
-            let mut booted = Vec::new();
-            for (place, result, took) in &receiver {
-                if took > Duration::from_secs(2) {
-                    booted.push(took);
+            let mut boot_durations = Vec::new();
+            for (run_key, result, duration) in &receiver {
+                if duration > Duration::from_secs(2) {
+                    boot_durations.push(duration);
                 }
-                let done = results.len() + 1;
-                watch(&ComparisonProgress {
-                    done,
-                    total: places.len(),
-                    last: &result,
-                    time_left: self.time_left(&booted, places.len() - done),
+                let finished_runs = results.len() + 1;
+                on_progress(&ComparisonProgress {
+                    finished_runs,
+                    total_runs: run_keys.len(),
+                    last_result: &result,
+                    time_left: self.time_left(&boot_durations, run_keys.len() - finished_runs),
                 });
-                results.insert(place, result);
+                results.insert(run_key, result);
             }
         });
-        let complete = results.len() == places.len() && !interrupt.load(Ordering::Relaxed);
-        complete.then(|| self.report(&results))
+        let is_complete = results.len() == run_keys.len() && !interrupt.load(Ordering::Relaxed);
+        is_complete.then(|| self.build_report(&results))
     }
 
     /// All runs, seed by seed, so that an early look at the cache covers every scheduler.
-    fn places(&self) -> Vec<Place> {
-        let mut places = Vec::new();
+    fn run_keys(&self) -> Vec<RunKey> {
+        let mut run_keys = Vec::new();
         for scenario in 0..self.scenarios.len() {
-            for seed in 1..=self.seeds {
-                places.extend(
+            for seed in 1..=self.seed_count {
+                run_keys.extend(
                     (0..self.schedulers.len()).map(|scheduler| (scenario, scheduler, seed)),
                 );
             }
         }
-        places
+        run_keys
     }
 
-    fn one(&self, (scenario, scheduler, seed): Place) -> ScenarioRun {
+    fn scenario_run(&self, (scenario, scheduler, seed): RunKey) -> ScenarioRun {
         let (scenario, scheduler) = (&self.scenarios[scenario], &self.schedulers[scheduler]);
         ScenarioRun::new(scenario.clone(), scheduler.clone()).seed(seed)
     }
 
-    fn time_left(&self, booted: &[Duration], runs: usize) -> Option<Duration> {
-        let count = u32::try_from(booted.len())
+    fn time_left(&self, boot_durations: &[Duration], runs_left: usize) -> Option<Duration> {
+        let count = u32::try_from(boot_durations.len())
             .ok()
             .filter(|count| *count > 0)?;
-        let mean = booted.iter().sum::<Duration>() / count;
-        let rounds = u32::try_from(runs.div_ceil(self.jobs.max(1))).ok()?;
+        let mean = boot_durations.iter().sum::<Duration>() / count;
+        let rounds = u32::try_from(runs_left.div_ceil(self.parallel_boots.max(1))).ok()?;
         Some(mean * rounds)
     }
 
-    fn report(&self, results: &BTreeMap<Place, RunResult>) -> ComparisonReport {
+    fn build_report(&self, results: &BTreeMap<RunKey, RunResult>) -> ComparisonReport {
         let scenario_report = |(index, scenario): (usize, &Scenario)| {
-            let metric = Metric::of(scenario);
-            let runs = |scheduler: usize| -> Vec<&RunResult> {
-                let seeds = 1..=self.seeds;
+            let metric = Metric::of_scenario(scenario);
+            let runs_of_scheduler = |scheduler: usize| -> Vec<&RunResult> {
+                let seeds = 1..=self.seed_count;
                 seeds
                     .filter_map(|seed| results.get(&(index, scheduler, seed)))
                     .collect()
             };
-            let first = runs(0);
-            let row =
-                |scheduler: usize| SchedulerRow::new(scenario, &metric, &runs(scheduler), &first);
+            let runs_of_first_scheduler = runs_of_scheduler(0);
+            let row = |scheduler: usize| {
+                SchedulerRow::from_runs(
+                    scenario,
+                    &metric,
+                    &runs_of_scheduler(scheduler),
+                    &runs_of_first_scheduler,
+                )
+            };
             ScenarioReport {
                 name: scenario.name.clone(),
                 about: scenario.about.clone(),
@@ -179,7 +189,7 @@ impl SchedulerComparison {
             }
         };
         ComparisonReport {
-            rule: RULE.to_owned(),
+            rule: COMPARISON_RULE.to_owned(),
             scenarios: self
                 .scenarios
                 .iter()
@@ -203,7 +213,7 @@ impl ScenarioReport {
     /// A plot: one line per scheduler, one dot per seed.
     #[must_use]
     pub fn to_svg(&self) -> String {
-        plot::svg(self)
+        plot::render_svg(self)
     }
 }
 

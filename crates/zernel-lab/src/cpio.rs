@@ -4,56 +4,58 @@
 
 use std::io::{self, Read, Write};
 
-const REGULAR: u32 = 0o100_000;
-const DIRECTORY: u32 = 0o040_000;
-const SYMLINK: u32 = 0o120_000;
-const TRAILER: &[u8] = b"TRAILER!!!";
+const MODE_REGULAR_FILE: u32 = 0o100_000;
+const MODE_DIRECTORY: u32 = 0o040_000;
+const MODE_SYMLINK: u32 = 0o120_000;
+const TRAILER_NAME: &[u8] = b"TRAILER!!!";
 /// Names and contents start at multiples of this.
-const ALIGNMENT: u64 = 4;
+const ALIGNMENT_BYTES: u64 = 4;
 
 /// Writes one archive. Names are paths without a leading slash; a folder must come before its contents.
 pub(crate) struct CpioWriter<W> {
-    sink: W,
-    written: u64,
+    output: W,
+    written_bytes: u64,
     last_inode: u32,
 }
 
 impl<W: Write> CpioWriter<W> {
-    pub(crate) fn new(sink: W) -> Self {
+    pub(crate) fn new(output: W) -> Self {
         Self {
-            sink,
-            written: 0,
+            output,
+            written_bytes: 0,
             last_inode: 0,
         }
     }
 
-    pub(crate) fn directory(&mut self, name: &[u8], mode: u32) -> io::Result<()> {
-        self.entry(name, DIRECTORY | mode, 0, &mut io::empty())
+    pub(crate) fn write_directory(&mut self, name: &[u8], mode: u32) -> io::Result<()> {
+        self.write_entry(name, MODE_DIRECTORY | mode, 0, &mut io::empty())
     }
 
-    pub(crate) fn symlink(&mut self, name: &[u8], target: &[u8]) -> io::Result<()> {
-        self.entry(name, SYMLINK | 0o777, target.len() as u64, &mut { target })
+    pub(crate) fn write_symlink(&mut self, name: &[u8], target: &[u8]) -> io::Result<()> {
+        self.write_entry(name, MODE_SYMLINK | 0o777, target.len() as u64, &mut {
+            target
+        })
     }
 
     /// A regular file of exactly `size` bytes, copied from `content` without holding it in memory.
-    pub(crate) fn file(
+    pub(crate) fn write_file(
         &mut self,
         name: &[u8],
         mode: u32,
         size: u64,
         content: &mut impl Read,
     ) -> io::Result<()> {
-        self.entry(name, REGULAR | mode, size, content)
+        self.write_entry(name, MODE_REGULAR_FILE | mode, size, content)
     }
 
     /// Ends the archive and gives the sink back.
-    pub(crate) fn finish(mut self) -> io::Result<W> {
-        self.header(TRAILER, 0, 0, 0)?;
-        self.sink.flush()?;
-        Ok(self.sink)
+    pub(crate) fn finish_archive(mut self) -> io::Result<W> {
+        self.write_header(TRAILER_NAME, 0, 0, 0)?;
+        self.output.flush()?;
+        Ok(self.output)
     }
 
-    fn entry(
+    fn write_entry(
         &mut self,
         name: &[u8],
         mode: u32,
@@ -67,19 +69,19 @@ impl<W: Write> CpioWriter<W> {
             )
         })?;
         self.last_inode += 1;
-        self.header(name, self.last_inode, mode, size_field)?;
-        let copied = io::copy(&mut content.take(size), &mut self.sink)?;
-        if copied != size {
+        self.write_header(name, self.last_inode, mode, size_field)?;
+        let copied_bytes = io::copy(&mut content.take(size), &mut self.output)?;
+        if copied_bytes != size {
             return Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
                 "the file shrank while it was being copied",
             ));
         }
-        self.written += copied;
-        self.pad()
+        self.written_bytes += copied_bytes;
+        self.write_padding()
     }
 
-    fn header(&mut self, name: &[u8], inode: u32, mode: u32, size: u32) -> io::Result<()> {
+    fn write_header(&mut self, name: &[u8], inode: u32, mode: u32, size: u32) -> io::Result<()> {
         let name_size = u32::try_from(name.len() + 1).map_err(|_| {
             io::Error::new(io::ErrorKind::InvalidInput, "a file name longer than 4 GiB")
         })?;
@@ -92,23 +94,24 @@ impl<W: Write> CpioWriter<W> {
             inode, mode, OWNER, OWNER, LINKS, TIME, size, DEVICE, DEVICE, DEVICE, DEVICE,
             name_size, CHECKSUM,
         ];
-        self.put(b"070701")?;
+        self.write_bytes(b"070701")?;
         for field in fields {
-            self.put(format!("{field:08X}").as_bytes())?;
+            self.write_bytes(format!("{field:08X}").as_bytes())?;
         }
-        self.put(name)?;
-        self.put(b"\0")?;
-        self.pad()
+        self.write_bytes(name)?;
+        self.write_bytes(b"\0")?;
+        self.write_padding()
     }
 
-    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.written += bytes.len() as u64;
-        self.sink.write_all(bytes)
+    fn write_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.written_bytes += bytes.len() as u64;
+        self.output.write_all(bytes)
     }
 
-    fn pad(&mut self) -> io::Result<()> {
-        let missing = self.written.next_multiple_of(ALIGNMENT) - self.written;
-        self.put(&[0; ALIGNMENT as usize][..missing as usize])
+    fn write_padding(&mut self) -> io::Result<()> {
+        let padding_bytes =
+            self.written_bytes.next_multiple_of(ALIGNMENT_BYTES) - self.written_bytes;
+        self.write_bytes(&[0; ALIGNMENT_BYTES as usize][..padding_bytes as usize])
     }
 }
 
@@ -118,7 +121,7 @@ pub(crate) mod tests {
 
     /// One entry as an independent reader sees it.
     #[derive(Debug, PartialEq, Eq)]
-    pub(crate) struct ReadEntry {
+    pub(crate) struct CpioEntry {
         pub(crate) name: String,
         pub(crate) inode: u32,
         pub(crate) mode: u32,
@@ -126,44 +129,50 @@ pub(crate) mod tests {
     }
 
     /// Reads an archive by the format's description (`Documentation/driver-api/early-userspace/buffer-format.rst`).
-    pub(crate) fn read(archive: &[u8]) -> Vec<ReadEntry> {
+    pub(crate) fn read_archive(archive: &[u8]) -> Vec<CpioEntry> {
         let mut entries = Vec::new();
-        let mut at = 0;
+        let mut entry_start = 0;
         loop {
-            assert_eq!(&archive[at..at + 6], b"070701", "magic at {at}");
-            let field = |index: usize| {
-                let start = at + 6 + 8 * index;
+            assert_eq!(
+                &archive[entry_start..entry_start + 6],
+                b"070701",
+                "magic at {entry_start}"
+            );
+            let header_field = |index: usize| {
+                let start = entry_start + 6 + 8 * index;
                 u32::from_str_radix(std::str::from_utf8(&archive[start..start + 8]).unwrap(), 16)
                     .unwrap()
             };
-            let (name_size, size) = (field(11) as usize, field(6) as usize);
-            let name =
-                String::from_utf8(archive[at + 110..at + 110 + name_size - 1].to_vec()).unwrap();
-            let data = (at + 110 + name_size).next_multiple_of(4);
+            let (name_size, size) = (header_field(11) as usize, header_field(6) as usize);
+            let name = String::from_utf8(
+                archive[entry_start + 110..entry_start + 110 + name_size - 1].to_vec(),
+            )
+            .unwrap();
+            let content_start = (entry_start + 110 + name_size).next_multiple_of(4);
             if name == "TRAILER!!!" {
-                assert_eq!(data, archive.len(), "nothing follows the trailer");
+                assert_eq!(content_start, archive.len(), "nothing follows the trailer");
                 return entries;
             }
-            let content = archive[data..data + size].to_vec();
-            entries.push(ReadEntry {
+            let content = archive[content_start..content_start + size].to_vec();
+            entries.push(CpioEntry {
                 name,
-                inode: field(0),
-                mode: field(1),
+                inode: header_field(0),
+                mode: header_field(1),
                 content,
             });
-            at = (data + size).next_multiple_of(4);
+            entry_start = (content_start + size).next_multiple_of(4);
         }
     }
 
     #[test]
     fn every_name_and_content_length_survives() {
         let mut writer = CpioWriter::new(Vec::new());
-        writer.directory(b"d", 0o755).unwrap();
+        writer.write_directory(b"d", 0o755).unwrap();
         let contents: Vec<Vec<u8>> = (0..9).map(|length| vec![0xA5; length]).collect();
         for (index, content) in contents.iter().enumerate() {
             let name = format!("d/{}", "n".repeat(index + 1));
             writer
-                .file(
+                .write_file(
                     name.as_bytes(),
                     0o640,
                     content.len() as u64,
@@ -171,8 +180,8 @@ pub(crate) mod tests {
                 )
                 .unwrap();
         }
-        writer.symlink(b"d/link", b"../target").unwrap();
-        let entries = read(&writer.finish().unwrap());
+        writer.write_symlink(b"d/link", b"../target").unwrap();
+        let entries = read_archive(&writer.finish_archive().unwrap());
 
         assert_eq!(entries.len(), 11);
         assert_eq!(entries[0].mode, 0o040_755);
@@ -190,22 +199,25 @@ pub(crate) mod tests {
     fn a_file_that_shrinks_is_an_error_and_one_that_grows_is_cut() {
         let mut writer = CpioWriter::new(Vec::new());
         let error = writer
-            .file(b"short", 0o644, 10, &mut b"123".as_slice())
+            .write_file(b"short", 0o644, 10, &mut b"123".as_slice())
             .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
 
         let mut writer = CpioWriter::new(Vec::new());
         writer
-            .file(b"long", 0o644, 2, &mut b"123".as_slice())
+            .write_file(b"long", 0o644, 2, &mut b"123".as_slice())
             .unwrap();
-        assert_eq!(read(&writer.finish().unwrap())[0].content, b"12");
+        assert_eq!(
+            read_archive(&writer.finish_archive().unwrap())[0].content,
+            b"12"
+        );
     }
 
     #[test]
     fn a_file_the_format_cannot_hold_is_refused() {
         let mut writer = CpioWriter::new(io::sink());
         let error = writer
-            .file(b"huge", 0o644, 1 << 32, &mut io::repeat(0))
+            .write_file(b"huge", 0o644, 1 << 32, &mut io::repeat(0))
             .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
     }

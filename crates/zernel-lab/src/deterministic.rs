@@ -12,57 +12,57 @@ use std::time::Duration;
 
 /// Interval of the timer that makes the emulator change vCPUs. With it, four pinned spinners differ by 1 % under
 /// QEMU 7.2; without it a vCPU waits for milliseconds.
-const TURN_US: u32 = 10;
+const VCPU_TURN_US: u32 = 10;
 
 /// The guest's date at boot, and that its clock follows virtual time.
-const BOOT_DATE: &str = "base=2026-01-01,clock=vm";
+const RTC_OPTION_VALUE: &str = "base=2026-01-01,clock=vm";
 
 /// Settings of a deterministic run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Deterministic {
+pub struct DeterministicSettings {
     /// Seeds the guest's random numbers and the moment of the command's start.
     pub seed: u64,
     /// Alignment of the CPUs' scheduler ticks.
-    pub ticks: Ticks,
+    pub ticks: TickAlignment,
     /// Virtual time after which the guest stops the command.
-    pub virtual_limit: Duration,
+    pub virtual_time_limit: Duration,
 }
 
-impl Deterministic {
+impl DeterministicSettings {
     /// Several minutes on the host.
-    pub const DEFAULT_VIRTUAL_LIMIT: Duration = Duration::from_secs(40);
+    pub const DEFAULT_VIRTUAL_TIME_LIMIT: Duration = Duration::from_secs(40);
 
     /// A run with this seed, aligned ticks and the default limit.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
-            ticks: Ticks::default(),
-            virtual_limit: Self::DEFAULT_VIRTUAL_LIMIT,
+            ticks: TickAlignment::default(),
+            virtual_time_limit: Self::DEFAULT_VIRTUAL_TIME_LIMIT,
         }
     }
 
     /// The same run with other ticks.
     #[must_use]
-    pub fn ticks(mut self, ticks: Ticks) -> Self {
+    pub fn ticks(mut self, ticks: TickAlignment) -> Self {
         self.ticks = ticks;
         self
     }
 
     /// The same run with another limit.
     #[must_use]
-    pub fn virtual_limit(mut self, virtual_limit: Duration) -> Self {
-        self.virtual_limit = virtual_limit;
+    pub fn virtual_time_limit(mut self, virtual_time_limit: Duration) -> Self {
+        self.virtual_time_limit = virtual_time_limit;
         self
     }
 
     /// What to boot when the emulator has crashed the guest: the same with other random numbers and another start
     /// time. The same boots crash in every run, so the result stays the same, too.
-    pub(crate) fn other_boots(&self) -> impl Iterator<Item = Self> {
+    pub(crate) fn settings_after_emulator_crash(&self) -> impl Iterator<Item = Self> {
         /// Larger than the number of seeds of any comparison, so that no other run has the same seed.
-        const DISTANCE: u64 = 1_000_003;
+        const SEED_DISTANCE: u64 = 1_000_003;
         (1..4).map(|attempt| Self {
-            seed: self.seed.wrapping_add(attempt * DISTANCE),
+            seed: self.seed.wrapping_add(attempt * SEED_DISTANCE),
             ..self.clone()
         })
     }
@@ -72,26 +72,26 @@ impl Deterministic {
         vec![
             ("-icount", "shift=0,sleep=off".to_owned()),
             ("-seed", self.seed.to_string()),
-            ("-rtc", BOOT_DATE.to_owned()),
+            ("-rtc", RTC_OPTION_VALUE.to_owned()),
             // A network hub without a card: only the filter's timer matters.
             ("-netdev", "hubport,id=turns,hubid=0".to_owned()),
             (
                 "-object",
-                format!("filter-buffer,id=turn,netdev=turns,interval={TURN_US}"),
+                format!("filter-buffer,id=turn,netdev=turns,interval={VCPU_TURN_US}"),
             ),
         ]
     }
 
     /// Words on the kernel's command line.
-    pub(crate) fn kernel_words(&self) -> &'static [&'static str] {
+    pub(crate) fn kernel_arguments(&self) -> &'static [&'static str] {
         match self.ticks {
-            Ticks::Aligned => &["clocksource=tsc", "skew_tick=0"],
-            Ticks::Skewed => &["clocksource=tsc", "skew_tick=1"],
+            TickAlignment::Aligned => &["clocksource=tsc", "skew_tick=0"],
+            TickAlignment::Skewed => &["clocksource=tsc", "skew_tick=1"],
         }
     }
 
     /// Time from the guest's readiness to the start of the command: up to two ticks of 4 ms.
-    pub(crate) fn start_offset(&self) -> Duration {
+    pub(crate) fn command_start_delay(&self) -> Duration {
         const TWO_TICKS_US: u64 = 8_000;
         Duration::from_micros(random_words(self.seed).next().unwrap_or(0) % TWO_TICKS_US)
     }
@@ -108,7 +108,7 @@ impl Deterministic {
 
 /// Alignment of the scheduler ticks of the CPUs. Ticks shape latencies, because most preemption happens at a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Ticks {
+pub enum TickAlignment {
     /// All CPUs tick at the same moment, the kernel's default.
     #[default]
     Aligned,
@@ -118,57 +118,66 @@ pub enum Ticks {
 
 /// What a deterministic run leaves for comparing it with another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Determinism {
+pub struct DeterministicRunRecord {
     /// Hash of the output, the console with its timestamps, and the kernel's counters (interrupts, context switches,
     /// CPU time) at the end. Two runs of the same files, command and seed must have the same digest.
-    pub digest: Digest,
+    pub digest: RunDigest,
     /// The guest's time from boot to the end of the command.
     pub virtual_time: Duration,
     /// The text with the kernel's counters that the guest printed at the end of the command.
-    pub counters: String,
+    pub kernel_counters: String,
 }
 
 /// The first line in which two runs differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Difference {
+pub struct RunDifference {
     /// The part of the run: its output, the console or the counters.
     pub part: &'static str,
     /// The number of the line, from 1.
-    pub line: usize,
+    pub line_number: usize,
     /// The line in both runs; `None` in the run that has fewer lines.
-    pub lines: [Option<String>; 2],
+    pub line_in_each_run: [Option<String>; 2],
 }
 
-impl Difference {
+impl RunDifference {
     /// Compares one part of two runs; `None` if it is equal.
-    pub(crate) fn find(part: &'static str, one: &[u8], other: &[u8]) -> Option<Self> {
-        if one == other {
+    pub(crate) fn first_difference(
+        part: &'static str,
+        first_run: &[u8],
+        second_run: &[u8],
+    ) -> Option<Self> {
+        if first_run == second_run {
             return None;
         }
-        let [one, other] = [one, other].map(|text| text.split_inclusive(|byte| *byte == b'\n'));
-        let equal = one
+        let [first_run, second_run] =
+            [first_run, second_run].map(|text| text.split_inclusive(|byte| *byte == b'\n'));
+        let equal_lines = first_run
             .clone()
-            .zip(other.clone())
-            .take_while(|(one, other)| one == other)
+            .zip(second_run.clone())
+            .take_while(|(first_run, second_run)| first_run == second_run)
             .count();
         let text =
             |line: Option<&[u8]>| line.map(|line| String::from_utf8_lossy(line).into_owned());
         Some(Self {
             part,
-            line: equal + 1,
-            lines: [one, other].map(|mut lines| text(lines.nth(equal))),
+            line_number: equal_lines + 1,
+            line_in_each_run: [first_run, second_run].map(|mut lines| text(lines.nth(equal_lines))),
         })
     }
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for RunDifference {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { part, line, lines } = self;
+        let Self {
+            part,
+            line_number,
+            line_in_each_run,
+        } = self;
         write!(
             formatter,
-            "the {part} of the two runs differs in line {line}"
+            "the {part} of the two runs differs in line {line_number}"
         )?;
-        for (run, line) in ["first", "second"].into_iter().zip(lines) {
+        for (run, line) in ["first", "second"].into_iter().zip(line_in_each_run) {
             match line {
                 Some(line) => write!(formatter, "\n  {run}: {line:?}")?,
                 None => write!(formatter, "\n  {run}: no such line")?,
@@ -180,11 +189,11 @@ impl fmt::Display for Difference {
 
 /// A 64-bit hash (FNV-1a), shown as 16 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Digest(u64);
+pub struct RunDigest(u64);
 
-impl Digest {
+impl RunDigest {
     /// The hash of some texts and of where each of them ends.
-    pub(crate) fn of<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+    pub(crate) fn of_texts<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
         const PRIME: u64 = 0x0000_0100_0000_01b3;
         let mut hash = OFFSET;
@@ -197,7 +206,7 @@ impl Digest {
     }
 }
 
-impl fmt::Display for Digest {
+impl fmt::Display for RunDigest {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{:016x}", self.0)
     }
@@ -221,20 +230,16 @@ mod tests {
 
     #[test]
     fn a_seed_decides_the_entropy_and_the_start() {
-        let one = Deterministic::new(1);
-        assert_eq!(one.entropy(), Deterministic::new(1).entropy());
-        assert_ne!(one.entropy(), Deterministic::new(2).entropy());
-        let offsets: Vec<Duration> = (0..6)
-            .map(|seed| Deterministic::new(seed).start_offset())
+        let settings = DeterministicSettings::new(1);
+        assert_eq!(settings.entropy(), DeterministicSettings::new(1).entropy());
+        assert_ne!(settings.entropy(), DeterministicSettings::new(2).entropy());
+        let delays: Vec<Duration> = (0..6)
+            .map(|seed| DeterministicSettings::new(seed).command_start_delay())
             .collect();
+        assert!(delays.iter().all(|delay| *delay < Duration::from_millis(8)));
         assert!(
-            offsets
-                .iter()
-                .all(|offset| *offset < Duration::from_millis(8))
-        );
-        assert!(
-            offsets.windows(2).all(|pair| pair[0] != pair[1]),
-            "{offsets:?}"
+            delays.windows(2).all(|pair| pair[0] != pair[1]),
+            "{delays:?}"
         );
     }
 
@@ -250,25 +255,28 @@ mod tests {
 
     #[test]
     fn a_difference_names_the_first_line_that_is_not_equal() {
-        let find =
-            |one: &str, other: &str| Difference::find("console", one.as_bytes(), other.as_bytes());
-        assert_eq!(find("a\nb\n", "a\nb\n"), None);
-        let message = find("a\nb\nc\n", "a\nd\ne\n").unwrap().to_string();
+        let first_difference = |first_run: &str, second_run: &str| {
+            RunDifference::first_difference("console", first_run.as_bytes(), second_run.as_bytes())
+        };
+        assert_eq!(first_difference("a\nb\n", "a\nb\n"), None);
+        let message = first_difference("a\nb\nc\n", "a\nd\ne\n")
+            .unwrap()
+            .to_string();
         let expected =
             "the console of the two runs differs in line 2\n  first: \"b\\n\"\n  second: \"d\\n\"";
         assert_eq!(message, expected);
-        let longer = find("a\n", "a\nb").unwrap();
+        let longer = first_difference("a\n", "a\nb").unwrap();
         assert_eq!(
-            (longer.line, longer.lines),
+            (longer.line_number, longer.line_in_each_run),
             (2, [None, Some("b".to_owned())])
         );
-        let cut = find("a", "a\n").unwrap();
-        assert_eq!(cut.line, 1);
+        let cut = first_difference("a", "a\n").unwrap();
+        assert_eq!(cut.line_number, 1);
     }
 
     #[test]
     fn a_digest_covers_every_byte_and_every_border() {
-        let digest = |texts: &[&str]| Digest::of(texts.iter().map(|text| text.as_bytes()));
+        let digest = |texts: &[&str]| RunDigest::of_texts(texts.iter().map(|text| text.as_bytes()));
         assert_eq!(digest(&["a", "b"]), digest(&["a", "b"]));
         for other in [&["a", "c"][..], &["ab", ""], &["", "ab"], &["a", "b", ""]] {
             assert_ne!(digest(&["a", "b"]), digest(other), "{other:?}");

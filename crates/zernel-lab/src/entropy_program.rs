@@ -4,11 +4,11 @@
 //! ioctl credits entropy, and a shell has none: busybox has `seedrng` from version 1.36 on.
 
 /// Where the program is loaded.
-const BASE: u64 = 0x40_0000;
+const LOAD_ADDRESS: u64 = 0x40_0000;
 /// Sizes of the ELF header and of one program header.
-const ELF_HEADER: u16 = 64;
-const PROGRAM_HEADER: u16 = 56;
-const CODE: u64 = ELF_HEADER as u64 + PROGRAM_HEADER as u64;
+const ELF_HEADER_BYTES: u16 = 64;
+const PROGRAM_HEADER_BYTES: u16 = 56;
+const CODE_OFFSET: u64 = ELF_HEADER_BYTES as u64 + PROGRAM_HEADER_BYTES as u64;
 
 /// The instructions, followed by the path that they refer to. `struct rand_pool_info` comes right after them.
 const INSTRUCTIONS: &[u8] = &[
@@ -26,17 +26,17 @@ const INSTRUCTIONS: &[u8] = &[
     0xb8, 0x3c, 0x00, 0x00, 0x00, // mov eax, 60 (exit), with the error number
     0x0f, 0x05, // syscall
 ];
-const PATH: &[u8] = b"/dev/urandom\0";
+const RANDOM_DEVICE_PATH: &[u8] = b"/dev/urandom\0";
 
 /// The program as a static x86-64 executable.
-pub(crate) fn executable(entropy: &[u8; 64]) -> Vec<u8> {
-    let mut content = [INSTRUCTIONS, PATH].concat();
+pub(crate) fn build_executable(entropy: &[u8; 64]) -> Vec<u8> {
+    let mut content = [INSTRUCTIONS, RANDOM_DEVICE_PATH].concat();
     let bytes = entropy.len() as u32;
     content.extend((bytes * 8).to_le_bytes());
     content.extend(bytes.to_le_bytes());
     content.extend(entropy);
     let mut file = elf_header();
-    file.extend(program_header(CODE + content.len() as u64));
+    file.extend(program_header(CODE_OFFSET + content.len() as u64));
     file.extend(content);
     file
 }
@@ -49,11 +49,11 @@ fn elf_header() -> Vec<u8> {
     header.extend(X86_64.to_le_bytes());
     header.extend(1_u32.to_le_bytes());
     // Entry point, offset of the program headers, no sections.
-    for word in [BASE + CODE, u64::from(ELF_HEADER), 0] {
+    for word in [LOAD_ADDRESS + CODE_OFFSET, u64::from(ELF_HEADER_BYTES), 0] {
         header.extend(word.to_le_bytes());
     }
     header.extend(0_u32.to_le_bytes());
-    for half in [ELF_HEADER, PROGRAM_HEADER, 1, 0, 0, 0] {
+    for half in [ELF_HEADER_BYTES, PROGRAM_HEADER_BYTES, 1, 0, 0, 0] {
         header.extend(half.to_le_bytes());
     }
     header
@@ -61,11 +61,15 @@ fn elf_header() -> Vec<u8> {
 
 /// One segment with the whole file, readable and executable.
 fn program_header(size: u64) -> Vec<u8> {
-    const LOAD: u32 = 1;
+    const LOADABLE_SEGMENT: u32 = 1;
     const READ_AND_EXECUTE: u32 = 5;
-    const PAGE: u64 = 0x1000;
-    let mut header = [LOAD.to_le_bytes(), READ_AND_EXECUTE.to_le_bytes()].concat();
-    for word in [0, BASE, BASE, size, size, PAGE] {
+    const PAGE_BYTES: u64 = 0x1000;
+    let mut header = [
+        LOADABLE_SEGMENT.to_le_bytes(),
+        READ_AND_EXECUTE.to_le_bytes(),
+    ]
+    .concat();
+    for word in [0, LOAD_ADDRESS, LOAD_ADDRESS, size, size, PAGE_BYTES] {
         header.extend(word.to_le_bytes());
     }
     header
@@ -77,10 +81,10 @@ mod tests {
     use object::{Object, ObjectSegment};
 
     #[test]
-    fn it_is_a_static_executable_with_the_bytes_at_its_end() {
-        let file = executable(&[0x5a; 64]);
+    fn the_program_is_static_and_ends_with_the_entropy() {
+        let file = build_executable(&[0x5a; 64]);
         let parsed = object::File::parse(&*file).unwrap();
-        assert_eq!(parsed.entry(), BASE + CODE);
+        assert_eq!(parsed.entry(), LOAD_ADDRESS + CODE_OFFSET);
         let segment = parsed.segments().next().unwrap();
         assert_eq!(segment.size(), file.len() as u64);
         assert!(file.ends_with(&[0x5a; 64]));
@@ -89,8 +93,11 @@ mod tests {
     /// The addresses in the code are distances from the next instruction.
     #[test]
     fn the_code_refers_to_the_path_and_to_the_pool() {
-        let distance = |at: usize| usize::from(INSTRUCTIONS[at - 4]) + at;
-        assert_eq!(distance(12), INSTRUCTIONS.len());
-        assert_eq!(distance(38), INSTRUCTIONS.len() + PATH.len());
+        let operand_target = |at: usize| usize::from(INSTRUCTIONS[at - 4]) + at;
+        assert_eq!(operand_target(12), INSTRUCTIONS.len());
+        assert_eq!(
+            operand_target(38),
+            INSTRUCTIONS.len() + RANDOM_DEVICE_PATH.len()
+        );
     }
 }

@@ -9,28 +9,28 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::deterministic::Deterministic;
+use crate::deterministic::DeterministicSettings;
 use crate::entropy_program;
-use crate::host::find_program;
 use crate::initramfs::{Initramfs, InitramfsError};
 use crate::kernel::Kernel;
-use crate::program;
+use crate::program_dependencies;
+use crate::program_search::find_program;
 use crate::vm::{CommandStatus, VmError};
 
 /// The first process, named on the kernel's command line.
-pub(crate) const INIT: &str = "/zernel/init";
-const BUSYBOX: &str = "/zernel/busybox";
+pub(crate) const INIT_PATH: &str = "/zernel/init";
+const BUSYBOX_PATH: &str = "/zernel/busybox";
 /// Credits the kernel with the seed's random bytes.
-const ENTROPY: &str = "/zernel/entropy";
+const ENTROPY_PROGRAM_PATH: &str = "/zernel/entropy";
 
 /// Files in the run's folder, one per port.
-pub(crate) const STDOUT: &str = "stdout";
-pub(crate) const STDERR: &str = "stderr";
-pub(crate) const STATUS: &str = "status";
+pub(crate) const STDOUT_FILE: &str = "stdout";
+pub(crate) const STDERR_FILE: &str = "stderr";
+pub(crate) const STATUS_FILE: &str = "status";
 
 /// The ports that carry bytes from the guest to the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ports {
+pub(crate) enum GuestPorts {
     /// Fast, but the driver must be built into the kernel, because the guest has no modules.
     Virtio,
     /// Four PC serial ports; the first is the console. Half a megabyte per second, and every kernel has the
@@ -38,29 +38,33 @@ pub(crate) enum Ports {
     Serial,
 }
 
-impl Ports {
+impl GuestPorts {
     /// The best ports a kernel has without modules.
-    pub(crate) fn of(kernel: &Kernel) -> Self {
-        let virtio = ["CONFIG_VIRTIO_PCI", "CONFIG_VIRTIO_CONSOLE"]
+    pub(crate) fn for_kernel(kernel: &Kernel) -> Self {
+        let has_virtio = ["CONFIG_VIRTIO_PCI", "CONFIG_VIRTIO_CONSOLE"]
             .iter()
             .all(|option| kernel.has_option(option));
-        if virtio { Self::Virtio } else { Self::Serial }
+        if has_virtio {
+            Self::Virtio
+        } else {
+            Self::Serial
+        }
     }
 
     /// Arguments with which QEMU writes each port of the guest to a file in QEMU's working folder.
     ///
     /// Without an event descriptor if deterministic: with it another host thread carries the bytes, at a
     /// time that does not depend on the guest's clock.
-    pub(crate) fn qemu_arguments(self, deterministic: bool) -> Vec<OsString> {
+    pub(crate) fn qemu_arguments(self, is_deterministic: bool) -> Vec<OsString> {
         let mut arguments = Vec::new();
         if self == Self::Virtio {
-            let device = match deterministic {
+            let device = match is_deterministic {
                 true => "virtio-serial-pci,ioeventfd=off",
                 false => "virtio-serial-pci",
             };
             arguments.extend(["-device".to_owned(), device.to_owned()]);
         }
-        for (index, name) in [STDOUT, STDERR, STATUS].iter().enumerate() {
+        for (index, name) in [STDOUT_FILE, STDERR_FILE, STATUS_FILE].iter().enumerate() {
             let number = index + 1;
             arguments.extend(["-chardev".to_owned(), format!("file,id={name},path={name}")]);
             arguments.extend(match self {
@@ -75,7 +79,7 @@ impl Ports {
     }
 
     /// The guest's side: the path of port 1, 2 or 3 without its number.
-    fn device(self) -> &'static str {
+    fn device_path_prefix(self) -> &'static str {
         match self {
             Self::Virtio => "/dev/vport0p",
             Self::Serial => "/dev/ttyS",
@@ -89,13 +93,13 @@ pub(crate) struct GuestCommand<'a> {
     pub(crate) program: &'a OsStr,
     pub(crate) arguments: &'a [OsString],
     pub(crate) environment: &'a [(String, OsString)],
-    pub(crate) deterministic: Option<&'a Deterministic>,
+    pub(crate) deterministic: Option<&'a DeterministicSettings>,
 }
 
 /// The statically linked busybox that the first process is made of.
 pub(crate) fn find_busybox() -> Result<PathBuf, VmError> {
     let path = find_program("busybox").ok_or(VmError::BusyboxMissing)?;
-    match program::loader(&path) {
+    match program_dependencies::dynamic_loader(&path) {
         Ok(None) => Ok(path),
         Ok(Some(_)) => Err(VmError::BusyboxNotStatic { path }),
         Err(error) => Err(InitramfsError::from(error).into()),
@@ -103,22 +107,22 @@ pub(crate) fn find_busybox() -> Result<PathBuf, VmError> {
 }
 
 /// Adds the first process, and what programs expect of any Linux system.
-pub(crate) fn add_base(
+pub(crate) fn add_base_system(
     initramfs: &mut Initramfs,
     kernel: &Kernel,
     script: Vec<u8>,
 ) -> Result<(), VmError> {
-    initramfs.add_file(find_busybox()?, BUSYBOX)?;
-    initramfs.add_bytes(INIT, script, 0o755)?;
+    initramfs.add_host_file(find_busybox()?, BUSYBOX_PATH)?;
+    initramfs.add_file_with_content(INIT_PATH, script, 0o755)?;
     for folder in ["/dev", "/proc", "/root", "/run", "/sys"] {
         initramfs.add_directory(folder, 0o755)?;
     }
     initramfs.add_directory("/tmp", 0o1777)?;
-    if !initramfs.contains("/bin/sh") {
-        initramfs.add_symlink("/bin/sh", BUSYBOX)?;
+    if !initramfs.contains_path("/bin/sh") {
+        initramfs.add_symlink("/bin/sh", BUSYBOX_PATH)?;
     }
-    if let Some(config) = &kernel.config {
-        initramfs.add_file(
+    if let Some(config) = &kernel.config_path {
+        initramfs.add_host_file(
             config,
             Path::new("/boot").join(format!("config-{}", kernel.version)),
         )?;
@@ -127,12 +131,12 @@ pub(crate) fn add_base(
 }
 
 /// Adds the program that the first process of a deterministic guest calls.
-pub(crate) fn add_entropy(
+pub(crate) fn add_entropy_program(
     initramfs: &mut Initramfs,
-    deterministic: &Deterministic,
+    deterministic: &DeterministicSettings,
 ) -> Result<(), VmError> {
-    let program = entropy_program::executable(&deterministic.entropy());
-    Ok(initramfs.add_bytes(ENTROPY, program, 0o755)?)
+    let program = entropy_program::build_executable(&deterministic.entropy());
+    Ok(initramfs.add_file_with_content(ENTROPY_PROGRAM_PATH, program, 0o755)?)
 }
 
 /// The first process's script.
@@ -141,60 +145,68 @@ pub(crate) fn add_entropy(
 /// only part of a large write and can be opened only once, which programs do not expect of their stdout.
 /// `time` distinguishes an exit code from a signal; a shell's `$?` does not. Processes that the command leaves
 /// running are killed before the script waits for the pipes, because a daemon would hold them open for ever.
-pub(crate) fn init_script(command: &GuestCommand<'_>, ports: Ports) -> Result<Vec<u8>, VmError> {
+pub(crate) fn init_script(
+    command: &GuestCommand<'_>,
+    ports: GuestPorts,
+) -> Result<Vec<u8>, VmError> {
     let mut script = Vec::new();
-    let mut line = |words: &[&[u8]]| {
+    let mut add_line = |words: &[&[u8]]| {
         script.extend_from_slice(&words.concat());
         script.push(b'\n');
     };
-    line(&[PREPARE.as_bytes()]);
-    line(&[b"port=", ports.device().as_bytes()]);
-    if ports == Ports::Serial {
-        line(&[b"for number in 1 2 3; do $busybox stty -F $port$number raw -echo; done"]);
+    add_line(&[PREPARE_SCRIPT.as_bytes()]);
+    add_line(&[b"port=", ports.device_path_prefix().as_bytes()]);
+    if ports == GuestPorts::Serial {
+        add_line(&[b"for number in 1 2 3; do $busybox stty -F $port$number raw -echo; done"]);
     }
     for (name, value) in command.environment {
-        line(&[b"export ", variable_name(name)?, b"=", &quoted(value)?]);
+        add_line(&[
+            b"export ",
+            check_variable_name(name)?,
+            b"=",
+            &quote_for_shell(value)?,
+        ]);
     }
-    let mut words = quoted(command.program)?;
+    let mut words = quote_for_shell(command.program)?;
     for argument in command.arguments {
         words.push(b' ');
-        words.extend(quoted(argument)?);
+        words.extend(quote_for_shell(argument)?);
     }
-    line(&[
+    add_line(&[
         b"run() { exec $busybox time -o /run/how -f ok $busybox setsid ",
         &words,
         b"; }",
     ]);
-    line(&[hooks(command.deterministic).as_bytes()]);
-    line(&[RUN.as_bytes()]);
+    add_line(&[before_and_after_functions(command.deterministic).as_bytes()]);
+    add_line(&[RUN_SCRIPT.as_bytes()]);
     Ok(script)
 }
 
 /// What the script does right before and right after the command, as two functions.
-fn hooks(deterministic: Option<&Deterministic>) -> String {
+fn before_and_after_functions(deterministic: Option<&DeterministicSettings>) -> String {
     let Some(deterministic) = deterministic else {
         return "before() { :; }\nafter() { :; }".to_owned();
     };
-    let limit_us = deterministic.virtual_limit.as_micros();
-    let offset_us = deterministic.start_offset().as_micros();
+    let limit_us = deterministic.virtual_time_limit.as_micros();
+    let delay_us = deterministic.command_start_delay().as_micros();
     format!(
         "before() {{
-    {ENTROPY}
-    {{ $busybox usleep {limit_us}; echo {LIMIT} >&3; $busybox poweroff -f; }} </dev/null >/dev/null 2>&1 &
-    $busybox usleep {offset_us}
+    {ENTROPY_PROGRAM_PATH}
+    {{ $busybox usleep {limit_us}; echo {LIMIT_LINE} >&3; $busybox poweroff -f; }} </dev/null >/dev/null 2>&1 &
+    $busybox usleep {delay_us}
 }}
 after() {{
-    $busybox sed -n 's/^now at \\([0-9]*\\) nsecs/{TIME}\\1/p' /proc/timer_list >&3
+    $busybox sed -n 's/^now at \\([0-9]*\\) nsecs/{TIME_PREFIX}\\1/p' /proc/timer_list >&3
     $busybox sed 's/^/state /' /proc/stat /proc/interrupts /proc/schedstat >&3
 }}"
     )
 }
 
 /// Lines on the status port of a deterministic guest: the limit of virtual time was reached, the time at the end.
-const LIMIT: &str = "limit";
-const TIME: &str = "time ";
+const LIMIT_LINE: &str = "limit";
+const TIME_PREFIX: &str = "time ";
 
-const PREPARE: &str = "#!/zernel/busybox sh
+const PREPARE_SCRIPT: &str = "#!/zernel/busybox sh
 busybox=/zernel/busybox
 $busybox mount -t proc proc /proc
 $busybox mount -t sysfs sysfs /sys
@@ -213,7 +225,7 @@ $busybox ln -s /proc/self/fd/2 /dev/stderr
 $busybox ip link set lo up
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb";
 
-const RUN: &str = r#"exec 3>${port}3
+const RUN_SCRIPT: &str = r#"exec 3>${port}3
 $busybox mkfifo /run/stdout /run/stderr
 $busybox cat </run/stdout >${port}1 3>&- &
 stdout=$!
@@ -237,9 +249,9 @@ echo "done $code $how" >&3
 $busybox poweroff -f"#;
 
 /// One word of a shell script that means exactly these bytes.
-fn quoted(word: &OsStr) -> Result<Vec<u8>, VmError> {
+fn quote_for_shell(word: &OsStr) -> Result<Vec<u8>, VmError> {
     if word.as_bytes().contains(&0) {
-        return Err(VmError::BadWord {
+        return Err(VmError::BadArgumentOrVariableName {
             word: word.to_owned(),
         });
     }
@@ -254,49 +266,58 @@ fn quoted(word: &OsStr) -> Result<Vec<u8>, VmError> {
     Ok(quoted)
 }
 
-fn variable_name(name: &str) -> Result<&[u8], VmError> {
-    let letters = name
+fn check_variable_name(name: &str) -> Result<&[u8], VmError> {
+    let has_only_valid_bytes = name
         .bytes()
         .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    if letters && !name.starts_with(|first: char| first.is_ascii_digit()) && !name.is_empty() {
+    if has_only_valid_bytes
+        && !name.starts_with(|first: char| first.is_ascii_digit())
+        && !name.is_empty()
+    {
         Ok(name.as_bytes())
     } else {
-        Err(VmError::BadWord { word: name.into() })
+        Err(VmError::BadArgumentOrVariableName { word: name.into() })
     }
 }
 
 /// How far the guest is, by what it wrote on the status port so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum GuestProgress {
     Booting,
     Running,
-    VirtualLimitReached,
-    Done(CommandStatus),
+    VirtualTimeLimitReached,
+    CommandEnded(CommandStatus),
 }
 
-impl Progress {
-    pub(crate) fn read(status: &str) -> Self {
+impl GuestProgress {
+    pub(crate) fn parse_status(status: &str) -> Self {
         // A line without its end may still be growing.
-        let complete = status.rfind('\n').map_or("", |end| &status[..end]);
-        let done = complete.lines().find_map(|line| line.strip_prefix("done "));
-        match done.and_then(command_status) {
-            Some(status) => Self::Done(status),
-            None if complete.lines().any(|line| line == LIMIT) => Self::VirtualLimitReached,
-            None if complete.lines().any(|line| line == "ready") => Self::Running,
+        let complete_lines = status.rfind('\n').map_or("", |end| &status[..end]);
+        let ended_line = complete_lines
+            .lines()
+            .find_map(|line| line.strip_prefix("done "));
+        match ended_line.and_then(parse_command_status) {
+            Some(status) => Self::CommandEnded(status),
+            None if complete_lines.lines().any(|line| line == LIMIT_LINE) => {
+                Self::VirtualTimeLimitReached
+            }
+            None if complete_lines.lines().any(|line| line == "ready") => Self::Running,
             None => Self::Booting,
         }
     }
 }
 
 /// The time since boot that a deterministic guest wrote at the command's end.
-pub(crate) fn virtual_time(status: &str) -> Option<Duration> {
-    let nanoseconds = status.lines().find_map(|line| line.strip_prefix(TIME))?;
+pub(crate) fn virtual_time_in_status(status: &str) -> Option<Duration> {
+    let nanoseconds = status
+        .lines()
+        .find_map(|line| line.strip_prefix(TIME_PREFIX))?;
     nanoseconds.parse().ok().map(Duration::from_nanos)
 }
 
 /// Reads the shell's exit code and the first line `time` wrote. `time` that wrote nothing was killed itself,
 /// together with the command.
-fn command_status(line: &str) -> Option<CommandStatus> {
+fn parse_command_status(line: &str) -> Option<CommandStatus> {
     let (code, how) = line.split_once(' ')?;
     let code: i32 = code.parse().ok()?;
     if let Some(signal) = how.strip_prefix("Command terminated by signal ") {
@@ -328,7 +349,7 @@ mod tests {
         ];
         for word in words.map(OsStr::from_bytes) {
             let mut script = b"printf %s ".to_vec();
-            script.extend(quoted(word).unwrap());
+            script.extend(quote_for_shell(word).unwrap());
             let output = Command::new("/bin/sh")
                 .arg("-c")
                 .arg(OsStr::from_bytes(&script))
@@ -336,45 +357,60 @@ mod tests {
                 .unwrap();
             assert_eq!(output.stdout, word.as_bytes());
         }
-        assert!(quoted(OsStr::from_bytes(b"a\0b")).is_err());
+        assert!(quote_for_shell(OsStr::from_bytes(b"a\0b")).is_err());
     }
 
     #[test]
     fn variable_names_are_checked() {
         for name in ["RUST_LOG", "_x1"] {
-            assert!(variable_name(name).is_ok(), "{name}");
+            assert!(check_variable_name(name).is_ok(), "{name}");
         }
         for name in ["", "1x", "a-b", "a=b", "a b", "ä"] {
-            assert!(variable_name(name).is_err(), "{name}");
+            assert!(check_variable_name(name).is_err(), "{name}");
         }
     }
 
     #[test]
     fn progress_follows_the_status_port() {
         use CommandStatus::{Exited, Killed};
-        assert_eq!(Progress::read(""), Progress::Booting);
-        assert_eq!(Progress::read("read"), Progress::Booting);
-        assert_eq!(Progress::read("ready\n"), Progress::Running);
-        assert_eq!(Progress::read("ready\ndone 1"), Progress::Running);
+        assert_eq!(GuestProgress::parse_status(""), GuestProgress::Booting);
+        assert_eq!(GuestProgress::parse_status("read"), GuestProgress::Booting);
         assert_eq!(
-            Progress::read("ready\ndone 0 ok\n"),
-            Progress::Done(Exited(0))
+            GuestProgress::parse_status("ready\n"),
+            GuestProgress::Running
+        );
+        assert_eq!(
+            GuestProgress::parse_status("ready\ndone 1"),
+            GuestProgress::Running
+        );
+        assert_eq!(
+            GuestProgress::parse_status("ready\ndone 0 ok\n"),
+            GuestProgress::CommandEnded(Exited(0))
         );
         let line = "ready\ndone 137 Command exited with non-zero status 137\n";
-        assert_eq!(Progress::read(line), Progress::Done(Exited(137)));
+        assert_eq!(
+            GuestProgress::parse_status(line),
+            GuestProgress::CommandEnded(Exited(137))
+        );
         let line = "ready\ndone 9 Command terminated by signal 9\n";
-        assert_eq!(Progress::read(line), Progress::Done(Killed { signal: 9 }));
         assert_eq!(
-            Progress::read("ready\ndone 137 \n"),
-            Progress::Done(Killed { signal: 9 })
-        );
-        assert_eq!(Progress::read("ready\ndone malformed\n"), Progress::Running);
-        assert_eq!(
-            Progress::read("ready\nlimit\n"),
-            Progress::VirtualLimitReached
+            GuestProgress::parse_status(line),
+            GuestProgress::CommandEnded(Killed { signal: 9 })
         );
         assert_eq!(
-            virtual_time("ready\ntime 1234567890\ndone 0 ok\n"),
+            GuestProgress::parse_status("ready\ndone 137 \n"),
+            GuestProgress::CommandEnded(Killed { signal: 9 })
+        );
+        assert_eq!(
+            GuestProgress::parse_status("ready\ndone malformed\n"),
+            GuestProgress::Running
+        );
+        assert_eq!(
+            GuestProgress::parse_status("ready\nlimit\n"),
+            GuestProgress::VirtualTimeLimitReached
+        );
+        assert_eq!(
+            virtual_time_in_status("ready\ntime 1234567890\ndone 0 ok\n"),
             Some(Duration::new(1, 234_567_890))
         );
     }
@@ -383,11 +419,11 @@ mod tests {
     fn the_script_is_valid_shell() {
         let arguments = [OsString::from("-c"), OsString::from("echo 'a' && exit 7")];
         let environment = [("A".to_owned(), OsString::from("b c"))];
-        let deterministic = Deterministic::new(1);
+        let deterministic = DeterministicSettings::new(1);
         for (ports, deterministic) in [
-            (Ports::Virtio, None),
-            (Ports::Serial, None),
-            (Ports::Virtio, Some(&deterministic)),
+            (GuestPorts::Virtio, None),
+            (GuestPorts::Serial, None),
+            (GuestPorts::Virtio, Some(&deterministic)),
         ] {
             let command = GuestCommand {
                 program: OsStr::new("/bin/sh"),

@@ -13,14 +13,14 @@ use std::path::{Component, Path, PathBuf};
 use thiserror::Error;
 
 use crate::cpio::CpioWriter;
-pub use crate::program::ProgramError;
-use crate::program::{loader, needs};
+pub use crate::program_dependencies::ProgramError;
+use crate::program_dependencies::{dynamic_loader, needed_files};
 
 /// The loader's index of libraries; without it the guest would not find those outside the default folders.
-const LOADER_INDEX: &str = "/etc/ld.so.cache";
+const LOADER_INDEX_PATH: &str = "/etc/ld.so.cache";
 /// Folders that the loader searches without its index. The index lists all libraries of a machine, so a guest that gets
 /// it is not the same on another machine.
-const LOADER_FOLDERS: [&str; 6] = [
+const LOADER_DEFAULT_FOLDERS: [&str; 6] = [
     "/lib",
     "/usr/lib",
     "/lib64",
@@ -40,7 +40,7 @@ pub enum InitramfsError {
     },
     /// Two entries want the same path, or one needs a folder where the other is a file.
     #[error("{path} is in the guest already and is not of the same kind", path = path.display())]
-    Conflict {
+    PathConflict {
         /// The path in the guest.
         path: PathBuf,
     },
@@ -52,7 +52,7 @@ pub enum InitramfsError {
     },
     /// A file of this machine could not be read.
     #[error("cannot copy {path} into the guest: {source}", path = path.display())]
-    Unreadable {
+    HostFileUnreadable {
         /// The path on this machine.
         path: PathBuf,
         /// Why.
@@ -63,25 +63,25 @@ pub enum InitramfsError {
     Program(#[from] ProgramError),
     /// The archive could not be written.
     #[error("cannot write the initramfs: {0}; is the disk full?")]
-    Write(#[source] io::Error),
+    WriteFailed(#[source] io::Error),
 }
 
 /// What a guest sees in its root folder.
 #[derive(Debug, Clone, Default)]
 pub struct Initramfs {
     /// By path in the guest. Paths order by component, so a folder comes before what is in it.
-    entries: BTreeMap<PathBuf, Entry>,
+    entries: BTreeMap<PathBuf, InitramfsEntry>,
 }
 
 #[derive(Debug, Clone)]
-enum Entry {
+enum InitramfsEntry {
     Directory { mode: u32 },
-    HostFile { host: PathBuf, mode: u32 },
+    HostFile { host_path: PathBuf, mode: u32 },
     Bytes { content: Vec<u8>, mode: u32 },
     Symlink { target: PathBuf },
 }
 
-impl Entry {
+impl InitramfsEntry {
     fn is_directory(&self) -> bool {
         matches!(self, Self::Directory { .. })
     }
@@ -94,29 +94,29 @@ impl Initramfs {
     }
 
     /// Whether the guest has something at this path.
-    pub fn contains(&self, guest: impl AsRef<Path>) -> bool {
-        self.entries.contains_key(guest.as_ref())
+    pub fn contains_path(&self, guest_path: impl AsRef<Path>) -> bool {
+        self.entries.contains_key(guest_path.as_ref())
     }
 
     /// An empty folder with the given mode, and its parents.
     pub fn add_directory(
         &mut self,
-        guest: impl AsRef<Path>,
+        guest_path: impl AsRef<Path>,
         mode: u32,
     ) -> Result<(), InitramfsError> {
-        self.insert(guest.as_ref(), Entry::Directory { mode })
+        self.insert_entry(guest_path.as_ref(), InitramfsEntry::Directory { mode })
     }
 
     /// A file with this content.
-    pub fn add_bytes(
+    pub fn add_file_with_content(
         &mut self,
-        guest: impl AsRef<Path>,
+        guest_path: impl AsRef<Path>,
         content: impl Into<Vec<u8>>,
         mode: u32,
     ) -> Result<(), InitramfsError> {
-        self.insert(
-            guest.as_ref(),
-            Entry::Bytes {
+        self.insert_entry(
+            guest_path.as_ref(),
+            InitramfsEntry::Bytes {
                 content: content.into(),
                 mode,
             },
@@ -126,128 +126,147 @@ impl Initramfs {
     /// A symbolic link; the target is not checked.
     pub fn add_symlink(
         &mut self,
-        guest: impl AsRef<Path>,
+        guest_path: impl AsRef<Path>,
         target: impl Into<PathBuf>,
     ) -> Result<(), InitramfsError> {
-        self.insert(
-            guest.as_ref(),
-            Entry::Symlink {
+        self.insert_entry(
+            guest_path.as_ref(),
+            InitramfsEntry::Symlink {
                 target: target.into(),
             },
         )
     }
 
     /// A copy of a file of this machine, with its mode. Symbolic links on this machine are followed.
-    pub fn add_file(
+    pub fn add_host_file(
         &mut self,
-        host: impl AsRef<Path>,
-        guest: impl AsRef<Path>,
+        host_path: impl AsRef<Path>,
+        guest_path: impl AsRef<Path>,
     ) -> Result<(), InitramfsError> {
-        let host = host.as_ref();
-        let unreadable = |source| InitramfsError::Unreadable {
-            path: host.to_owned(),
+        let host_path = host_path.as_ref();
+        let unreadable = |source| InitramfsError::HostFileUnreadable {
+            path: host_path.to_owned(),
             source,
         };
-        let metadata = fs::metadata(host).map_err(unreadable)?;
+        let metadata = fs::metadata(host_path).map_err(unreadable)?;
         if !metadata.is_file() {
             return Err(InitramfsError::NotAFile {
-                path: host.to_owned(),
+                path: host_path.to_owned(),
             });
         }
-        let host = std::path::absolute(host).map_err(unreadable)?;
+        let host_path = std::path::absolute(host_path).map_err(unreadable)?;
         let mode = metadata.permissions().mode() & 0o7777;
-        self.insert(guest.as_ref(), Entry::HostFile { host, mode })
+        self.insert_entry(
+            guest_path.as_ref(),
+            InitramfsEntry::HostFile { host_path, mode },
+        )
     }
 
     /// An executable of this machine, at the same path, with the loader and the libraries it needs.
-    pub fn add_program(&mut self, host: impl AsRef<Path>) -> Result<(), InitramfsError> {
-        let host =
-            std::path::absolute(host.as_ref()).map_err(|source| InitramfsError::Unreadable {
-                path: host.as_ref().to_owned(),
+    pub fn add_program(&mut self, host_path: impl AsRef<Path>) -> Result<(), InitramfsError> {
+        let host_path = std::path::absolute(host_path.as_ref()).map_err(|source| {
+            InitramfsError::HostFileUnreadable {
+                path: host_path.as_ref().to_owned(),
                 source,
-            })?;
-        self.add_program_at(&host, &host)
+            }
+        })?;
+        self.add_program_at(&host_path, &host_path)
     }
 
     /// An executable of this machine, at another path, with the loader and the libraries it needs.
     pub fn add_program_at(
         &mut self,
-        host: impl AsRef<Path>,
-        guest: impl AsRef<Path>,
+        host_path: impl AsRef<Path>,
+        guest_path: impl AsRef<Path>,
     ) -> Result<(), InitramfsError> {
-        let needs = needs(host.as_ref())?;
-        if needs.iter().any(|path| needs_index(path)) && Path::new(LOADER_INDEX).is_file() {
-            self.add_file(LOADER_INDEX, LOADER_INDEX)?;
+        let required_files = needed_files(host_path.as_ref())?;
+        if required_files.iter().any(|path| needs_loader_index(path))
+            && Path::new(LOADER_INDEX_PATH).is_file()
+        {
+            self.add_host_file(LOADER_INDEX_PATH, LOADER_INDEX_PATH)?;
         }
-        for path in &needs {
-            self.add_file(path, path)?;
+        for path in &required_files {
+            self.add_host_file(path, path)?;
         }
-        self.add_file(host, guest)
+        self.add_host_file(host_path, guest_path)
     }
 
     /// A file of this machine, at the same path; a program comes with the loader and the libraries it needs.
-    pub fn add_same(&mut self, host: impl AsRef<Path>) -> Result<(), InitramfsError> {
-        let host = host.as_ref();
-        let path = std::path::absolute(host).map_err(|source| InitramfsError::Unreadable {
-            path: host.to_owned(),
-            source,
+    pub fn add_at_same_path(&mut self, host_path: impl AsRef<Path>) -> Result<(), InitramfsError> {
+        let host_path = host_path.as_ref();
+        let path = std::path::absolute(host_path).map_err(|source| {
+            InitramfsError::HostFileUnreadable {
+                path: host_path.to_owned(),
+                source,
+            }
         })?;
-        match loader(&path) {
+        match dynamic_loader(&path) {
             Ok(Some(_)) => self.add_program(path),
             // A script, a library, data; or a folder, which is refused.
-            Ok(None) | Err(ProgramError::NotAnExecutable { .. }) => self.add_file(&path, &path),
+            Ok(None) | Err(ProgramError::NotAnExecutable { .. }) => {
+                self.add_host_file(&path, &path)
+            }
             Err(error) => Err(error.into()),
         }
     }
 
     /// Writes the archive.
-    pub fn write_to(&self, sink: impl Write) -> Result<(), InitramfsError> {
-        let mut writer = CpioWriter::new(sink);
-        for (guest, entry) in &self.entries {
-            write_entry(&mut writer, guest, entry)?;
+    pub fn write_archive_to(&self, output: impl Write) -> Result<(), InitramfsError> {
+        let mut writer = CpioWriter::new(output);
+        for (guest_path, entry) in &self.entries {
+            write_entry(&mut writer, guest_path, entry)?;
         }
-        writer.finish().map(drop).map_err(InitramfsError::Write)
+        writer
+            .finish_archive()
+            .map(drop)
+            .map_err(InitramfsError::WriteFailed)
     }
 
-    fn insert(&mut self, guest: &Path, entry: Entry) -> Result<(), InitramfsError> {
-        if !is_plain_absolute(guest) {
+    fn insert_entry(
+        &mut self,
+        guest_path: &Path,
+        entry: InitramfsEntry,
+    ) -> Result<(), InitramfsError> {
+        if !is_valid_guest_path(guest_path) {
             return Err(InitramfsError::BadGuestPath {
-                path: guest.to_owned(),
+                path: guest_path.to_owned(),
             });
         }
-        if let Some(existing) = self.entries.get(guest)
+        if let Some(existing) = self.entries.get(guest_path)
             && existing.is_directory() != entry.is_directory()
         {
-            return Err(InitramfsError::Conflict {
-                path: guest.to_owned(),
+            return Err(InitramfsError::PathConflict {
+                path: guest_path.to_owned(),
             });
         }
-        if let Some(parent) = parents(guest).find(|parent| self.is_something_else(parent)) {
-            return Err(InitramfsError::Conflict {
+        if let Some(parent) =
+            parent_folders(guest_path).find(|parent| self.is_taken_by_a_non_folder(parent))
+        {
+            return Err(InitramfsError::PathConflict {
                 path: parent.to_owned(),
             });
         }
-        for parent in parents(guest) {
+        for parent in parent_folders(guest_path) {
             self.entries
                 .entry(parent.to_owned())
-                .or_insert(Entry::Directory { mode: 0o755 });
+                .or_insert(InitramfsEntry::Directory { mode: 0o755 });
         }
-        self.entries.insert(guest.to_owned(), entry);
+        self.entries.insert(guest_path.to_owned(), entry);
         Ok(())
     }
 
     /// Whether the path is taken by something that is not a folder.
-    fn is_something_else(&self, guest: &Path) -> bool {
+    fn is_taken_by_a_non_folder(&self, guest_path: &Path) -> bool {
         self.entries
-            .get(guest)
+            .get(guest_path)
             .is_some_and(|entry| !entry.is_directory())
     }
 }
 
 /// Whether the loader finds a library only by its index.
-fn needs_index(library: &Path) -> bool {
+fn needs_loader_index(library: &Path) -> bool {
     let is_searched = |folder: &Path| {
-        LOADER_FOLDERS
+        LOADER_DEFAULT_FOLDERS
             .iter()
             .any(|known| folder == Path::new(known))
     };
@@ -255,14 +274,14 @@ fn needs_index(library: &Path) -> bool {
 }
 
 /// The folders a path lies in, without the root itself.
-fn parents(path: &Path) -> impl Iterator<Item = &Path> {
+fn parent_folders(path: &Path) -> impl Iterator<Item = &Path> {
     path.ancestors()
         .skip(1)
         .filter(|parent| parent.parent().is_some())
 }
 
 /// Whether a path starts at the root, goes only downwards, and names something below the root.
-fn is_plain_absolute(path: &Path) -> bool {
+fn is_valid_guest_path(path: &Path) -> bool {
     let mut components = path.components();
     components.next() == Some(Component::RootDir)
         && components.clone().next().is_some()
@@ -271,54 +290,62 @@ fn is_plain_absolute(path: &Path) -> bool {
 
 fn write_entry<W: Write>(
     writer: &mut CpioWriter<W>,
-    guest: &Path,
-    entry: &Entry,
+    guest_path: &Path,
+    entry: &InitramfsEntry,
 ) -> Result<(), InitramfsError> {
-    let name = guest
+    let name = guest_path
         .strip_prefix("/")
-        .unwrap_or(guest)
+        .unwrap_or(guest_path)
         .as_os_str()
         .as_bytes();
     match entry {
-        Entry::Directory { mode } => writer.directory(name, *mode),
-        Entry::Symlink { target } => writer.symlink(name, target.as_os_str().as_bytes()),
-        Entry::Bytes { content, mode } => {
-            writer.file(name, *mode, content.len() as u64, &mut content.as_slice())
+        InitramfsEntry::Directory { mode } => writer.write_directory(name, *mode),
+        InitramfsEntry::Symlink { target } => {
+            writer.write_symlink(name, target.as_os_str().as_bytes())
         }
-        Entry::HostFile { host, mode } => return copy_host_file(writer, name, host, *mode),
+        InitramfsEntry::Bytes { content, mode } => {
+            writer.write_file(name, *mode, content.len() as u64, &mut content.as_slice())
+        }
+        InitramfsEntry::HostFile { host_path, mode } => {
+            return copy_host_file(writer, name, host_path, *mode);
+        }
     }
-    .map_err(InitramfsError::Write)
+    .map_err(InitramfsError::WriteFailed)
 }
 
 fn copy_host_file<W: Write>(
     writer: &mut CpioWriter<W>,
     name: &[u8],
-    host: &Path,
+    host_path: &Path,
     mode: u32,
 ) -> Result<(), InitramfsError> {
-    let unreadable = |source| InitramfsError::Unreadable {
-        path: host.to_owned(),
+    let unreadable = |source| InitramfsError::HostFileUnreadable {
+        path: host_path.to_owned(),
         source,
     };
-    let mut file = File::open(host).map_err(unreadable)?;
+    let mut file = File::open(host_path).map_err(unreadable)?;
     let size = file.metadata().map_err(unreadable)?.len();
-    writer.file(name, mode, size, &mut file).map_err(unreadable)
+    writer
+        .write_file(name, mode, size, &mut file)
+        .map_err(unreadable)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpio::tests::read;
+    use crate::cpio::tests::read_archive;
 
-    fn written(initramfs: &Initramfs) -> Vec<u8> {
+    fn archive_bytes(initramfs: &Initramfs) -> Vec<u8> {
         let mut archive = Vec::new();
-        initramfs.write_to(&mut archive).unwrap();
+        initramfs.write_archive_to(&mut archive).unwrap();
         archive
     }
 
-    fn sample() -> Initramfs {
+    fn sample_initramfs() -> Initramfs {
         let mut initramfs = Initramfs::new();
-        initramfs.add_bytes("/a/b/file", "content", 0o600).unwrap();
+        initramfs
+            .add_file_with_content("/a/b/file", "content", 0o600)
+            .unwrap();
         initramfs.add_symlink("/a/link", "b/file").unwrap();
         initramfs.add_directory("/tmp", 0o1777).unwrap();
         initramfs.add_program("/bin/cat").unwrap();
@@ -327,7 +354,7 @@ mod tests {
 
     #[test]
     fn folders_come_before_their_contents() {
-        let entries = read(&written(&sample()));
+        let entries = read_archive(&archive_bytes(&sample_initramfs()));
         let position = |name: &str| entries.iter().position(|entry| entry.name == name).unwrap();
         assert!(position("a") < position("a/b"));
         assert!(position("a/b") < position("a/b/file"));
@@ -339,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_program_is_copied_whole_at_the_same_path() {
-        let entries = read(&written(&sample()));
+        let entries = read_archive(&archive_bytes(&sample_initramfs()));
         let copied = entries
             .iter()
             .find(|entry| entry.name == "bin/cat")
@@ -355,39 +382,50 @@ mod tests {
         fs::write(&script, "#!/bin/sh\n").unwrap();
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
         let mut initramfs = Initramfs::new();
-        initramfs.add_same(&script).unwrap();
-        initramfs.add_same("/bin/cat").unwrap();
-        let entries = read(&written(&initramfs));
+        initramfs.add_at_same_path(&script).unwrap();
+        initramfs.add_at_same_path("/bin/cat").unwrap();
+        let entries = read_archive(&archive_bytes(&initramfs));
         let name = script.strip_prefix("/").unwrap().to_str().unwrap();
         let copied = entries.iter().find(|entry| entry.name == name).unwrap();
         assert_eq!(copied.content, b"#!/bin/sh\n");
         assert_eq!(copied.mode, 0o100_755);
-        for library in needs(Path::new("/bin/cat")).unwrap() {
-            assert!(initramfs.contains(&library), "{}", library.display());
+        for library in needed_files(Path::new("/bin/cat")).unwrap() {
+            assert!(initramfs.contains_path(&library), "{}", library.display());
         }
         assert!(matches!(
-            initramfs.add_same(folder.path()),
+            initramfs.add_at_same_path(folder.path()),
             Err(InitramfsError::NotAFile { .. })
         ));
-        let error = initramfs.add_same("/no/such/file").unwrap_err();
+        let error = initramfs.add_at_same_path("/no/such/file").unwrap_err();
         assert!(error.to_string().contains("/no/such/file"), "{error}");
     }
 
     #[test]
     fn the_same_list_gives_the_same_bytes_in_any_order() {
-        let mut backwards = Initramfs::new();
-        backwards.add_program("/bin/cat").unwrap();
-        backwards.add_directory("/tmp", 0o1777).unwrap();
-        backwards.add_symlink("/a/link", "b/file").unwrap();
-        backwards.add_bytes("/a/b/file", "content", 0o600).unwrap();
-        assert_eq!(written(&sample()), written(&backwards));
+        let mut added_in_reverse_order = Initramfs::new();
+        added_in_reverse_order.add_program("/bin/cat").unwrap();
+        added_in_reverse_order
+            .add_directory("/tmp", 0o1777)
+            .unwrap();
+        added_in_reverse_order
+            .add_symlink("/a/link", "b/file")
+            .unwrap();
+        added_in_reverse_order
+            .add_file_with_content("/a/b/file", "content", 0o600)
+            .unwrap();
+        assert_eq!(
+            archive_bytes(&sample_initramfs()),
+            archive_bytes(&added_in_reverse_order)
+        );
     }
 
     #[test]
     fn paths_that_leave_the_guest_are_refused() {
         let mut initramfs = Initramfs::new();
         for path in ["relative", "/", "/../up", "/a/../../b", ""] {
-            let error = initramfs.add_bytes(path, "", 0o644).unwrap_err();
+            let error = initramfs
+                .add_file_with_content(path, "", 0o644)
+                .unwrap_err();
             assert!(
                 matches!(error, InitramfsError::BadGuestPath { .. }),
                 "{path}: {error}"
@@ -398,24 +436,26 @@ mod tests {
     #[test]
     fn a_file_cannot_become_a_folder() {
         let mut initramfs = Initramfs::new();
-        initramfs.add_bytes("/a", "", 0o644).unwrap();
+        initramfs.add_file_with_content("/a", "", 0o644).unwrap();
         assert!(matches!(
-            initramfs.add_bytes("/a/b", "", 0o644),
-            Err(InitramfsError::Conflict { .. })
+            initramfs.add_file_with_content("/a/b", "", 0o644),
+            Err(InitramfsError::PathConflict { .. })
         ));
         assert!(matches!(
             initramfs.add_directory("/a", 0o755),
-            Err(InitramfsError::Conflict { .. })
+            Err(InitramfsError::PathConflict { .. })
         ));
     }
 
     #[test]
     fn a_missing_file_and_a_folder_are_named_in_the_error() {
         let mut initramfs = Initramfs::new();
-        let error = initramfs.add_file("/no/such/file", "/file").unwrap_err();
+        let error = initramfs
+            .add_host_file("/no/such/file", "/file")
+            .unwrap_err();
         assert!(error.to_string().contains("/no/such/file"), "{error}");
         assert!(matches!(
-            initramfs.add_file("/proc", "/file"),
+            initramfs.add_host_file("/proc", "/file"),
             Err(InitramfsError::NotAFile { .. })
         ));
     }

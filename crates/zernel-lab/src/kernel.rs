@@ -18,14 +18,14 @@ mod version;
 pub use btf::{BadBtf, malformed_scheduler_functions};
 pub(crate) use cache::cache_folder;
 pub use cache::{AvailableKernel, KernelCache};
-pub use version::{BadVersion, KernelVersion};
+pub use version::{BadKernelVersion, KernelVersion};
 
 /// The kernel option for BPF schedulers.
-const SCHED_EXT: &str = "CONFIG_SCHED_CLASS_EXT";
+const SCHED_EXT_OPTION: &str = "CONFIG_SCHED_CLASS_EXT";
 /// A file beside an image in the cache: the functions that [`malformed_scheduler_functions`] found in it.
-const MALFORMED: &str = "malformed-scheduler-functions";
+const MALFORMED_FUNCTIONS_FILE: &str = "malformed-scheduler-functions";
 /// The first series whose Debian build has it.
-const FIRST_WITH_SCHED_EXT: [u32; 2] = [6, 16];
+const FIRST_SERIES_WITH_SCHED_EXT: [u32; 2] = [6, 16];
 
 /// Why there is no kernel to boot.
 #[derive(Debug, Error)]
@@ -35,7 +35,7 @@ pub enum KernelError {
     NoCacheFolder,
     /// A file could not be read or written.
     #[error("cannot use {path}: {source}", path = path.display())]
-    File {
+    FileUnusable {
         /// The file or folder.
         path: PathBuf,
         /// Why.
@@ -43,7 +43,7 @@ pub enum KernelError {
     },
     /// A file is not an x86 kernel image.
     #[error("{path} is not a bootable x86 kernel image (a vmlinuz, also called bzImage)", path = path.display())]
-    NotAnImage {
+    NotAKernelImage {
         /// The file.
         path: PathBuf,
     },
@@ -68,11 +68,11 @@ pub enum KernelError {
     },
     /// No kernel that Debian offers loads BPF schedulers.
     #[error(
-        "no kernel that Debian offers loads schedulers: {tried}; give one with `zernel lab kernel use`"
+        "no kernel that Debian offers loads schedulers: {unusable_kernels}; give one with `zernel lab kernel use`"
     )]
     NoneLoadsSchedulers {
         /// The kernels that were fetched, each with what is wrong with it.
-        tried: String,
+        unusable_kernels: String,
     },
     /// No kernel of this release is in the cache.
     #[error(
@@ -84,14 +84,17 @@ pub enum KernelError {
     },
     /// What was asked for is not a version.
     #[error(transparent)]
-    BadVersion(#[from] BadVersion),
+    BadKernelVersion(#[from] BadKernelVersion),
 }
 
 impl KernelError {
-    fn no_such_kernel(request: &KernelRequest, mut seen: Vec<KernelVersion>) -> Self {
-        seen.sort();
-        seen.dedup();
-        let names: Vec<&str> = seen.iter().map(KernelVersion::as_str).collect();
+    fn no_such_kernel(request: &KernelRequest, mut available_versions: Vec<KernelVersion>) -> Self {
+        available_versions.sort();
+        available_versions.dedup();
+        let names: Vec<&str> = available_versions
+            .iter()
+            .map(KernelVersion::as_str)
+            .collect();
         let available = if names.is_empty() {
             "none at all".to_owned()
         } else {
@@ -105,7 +108,7 @@ impl KernelError {
 }
 
 fn file_error(path: &Path, source: io::Error) -> KernelError {
-    KernelError::File {
+    KernelError::FileUnusable {
         path: path.to_owned(),
         source,
     }
@@ -122,31 +125,31 @@ pub enum KernelRequest {
 
 impl KernelRequest {
     /// Whether a kernel on disk fulfils the request.
-    pub fn fits(&self, kernel: &Kernel) -> bool {
+    pub fn is_fulfilled_by(&self, kernel: &Kernel) -> bool {
         match self {
-            Self::SchedExt => kernel.scheduler_support() == SchedulerSupport::Loads,
-            Self::Series(numbers) => kernel.version.starts_with(numbers),
+            Self::SchedExt => kernel.scheduler_support() == SchedulerSupport::LoadsSchedulers,
+            Self::Series(numbers) => kernel.version.starts_with_numbers(numbers),
         }
     }
 
     /// Whether a kernel of this version may fulfil the request, before its image is fetched.
-    fn may_fit(&self, version: &KernelVersion) -> bool {
+    fn may_be_fulfilled_by(&self, version: &KernelVersion) -> bool {
         match self {
-            Self::SchedExt => version.numbers() >= FIRST_WITH_SCHED_EXT.as_slice(),
-            Self::Series(numbers) => version.starts_with(numbers),
+            Self::SchedExt => version.numbers() >= FIRST_SERIES_WITH_SCHED_EXT.as_slice(),
+            Self::Series(numbers) => version.starts_with_numbers(numbers),
         }
     }
 }
 
 impl FromStr for KernelRequest {
-    type Err = BadVersion;
+    type Err = BadKernelVersion;
 
-    fn from_str(text: &str) -> Result<Self, BadVersion> {
+    fn from_str(text: &str) -> Result<Self, BadKernelVersion> {
         match text {
             "sched_ext" => Ok(Self::SchedExt),
-            _ => version::parse_numbers(text)
+            _ => version::parse_version_numbers(text)
                 .map(Self::Series)
-                .ok_or_else(|| BadVersion(text.to_owned())),
+                .ok_or_else(|| BadKernelVersion(text.to_owned())),
         }
     }
 }
@@ -167,9 +170,9 @@ impl fmt::Display for KernelRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SchedulerSupport {
     /// Schedulers load, as far as the image shows.
-    Loads,
+    LoadsSchedulers,
     /// It was built without sched_ext.
-    NotBuilt,
+    BuiltWithoutSchedExt,
     /// It was built with tools that leave these functions in a form that the verifier refuses.
     MalformedBtf(Vec<String>),
 }
@@ -177,8 +180,8 @@ pub enum SchedulerSupport {
 impl fmt::Display for SchedulerSupport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Loads => formatter.write_str("loads schedulers"),
-            Self::NotBuilt => formatter.write_str("no sched_ext"),
+            Self::LoadsSchedulers => formatter.write_str("loads schedulers"),
+            Self::BuiltWithoutSchedExt => formatter.write_str("no sched_ext"),
             Self::MalformedBtf(functions) => write!(
                 formatter,
                 "loads no scheduler: its BTF has {} malformed functions, such as {}",
@@ -195,26 +198,29 @@ pub struct Kernel {
     /// Its release, read from the image.
     pub version: KernelVersion,
     /// The bootable image.
-    pub image: PathBuf,
+    pub image_path: PathBuf,
     /// What it was built with, if known. The guest's BPF loader reads it.
-    pub config: Option<PathBuf>,
+    pub config_path: Option<PathBuf>,
     /// Its folder in the cache, if it is there.
     cache_folder: Option<PathBuf>,
 }
 
 impl Kernel {
     /// A kernel already on this machine, for example `/boot/vmlinuz-…` and `/boot/config-…`.
-    pub fn from_image(image: impl AsRef<Path>, config: Option<&Path>) -> Result<Self, KernelError> {
-        let image = absolute(image.as_ref())?;
-        let version = image::read_release(&image)?.parse()?;
-        let config = config.map(absolute).transpose()?;
-        if let Some(config) = &config {
-            File::open(config).map_err(|error| file_error(config, error))?;
+    pub fn from_image(
+        image_path: impl AsRef<Path>,
+        config_path: Option<&Path>,
+    ) -> Result<Self, KernelError> {
+        let image_path = absolute_path(image_path.as_ref())?;
+        let version = image::read_release(&image_path)?.parse()?;
+        let config_path = config_path.map(absolute_path).transpose()?;
+        if let Some(config_path) = &config_path {
+            File::open(config_path).map_err(|error| file_error(config_path, error))?;
         }
         Ok(Self {
             version,
-            image,
-            config,
+            image_path,
+            config_path,
             cache_folder: None,
         })
     }
@@ -223,7 +229,7 @@ impl Kernel {
     pub fn has_option(&self, option: &str) -> bool {
         let wanted = format!("{option}=y");
         let config = self
-            .config
+            .config_path
             .as_ref()
             .and_then(|config| fs::read_to_string(config).ok());
         config.is_some_and(|config| config.lines().any(|line| line == wanted))
@@ -231,27 +237,31 @@ impl Kernel {
 
     /// Whether BPF schedulers load. Reading this from an image takes seconds, so the cache keeps it.
     pub fn scheduler_support(&self) -> SchedulerSupport {
-        if !self.has_option(SCHED_EXT) {
-            return SchedulerSupport::NotBuilt;
+        if !self.has_option(SCHED_EXT_OPTION) {
+            return SchedulerSupport::BuiltWithoutSchedExt;
         }
-        let kept = self
+        let cached_list_path = self
             .cache_folder
             .as_ref()
-            .map(|folder| folder.join(MALFORMED));
-        let known = kept.as_ref().and_then(|kept| fs::read_to_string(kept).ok());
-        let malformed: Vec<String> = match known {
+            .map(|folder| folder.join(MALFORMED_FUNCTIONS_FILE));
+        let cached_list = cached_list_path
+            .as_ref()
+            .and_then(|cached_list_path| fs::read_to_string(cached_list_path).ok());
+        let malformed: Vec<String> = match cached_list {
             Some(text) => text.lines().map(str::to_owned).collect(),
             None => {
-                let btf = image::read_btf(&self.image).unwrap_or_default();
+                let btf = image::read_btf(&self.image_path).unwrap_or_default();
                 malformed_scheduler_functions(&btf).unwrap_or_default()
             }
         };
-        if let Some(kept) = kept.filter(|kept| !kept.exists()) {
+        if let Some(cached_list_path) =
+            cached_list_path.filter(|cached_list_path| !cached_list_path.exists())
+        {
             // If this fails, the image is read again next time.
-            let _ = fs::write(kept, malformed.join("\n"));
+            let _ = fs::write(cached_list_path, malformed.join("\n"));
         }
         match malformed.is_empty() {
-            true => SchedulerSupport::Loads,
+            true => SchedulerSupport::LoadsSchedulers,
             false => SchedulerSupport::MalformedBtf(malformed),
         }
     }
@@ -265,7 +275,7 @@ impl Kernel {
     }
 }
 
-fn absolute(path: &Path) -> Result<PathBuf, KernelError> {
+fn absolute_path(path: &Path) -> Result<PathBuf, KernelError> {
     std::path::absolute(path).map_err(|error| file_error(path, error))
 }
 
@@ -301,22 +311,23 @@ mod tests {
             fs::write(&path, content).unwrap();
             assert!(matches!(
                 Kernel::from_image(&path, None),
-                Err(KernelError::NotAnImage { .. })
+                Err(KernelError::NotAKernelImage { .. })
             ));
         }
         let missing = folder.path().join("missing");
         assert!(matches!(
             Kernel::from_image(missing, None),
-            Err(KernelError::File { .. })
+            Err(KernelError::FileUnusable { .. })
         ));
     }
 
     #[test]
     fn sched_ext_is_wanted_from_6_16_on() {
-        let may_fit = |release: &str| KernelRequest::SchedExt.may_fit(&release.parse().unwrap());
-        assert!(!may_fit("6.12.107+deb13-cloud-amd64"));
-        assert!(may_fit("6.16.3+deb13-cloud-amd64"));
-        assert!(may_fit("7.3-cloud-amd64"));
+        let may_be_fulfilled_by =
+            |release: &str| KernelRequest::SchedExt.may_be_fulfilled_by(&release.parse().unwrap());
+        assert!(!may_be_fulfilled_by("6.12.107+deb13-cloud-amd64"));
+        assert!(may_be_fulfilled_by("6.16.3+deb13-cloud-amd64"));
+        assert!(may_be_fulfilled_by("7.3-cloud-amd64"));
     }
 
     #[test]
@@ -332,8 +343,12 @@ mod tests {
 
     #[test]
     fn a_kernel_that_does_not_exist_is_answered_with_those_that_do() {
-        let seen = ["6.12.107", "6.1.0-50", "6.12.107"].map(|release| release.parse().unwrap());
-        let error = KernelError::no_such_kernel(&KernelRequest::Series(vec![5, 4]), seen.to_vec());
+        let available_versions =
+            ["6.12.107", "6.1.0-50", "6.12.107"].map(|release| release.parse().unwrap());
+        let error = KernelError::no_such_kernel(
+            &KernelRequest::Series(vec![5, 4]),
+            available_versions.to_vec(),
+        );
         assert_eq!(
             error.to_string(),
             "Debian has no kernel 5.4; it has 6.1.0-50, 6.12.107"

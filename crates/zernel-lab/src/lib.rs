@@ -5,7 +5,7 @@
 //! ```no_run
 //! use zernel_lab::{KernelCache, KernelRequest, VmSpec};
 //!
-//! let kernel = KernelCache::from_environment()?.obtain(&KernelRequest::SchedExt)?;
+//! let kernel = KernelCache::from_environment()?.obtain_kernel(&KernelRequest::SchedExt)?;
 //! let outcome = VmSpec::new(kernel).run("/bin/cat", ["/sys/kernel/sched_ext/state"])?;
 //! assert_eq!(outcome.stdout, b"disabled\n");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -18,27 +18,27 @@
 //! | [`scenario`], [`assertion`] | what runs in the machine, and what must hold |
 //! | [`compare`] | many schedulers and seeds: a table, plots, which scheduler is better |
 //! | [`scenario_run`] | one scenario under one scheduler: figures and a verdict |
-//! | [`peers`] | public schedulers, built into the cache |
+//! | [`peer_schedulers`] | public schedulers, built into the cache |
 //! | [`vm`] | the run itself: QEMU, the command, its outcome |
 //! | [`deterministic`] | runs that repeat to the last byte |
-//! | [`account`] | where the CPU time of a run went |
+//! | [`cpu_time_account`] | where the CPU time of a run went |
 #![forbid(unsafe_code)]
 
-pub mod account;
 mod apt;
 pub mod assertion;
 mod availability;
 pub mod compare;
 mod cpio;
+pub mod cpu_time_account;
 pub mod deterministic;
 mod entropy_program;
 mod guest;
-mod host;
 pub mod initramfs;
 pub mod kernel;
-mod package;
-pub mod peers;
-mod program;
+mod kernel_package;
+pub mod peer_schedulers;
+mod program_dependencies;
+mod program_search;
 mod qemu;
 mod run_cache;
 pub mod scenario;
@@ -47,18 +47,20 @@ mod software_gpu;
 mod topology;
 pub mod vm;
 
-pub use account::{Account, CpuTimeReading};
 pub use assertion::{Assertion, Finding, Verdict};
-pub use availability::{Unavailable, available};
+pub use availability::{VmUnavailable, check_vm_available};
 pub use compare::SchedulerComparison;
-pub use deterministic::{Determinism, Deterministic, Difference, Digest, Ticks};
+pub use cpu_time_account::{CpuTimeAccount, CpuTimeReading};
+pub use deterministic::{
+    DeterministicRunRecord, DeterministicSettings, RunDifference, RunDigest, TickAlignment,
+};
 pub use initramfs::{Initramfs, InitramfsError};
 pub use kernel::{
     AvailableKernel, Kernel, KernelCache, KernelError, KernelRequest, KernelVersion,
     SchedulerSupport,
 };
-pub use scenario::plan::Scheduler;
-pub use scenario::{Control, Scenario, ScenarioError};
+pub use scenario::plan::SchedulerChoice;
+pub use scenario::{EevdfControl, Scenario, ScenarioError};
 pub use scenario_run::{GuestAnswer, RunResult, ScenarioRun};
-pub use topology::{BadTopology, CpuTopology};
-pub use vm::{Accelerator, CommandOutcome, CommandStatus, Remains, VmError, VmSpec};
+pub use topology::{BadCpuTopology, CpuTopology};
+pub use vm::{Accelerator, CommandOutcome, CommandStatus, PartialOutput, VmError, VmSpec};

@@ -7,87 +7,87 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use crate::deterministic::Deterministic;
+use crate::deterministic::DeterministicSettings;
 use crate::guest;
-use crate::host::find_program;
+use crate::program_search::find_program;
 use crate::vm::{Accelerator, VmError, VmSpec};
 
-pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
+pub(crate) const QEMU_PROGRAM: &str = "qemu-system-x86_64";
 /// Variables that name another QEMU, and the folder of its firmware.
-const PROGRAM_VARIABLE: &str = "ZERNEL_QEMU";
+const QEMU_VARIABLE: &str = "ZERNEL_QEMU";
 const FIRMWARE_VARIABLE: &str = "ZERNEL_QEMU_FIRMWARE";
 /// Starts a program that the kernel kills when its parent dies.
-const TETHER: &str = "setpriv";
+const SETPRIV_PROGRAM: &str = "setpriv";
 
 /// Files in the run's folder.
-pub(crate) const CONSOLE: &str = "console";
-pub(crate) const INITRAMFS: &str = "initramfs";
-pub(crate) const LOG: &str = "qemu.log";
-const THREADS: &str = "qemu_threads.so";
+pub(crate) const CONSOLE_FILE: &str = "console";
+pub(crate) const INITRAMFS_FILE: &str = "initramfs";
+pub(crate) const LOG_FILE: &str = "qemu.log";
+const THREADS_LIBRARY_FILE: &str = "qemu_threads.so";
 /// Created by the library of a deterministic run, as in `qemu_threads.c`.
-pub(crate) const THREADS_EVIDENCE: &str = "qemu_threads.used";
+pub(crate) const THREADS_EVIDENCE_FILE: &str = "qemu_threads.used";
 
 /// The library that decides which of QEMU's threads runs in a deterministic run.
-const THREADS_LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/qemu_threads.so"));
+const THREADS_LIBRARY_BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/qemu_threads.so"));
 
 /// Printed by QEMU when KVM fails. QEMU then stops the guest and does not exit.
-const KVM_GAVE_UP: &str = "KVM internal error";
+const KVM_FAILURE_MESSAGE: &str = "KVM internal error";
 
 /// The programs a run needs beside busybox.
 #[derive(Debug)]
-pub(crate) struct Programs {
+pub(crate) struct QemuPrograms {
     qemu: PathBuf,
-    tether: PathBuf,
+    setpriv: PathBuf,
 }
 
-impl Programs {
+impl QemuPrograms {
     pub(crate) fn find() -> Result<Self, VmError> {
-        let qemu = program().ok_or(VmError::QemuMissing)?;
-        let tether = find_program(TETHER).ok_or(VmError::TetherMissing)?;
-        Ok(Self { qemu, tether })
+        let qemu = find_qemu().ok_or(VmError::QemuMissing)?;
+        let setpriv = find_program(SETPRIV_PROGRAM).ok_or(VmError::SetprivMissing)?;
+        Ok(Self { qemu, setpriv })
     }
 }
 
 /// QEMU: `$ZERNEL_QEMU`, else from `PATH`.
-pub(crate) fn program() -> Option<PathBuf> {
-    match setting(PROGRAM_VARIABLE) {
+pub(crate) fn find_qemu() -> Option<PathBuf> {
+    match nonempty_variable(QEMU_VARIABLE) {
         Some(named) => std::path::absolute(named)
             .ok()
             .filter(|path| path.is_file()),
-        None => find_program(PROGRAM),
+        None => find_program(QEMU_PROGRAM),
     }
 }
 
 /// A variable of the environment that is not empty.
-fn setting(name: &str) -> Option<OsString> {
+fn nonempty_variable(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
 /// A running QEMU. Dropping it kills and reaps it.
 #[derive(Debug)]
-pub(crate) struct Qemu {
+pub(crate) struct QemuProcess {
     child: Child,
 }
 
-impl Qemu {
+impl QemuProcess {
     /// Starts QEMU in `folder`, where all its files are.
     pub(crate) fn start(
-        programs: &Programs,
+        programs: &QemuPrograms,
         arguments: &[OsString],
         folder: &Path,
-        deterministic: bool,
+        is_deterministic: bool,
     ) -> io::Result<Self> {
-        let log = File::create(folder.join(LOG))?;
-        let mut command = Command::new(&programs.tether);
+        let log = File::create(folder.join(LOG_FILE))?;
+        let mut command = Command::new(&programs.setpriv);
         command.args(["--pdeathsig", "KILL", "--"]);
         command.arg(&programs.qemu);
         // The folder is not part of the arguments that identify a result, because no result depends on it.
-        if let Some(firmware) = setting(FIRMWARE_VARIABLE) {
+        if let Some(firmware) = nonempty_variable(FIRMWARE_VARIABLE) {
             command.arg("-L").arg(std::path::absolute(firmware)?);
         }
-        if deterministic {
-            fs::write(folder.join(THREADS), THREADS_LIBRARY)?;
-            command.env("LD_PRELOAD", format!("./{THREADS}"));
+        if is_deterministic {
+            fs::write(folder.join(THREADS_LIBRARY_FILE), THREADS_LIBRARY_BYTES)?;
+            command.env("LD_PRELOAD", format!("./{THREADS_LIBRARY_FILE}"));
         }
         let child = command
             .args(arguments)
@@ -100,12 +100,12 @@ impl Qemu {
     }
 
     /// How QEMU ended, none while it runs.
-    pub(crate) fn exited(&mut self) -> io::Result<Option<ExitStatus>> {
+    pub(crate) fn exit_status(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 }
 
-impl Drop for Qemu {
+impl Drop for QemuProcess {
     fn drop(&mut self) {
         // Both fail only if it has already ended and been reaped.
         let _ = self.child.kill();
@@ -114,12 +114,12 @@ impl Drop for Qemu {
 }
 
 /// Whether QEMU's own messages say that KVM cannot run this guest.
-pub(crate) fn kvm_gave_up(log: &str) -> bool {
-    log.contains(KVM_GAVE_UP)
+pub(crate) fn kvm_failed(log: &str) -> bool {
+    log.contains(KVM_FAILURE_MESSAGE)
 }
 
 /// Whether this user may use the processor's virtualisation. It may still fail to run a guest.
-pub(crate) fn kvm_opens() -> bool {
+pub(crate) fn can_open_kvm() -> bool {
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -128,10 +128,10 @@ pub(crate) fn kvm_opens() -> bool {
 }
 
 /// QEMU's arguments; paths are relative to the run's folder.
-pub(crate) fn arguments(
+pub(crate) fn qemu_arguments(
     spec: &VmSpec,
     accelerator: Accelerator,
-    ports: guest::Ports,
+    ports: guest::GuestPorts,
 ) -> Vec<OsString> {
     let (accelerator, cpu) = match accelerator {
         Accelerator::Kvm => ("kvm", "host".to_owned()),
@@ -141,36 +141,37 @@ pub(crate) fn arguments(
     let mut arguments: Vec<OsString> = ["-nodefaults", "-no-user-config", "-no-reboot"]
         .map(OsString::from)
         .into();
-    let mut option = |name: &str, value: OsString| arguments.extend([OsString::from(name), value]);
-    option("-display", "none".into());
-    option("-machine", "q35".into());
-    option("-accel", accelerator.into());
-    option("-cpu", cpu.into());
+    let mut add_option =
+        |name: &str, value: OsString| arguments.extend([OsString::from(name), value]);
+    add_option("-display", "none".into());
+    add_option("-machine", "q35".into());
+    add_option("-accel", accelerator.into());
+    add_option("-cpu", cpu.into());
     for (name, value) in spec.topology.qemu_options(spec.memory_mib) {
-        option(name, value.into());
+        add_option(name, value.into());
     }
     for (name, value) in spec
         .deterministic
         .iter()
-        .flat_map(Deterministic::qemu_options)
+        .flat_map(DeterministicSettings::qemu_options)
     {
-        option(name, value.into());
+        add_option(name, value.into());
     }
-    option("-m", format!("{}M", spec.memory_mib).into());
-    option("-kernel", spec.kernel.image.clone().into());
-    option("-initrd", INITRAMFS.into());
-    option("-append", kernel_command_line(spec).into());
-    option(
+    add_option("-m", format!("{}M", spec.memory_mib).into());
+    add_option("-kernel", spec.kernel.image_path.clone().into());
+    add_option("-initrd", INITRAMFS_FILE.into());
+    add_option("-append", kernel_command_line(spec).into());
+    add_option(
         "-chardev",
-        format!("file,id={CONSOLE},path={CONSOLE}").into(),
+        format!("file,id={CONSOLE_FILE},path={CONSOLE_FILE}").into(),
     );
-    option("-serial", format!("chardev:{CONSOLE}").into());
+    add_option("-serial", format!("chardev:{CONSOLE_FILE}").into());
     arguments.extend(ports.qemu_arguments(spec.deterministic.is_some()));
     arguments
 }
 
 /// The first kernel series whose BPF programs can allocate memory only on a CPU with cmpxchg16b.
-const FIRST_TO_NEED_CMPXCHG16B: [u32; 2] = [6, 18];
+const FIRST_KERNEL_THAT_NEEDS_CMPXCHG16B: [u32; 2] = [6, 18];
 
 /// The emulated CPU: all features, without cmpxchg16b for kernels that do not need it. After this instruction
 /// QEMU 7.2 sometimes leaves an invalid value in the flags register, and Linux 6.12 crashes.
@@ -178,7 +179,7 @@ const FIRST_TO_NEED_CMPXCHG16B: [u32; 2] = [6, 18];
 /// A deterministic guest gets no random numbers from the host.
 fn emulated_cpu(spec: &VmSpec) -> String {
     let mut cpu = "max".to_owned();
-    if spec.kernel.version.numbers() < FIRST_TO_NEED_CMPXCHG16B.as_slice() {
+    if spec.kernel.version.numbers() < FIRST_KERNEL_THAT_NEEDS_CMPXCHG16B.as_slice() {
         cpu += ",-cx16";
     }
     if spec.deterministic.is_some() {
@@ -193,17 +194,17 @@ fn emulated_cpu(spec: &VmSpec) -> String {
 fn kernel_command_line(spec: &VmSpec) -> String {
     let mut words = format!(
         "console=ttyS0 rdinit={} panic=-1 oops=panic nokaslr norandmaps tsc=reliable cryptomgr.notests=1",
-        guest::INIT
+        guest::INIT_PATH
     );
     for word in spec
         .deterministic
         .iter()
-        .flat_map(Deterministic::kernel_words)
+        .flat_map(DeterministicSettings::kernel_arguments)
     {
         words.push(' ');
         words.push_str(word);
     }
-    for word in &spec.command_line {
+    for word in &spec.kernel_arguments {
         words.push(' ');
         words.push_str(word);
     }

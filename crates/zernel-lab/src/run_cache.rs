@@ -10,17 +10,17 @@ use crate::scenario_run::RunResult;
 
 /// A hash (two lanes of FNV-1a) of all inputs of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Identity([u64; 2]);
+pub(crate) struct RunInputHash([u64; 2]);
 
-impl Default for Identity {
+impl Default for RunInputHash {
     fn default() -> Self {
         Self([0xcbf2_9ce4_8422_2325, 0x6c62_272e_07bb_0142])
     }
 }
 
-impl Identity {
+impl RunInputHash {
     /// Adds one part with its length, so that two different lists of parts cannot give the same bytes.
-    pub(crate) fn add(&mut self, part: &[u8]) {
+    pub(crate) fn add_part(&mut self, part: &[u8]) {
         const PRIMES: [u64; 2] = [0x0100_0000_01b3, 0x9e37_79b9_7f4a_7c15];
         let length = (part.len() as u64).to_le_bytes();
         for chunk in length.chunks(8).chain(part.chunks(8)) {
@@ -34,15 +34,15 @@ impl Identity {
     }
 
     /// Adds the content of a file.
-    pub(crate) fn add_file(&mut self, path: &Path) -> Result<(), String> {
+    pub(crate) fn add_file_content(&mut self, path: &Path) -> Result<(), String> {
         let content =
             fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        self.add(&content);
+        self.add_part(&content);
         Ok(())
     }
 }
 
-impl fmt::Display for Identity {
+impl fmt::Display for RunInputHash {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{:016x}{:016x}", self.0[0], self.0[1])
     }
@@ -67,26 +67,28 @@ impl RunCache {
         &self.folder
     }
 
-    fn file(&self, identity: &Identity) -> PathBuf {
-        self.folder.join("results").join(format!("{identity}.json"))
+    fn result_file(&self, input_hash: &RunInputHash) -> PathBuf {
+        self.folder
+            .join("results")
+            .join(format!("{input_hash}.json"))
     }
 
     /// The result of an earlier run; a damaged file counts as none.
-    pub(crate) fn read(&self, identity: &Identity) -> Option<RunResult> {
-        let text = fs::read(self.file(identity)).ok()?;
+    pub(crate) fn read_result(&self, input_hash: &RunInputHash) -> Option<RunResult> {
+        let text = fs::read(self.result_file(input_hash)).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
     /// Stores a result. If that fails, the run is repeated next time.
-    pub(crate) fn write(&self, identity: &Identity, result: &RunResult) {
-        let file = self.file(identity);
-        let partial = file.with_extension(format!("partial-{}", std::process::id()));
+    pub(crate) fn write_result(&self, input_hash: &RunInputHash, result: &RunResult) {
+        let file = self.result_file(input_hash);
+        let partial_path = file.with_extension(format!("partial-{}", std::process::id()));
         let Ok(text) = serde_json::to_vec(result) else {
             return;
         };
         let _ = fs::create_dir_all(self.folder.join("results"));
-        if fs::write(&partial, text).is_ok() {
-            let _ = fs::rename(partial, file);
+        if fs::write(&partial_path, text).is_ok() {
+            let _ = fs::rename(partial_path, file);
         }
     }
 }
@@ -95,26 +97,28 @@ impl RunCache {
 mod tests {
     use super::*;
 
-    fn identity(parts: &[&str]) -> String {
-        let mut identity = Identity::default();
-        parts.iter().for_each(|part| identity.add(part.as_bytes()));
-        identity.to_string()
+    fn hash_of_parts(parts: &[&str]) -> String {
+        let mut input_hash = RunInputHash::default();
+        parts
+            .iter()
+            .for_each(|part| input_hash.add_part(part.as_bytes()));
+        input_hash.to_string()
     }
 
     #[test]
     fn every_part_and_its_length_count() {
-        let all = [
-            identity(&[]),
-            identity(&[""]),
-            identity(&["ab", "c"]),
-            identity(&["a", "bc"]),
-            identity(&["abc"]),
-            identity(&["abc\0"]),
+        let hashes = [
+            hash_of_parts(&[]),
+            hash_of_parts(&[""]),
+            hash_of_parts(&["ab", "c"]),
+            hash_of_parts(&["a", "bc"]),
+            hash_of_parts(&["abc"]),
+            hash_of_parts(&["abc\0"]),
         ];
-        for (index, one) in all.iter().enumerate() {
-            assert!(!all[index + 1..].contains(one), "{all:?}");
+        for (index, hash) in hashes.iter().enumerate() {
+            assert!(!hashes[index + 1..].contains(hash), "{hashes:?}");
         }
-        assert_eq!(identity(&["abc"]), identity(&["abc"]));
+        assert_eq!(hash_of_parts(&["abc"]), hash_of_parts(&["abc"]));
     }
 
     #[test]
@@ -133,11 +137,11 @@ mod tests {
             console: String::new(),
             host_seconds: 1.5,
         };
-        let key = Identity::default();
-        assert_eq!(cache.read(&key), None);
-        cache.write(&key, &result);
-        assert_eq!(cache.read(&key), Some(result));
-        fs::write(cache.file(&key), "{").unwrap();
-        assert_eq!(cache.read(&key), None);
+        let key = RunInputHash::default();
+        assert_eq!(cache.read_result(&key), None);
+        cache.write_result(&key, &result);
+        assert_eq!(cache.read_result(&key), Some(result));
+        fs::write(cache.result_file(&key), "{").unwrap();
+        assert_eq!(cache.read_result(&key), None);
     }
 }

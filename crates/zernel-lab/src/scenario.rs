@@ -20,16 +20,16 @@ pub mod control;
 pub mod execute;
 pub mod figures;
 pub mod plan;
-mod sampler;
 mod seed;
+mod task_sampler;
 
 pub use cgroup::ScenarioCgroup;
-pub use control::Control;
+pub use control::EevdfControl;
 
 /// Where a scenario finds the software GPU's `libcuda.so.1` in the virtual machine.
-pub const SOFTWARE_GPU: &str = "/softgpu/libcuda.so.1";
+pub const SOFTWARE_GPU_DRIVER_PATH: &str = "/softgpu/libcuda.so.1";
 /// The folder of a training job's files in the virtual machine.
-const FILES: &str = "/tmp";
+const TRAINING_FILES_FOLDER: &str = "/tmp";
 
 /// A scenario as a file states it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -104,13 +104,13 @@ pub struct TimedAction {
     /// When, counted from the start of the groups.
     pub at_ms: u64,
     /// What.
-    pub action: Action,
+    pub action: ScenarioAction,
 }
 
 /// A change of a running scenario.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Action {
+pub enum ScenarioAction {
     /// Starts a group, which then does not start with the others.
     Add(String),
     /// Stops a group.
@@ -171,7 +171,7 @@ impl Scenario {
         scenario.name = stem.to_string_lossy().into_owned();
         for group in &mut scenario.groups {
             if let WorkType::MlTraining(work) = &mut group.work_type {
-                work.folder = FILES.into();
+                work.folder = TRAINING_FILES_FOLDER.into();
             }
         }
         scenario.check().map_err(failed)?;
@@ -184,7 +184,7 @@ impl Scenario {
     /// What is wrong with `topology`.
     pub fn parsed_topology(&self) -> Result<CpuTopology, String> {
         if let Ok(cpus @ 1..=255) = self.topology.parse::<u32>() {
-            return Ok(CpuTopology::flat(cpus));
+            return Ok(CpuTopology::with_one_cache(cpus));
         }
         self.topology
             .parse::<CpuTopology>()
@@ -193,13 +193,13 @@ impl Scenario {
 
     /// The group of this name.
     #[must_use]
-    pub fn group(&self, name: &str) -> Option<&WorkSpec> {
+    pub fn find_group(&self, name: &str) -> Option<&WorkSpec> {
         self.groups.iter().find(|group| group.name == name)
     }
 
     /// The cgroup of a group at the start.
     #[must_use]
-    pub fn cgroup_of(&self, group: &str) -> Option<&ScenarioCgroup> {
+    pub fn cgroup_of_group(&self, group: &str) -> Option<&ScenarioCgroup> {
         let holds = |cgroup: &&ScenarioCgroup| cgroup.groups.iter().any(|name| name == group);
         self.cgroups.iter().find(holds)
     }
@@ -207,7 +207,8 @@ impl Scenario {
     /// Whether a step starts this group.
     #[must_use]
     pub fn is_added_later(&self, group: &str) -> bool {
-        let adds = |step: &TimedAction| matches!(&step.action, Action::Add(name) if name == group);
+        let adds =
+            |step: &TimedAction| matches!(&step.action, ScenarioAction::Add(name) if name == group);
         self.steps.iter().any(adds)
     }
 
@@ -216,7 +217,7 @@ impl Scenario {
     pub fn needs_software_gpu(&self) -> bool {
         self.groups
             .iter()
-            .any(|group| driver(&group.work_type).is_some())
+            .any(|group| gpu_driver_path(&group.work_type).is_some())
     }
 
     fn check(&self) -> Result<(), String> {
@@ -241,11 +242,11 @@ impl Scenario {
             .map(|group| group.name.as_str())
             .collect();
         for name in self.training.iter().chain(&self.noise) {
-            known("group", name, &names, "training` or `noise")?;
+            check_name_exists("group", name, &names, "training` or `noise")?;
         }
         for assertion in &self.assertions {
-            for name in assertion.groups() {
-                known("group", name, &names, "assert")?;
+            for name in assertion.named_groups() {
+                check_name_exists("group", name, &names, "assert")?;
             }
         }
         Ok(())
@@ -256,11 +257,11 @@ impl Scenario {
             return Err(format!("group {number} has no `name`; name it"));
         }
         for group in &self.groups {
-            if let Some(path) = driver(&group.work_type)
-                && path != SOFTWARE_GPU
+            if let Some(path) = gpu_driver_path(&group.work_type)
+                && path != SOFTWARE_GPU_DRIVER_PATH
             {
                 return Err(format!(
-                    "group `{}`, key `gpu`: the driver in the virtual machine is `{SOFTWARE_GPU}`",
+                    "group `{}`, key `gpu`: the driver in the virtual machine is `{SOFTWARE_GPU_DRIVER_PATH}`",
                     group.name
                 ));
             }
@@ -270,7 +271,7 @@ impl Scenario {
         }
         // The host has neither the guest's driver nor its files.
         let spec = WorkloadSpec {
-            groups: self.groups.iter().map(without_driver).collect(),
+            groups: self.groups.iter().map(without_gpu_driver).collect(),
             clone_mode: CloneMode::Fork,
             ..WorkloadSpec::default()
         };
@@ -286,7 +287,7 @@ impl Scenario {
         let mut names: BTreeSet<&str> = BTreeSet::new();
         let mut members: BTreeMap<&str, &str> = BTreeMap::new();
         for cgroup in &self.cgroups {
-            cgroup.check()?;
+            cgroup.check_settings()?;
             if let Some((parent, _)) = cgroup.name.rsplit_once('/')
                 && !names.contains(parent)
             {
@@ -302,7 +303,7 @@ impl Scenario {
                 ));
             }
             for group in &cgroup.groups {
-                known("group", group, &groups, "cgroup.groups")?;
+                check_name_exists("group", group, &groups, "cgroup.groups")?;
                 if let Some(other) = members.insert(group, &cgroup.name) {
                     return Err(format!(
                         "group `{group}` is in `{other}` and in `{}`",
@@ -350,27 +351,34 @@ impl Scenario {
             .map(|cgroup| cgroup.name.as_str())
             .collect();
         match &step.action {
-            Action::Add(group) | Action::Remove(group) => known("group", group, &groups, "step"),
-            Action::Move { group, to } => {
-                known("group", group, &groups, "step")?;
-                known("cgroup", to, &cgroups, "step")
+            ScenarioAction::Add(group) | ScenarioAction::Remove(group) => {
+                check_name_exists("group", group, &groups, "step")
             }
-            Action::Freeze(cgroup) | Action::Thaw(cgroup) => {
-                known("cgroup", cgroup, &cgroups, "step")
+            ScenarioAction::Move { group, to } => {
+                check_name_exists("group", group, &groups, "step")?;
+                check_name_exists("cgroup", to, &cgroups, "step")
             }
-            Action::Set(cgroup) => {
-                cgroup.check()?;
-                known("cgroup", &cgroup.name, &cgroups, "step")
+            ScenarioAction::Freeze(cgroup) | ScenarioAction::Thaw(cgroup) => {
+                check_name_exists("cgroup", cgroup, &cgroups, "step")
             }
-            Action::Offline(0) | Action::Online(0) => {
+            ScenarioAction::Set(cgroup) => {
+                cgroup.check_settings()?;
+                check_name_exists("cgroup", &cgroup.name, &cgroups, "step")
+            }
+            ScenarioAction::Offline(0) | ScenarioAction::Online(0) => {
                 Err("CPU 0 cannot be switched; use another".to_owned())
             }
-            Action::Offline(_) | Action::Online(_) => Ok(()),
+            ScenarioAction::Offline(_) | ScenarioAction::Online(_) => Ok(()),
         }
     }
 }
 
-fn known(kind: &str, name: &str, names: &BTreeSet<&str>, key: &str) -> Result<(), String> {
+fn check_name_exists(
+    kind: &str,
+    name: &str,
+    names: &BTreeSet<&str>,
+    key: &str,
+) -> Result<(), String> {
     if names.contains(name) {
         return Ok(());
     }
@@ -382,7 +390,7 @@ fn known(kind: &str, name: &str, names: &BTreeSet<&str>, key: &str) -> Result<()
 }
 
 /// The path of the GPU driver that a work type uses.
-fn driver(work: &WorkType) -> Option<&str> {
+fn gpu_driver_path(work: &WorkType) -> Option<&str> {
     let backend = match work {
         WorkType::MlTraining(work) => &work.gpu,
         WorkType::Inference(work) => &work.gpu,
@@ -394,7 +402,7 @@ fn driver(work: &WorkType) -> Option<&str> {
     }
 }
 
-fn without_driver(group: &WorkSpec) -> WorkSpec {
+fn without_gpu_driver(group: &WorkSpec) -> WorkSpec {
     let mut group = group.clone();
     match &mut group.work_type {
         WorkType::MlTraining(work) => work.gpu = GpuBackend::CpuTime,

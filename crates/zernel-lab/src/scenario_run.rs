@@ -1,10 +1,10 @@
 //! One scenario under one scheduler with one seed: a boot, figures, and a verdict.
 //!
 //! ```no_run
-//! use zernel_lab::{Scenario, ScenarioRun, Scheduler, Verdict};
+//! use zernel_lab::{Scenario, ScenarioRun, SchedulerChoice, Verdict};
 //!
 //! let scenario = Scenario::load("scenarios/saturate.toml".as_ref())?;
-//! let result = ScenarioRun::new(scenario, Scheduler::Eevdf).guest("/usr/bin/zernel").run();
+//! let result = ScenarioRun::new(scenario, SchedulerChoice::Eevdf).guest_program("/usr/bin/zernel").run();
 //! assert_eq!(result.verdict(), Verdict::Pass, "{result}");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -21,24 +21,26 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::assertion::{Finding, Verdict, first_warning, judge, worst};
-use crate::deterministic::{Deterministic, Ticks};
+use crate::assertion::{Finding, Verdict, first_kernel_warning, judge_run, worst_verdict};
+use crate::deterministic::{DeterministicSettings, TickAlignment};
 use crate::guest::find_busybox;
 use crate::initramfs::Initramfs;
 use crate::kernel::{Kernel, KernelCache, KernelRequest};
-use crate::run_cache::{Identity, RunCache};
+use crate::run_cache::{RunCache, RunInputHash};
 use crate::scenario::figures::RunFigures;
-use crate::scenario::plan::{GUEST, GuestPlan, PLAN, SCHEDULER, Scheduler};
-use crate::scenario::{SOFTWARE_GPU, Scenario};
+use crate::scenario::plan::{
+    GUEST_PROGRAM_PATH, GuestPlan, PLAN_PATH, SCHEDULER_PROGRAM_PATH, SchedulerChoice,
+};
+use crate::scenario::{SOFTWARE_GPU_DRIVER_PATH, Scenario};
 use crate::software_gpu;
 use crate::vm::{CommandOutcome, VmError, VmSpec};
 
 /// Virtual time that a run may take beside its scenario: boot, loading a scheduler, stopping.
-const VIRTUAL_SLACK: Duration = Duration::from_secs(38);
+const VIRTUAL_TIME_BESIDE_SCENARIO: Duration = Duration::from_secs(38);
 /// Host time that a run may take.
-const HOST_LIMIT: Duration = Duration::from_secs(900);
+const HOST_TIME_LIMIT: Duration = Duration::from_secs(900);
 /// Lines of the console that a failed run keeps.
-const CONSOLE_LINES: usize = 40;
+const KEPT_CONSOLE_LINES: usize = 40;
 
 /// What the virtual machine prints.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,12 +56,12 @@ pub enum GuestAnswer {
 #[derive(Debug, Clone)]
 pub struct ScenarioRun {
     scenario: Scenario,
-    scheduler: Scheduler,
+    scheduler: SchedulerChoice,
     seed: u64,
-    ticks: Ticks,
-    guest: Option<PathBuf>,
-    use_cache: bool,
-    interrupt: Arc<AtomicBool>,
+    ticks: TickAlignment,
+    guest_program: Option<PathBuf>,
+    uses_cache: bool,
+    interrupt_flag: Arc<AtomicBool>,
 }
 
 /// The result of a run.
@@ -87,7 +89,7 @@ impl RunResult {
     /// The worst finding.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        worst(&self.findings)
+        worst_verdict(&self.findings)
     }
 }
 
@@ -119,15 +121,15 @@ impl fmt::Display for RunResult {
 impl ScenarioRun {
     /// A run with seed 1 and aligned ticks, taken from the cache if nothing that decides it has changed.
     #[must_use]
-    pub fn new(scenario: Scenario, scheduler: Scheduler) -> Self {
+    pub fn new(scenario: Scenario, scheduler: SchedulerChoice) -> Self {
         Self {
             scenario,
             scheduler,
             seed: 1,
-            ticks: Ticks::Aligned,
-            guest: None,
-            use_cache: true,
-            interrupt: Arc::default(),
+            ticks: TickAlignment::Aligned,
+            guest_program: None,
+            uses_cache: true,
+            interrupt_flag: Arc::default(),
         }
     }
 
@@ -140,15 +142,15 @@ impl ScenarioRun {
 
     /// The same with other ticks.
     #[must_use]
-    pub fn ticks(mut self, ticks: Ticks) -> Self {
+    pub fn ticks(mut self, ticks: TickAlignment) -> Self {
         self.ticks = ticks;
         self
     }
 
     /// The same with `zernel` at this path as the guest program, instead of the running program.
     #[must_use]
-    pub fn guest(mut self, path: impl Into<PathBuf>) -> Self {
-        self.guest = Some(path.into());
+    pub fn guest_program(mut self, path: impl Into<PathBuf>) -> Self {
+        self.guest_program = Some(path.into());
         self
     }
 
@@ -168,14 +170,14 @@ impl ScenarioRun {
     /// The same, run although its result is known.
     #[must_use]
     pub fn without_cache(mut self) -> Self {
-        self.use_cache = false;
+        self.uses_cache = false;
         self
     }
 
     /// The same, ended when the flag is set.
     #[must_use]
-    pub fn interrupted_by(mut self, interrupt: Arc<AtomicBool>) -> Self {
-        self.interrupt = interrupt;
+    pub fn interrupted_by(mut self, interrupt_flag: Arc<AtomicBool>) -> Self {
+        self.interrupt_flag = interrupt_flag;
         self
     }
 
@@ -194,7 +196,7 @@ impl ScenarioRun {
     /// Boots, runs and judges. Whatever goes wrong is a finding.
     #[must_use]
     pub fn run(&self) -> RunResult {
-        let begin = Instant::now();
+        let start = Instant::now();
         let mut result = RunResult {
             scenario: self.scenario.name.clone(),
             scheduler: self.scheduler.name(),
@@ -205,191 +207,210 @@ impl ScenarioRun {
             console: String::new(),
             host_seconds: 0.0,
         };
-        match self.prepare() {
-            Err(problem) => result.findings.push(finding(Verdict::Skip, problem)),
+        match self.prepare_boot() {
+            Err(problem) => result
+                .findings
+                .push(finding_with_verdict(Verdict::Skip, problem)),
             Ok(prepared) => {
                 let cache = RunCache::from_environment();
-                let known = self
-                    .use_cache
-                    .then(|| cache.read(&prepared.identity))
+                let cached_result = self
+                    .uses_cache
+                    .then(|| cache.read_result(&prepared.input_hash))
                     .flatten();
-                if let Some(known) = known {
+                if let Some(cached_result) = cached_result {
                     // What is expected may have changed since; what was measured has not.
-                    return self.judged_again(known);
+                    return self.judge_cached_result(cached_result);
                 }
-                self.boot(&prepared, &mut result);
-                result.host_seconds = begin.elapsed().as_secs_f64();
+                self.boot_and_record(&prepared, &mut result);
+                result.host_seconds = start.elapsed().as_secs_f64();
                 if result.figures.is_some() {
-                    cache.write(&prepared.identity, &result);
+                    cache.write_result(&prepared.input_hash, &result);
                 }
             }
         }
         result
     }
 
-    fn judged_again(&self, known: RunResult) -> RunResult {
-        let findings = match &known.figures {
-            Some(figures) => judge(
-                &self.judged_scenario(),
+    fn judge_cached_result(&self, cached_result: RunResult) -> RunResult {
+        let findings = match &cached_result.figures {
+            Some(figures) => judge_run(
+                &self.scenario_with_control(),
                 figures,
-                known.kernel_warning.as_deref(),
+                cached_result.kernel_warning.as_deref(),
             ),
-            None => known.findings.clone(),
+            None => cached_result.findings.clone(),
         };
         RunResult {
             scenario: self.scenario.name.clone(),
             scheduler: self.scheduler.name(),
             findings,
-            ..known
+            ..cached_result
         }
     }
 
     /// The scenario whose assertions hold for this scheduler.
-    fn judged_scenario(&self) -> Scenario {
+    fn scenario_with_control(&self) -> Scenario {
         match &self.scheduler {
-            Scheduler::Control(control) => control
-                .apply(&self.scenario)
+            SchedulerChoice::EevdfWithControl(control) => control
+                .apply_to_scenario(&self.scenario)
                 .unwrap_or_else(|_| self.scenario.clone()),
             _ => self.scenario.clone(),
         }
     }
 
-    fn prepare(&self) -> Result<Prepared, String> {
+    fn prepare_boot(&self) -> Result<PreparedBoot, String> {
         let plan = GuestPlan::new(&self.scenario, &self.scheduler, self.seed)?;
-        let kernel = kernel(&self.scenario.kernel)?;
-        let guest = match &self.guest {
+        let kernel = obtain_kernel(&self.scenario.kernel)?;
+        let guest = match &self.guest_program {
             Some(path) => path.clone(),
             None => std::env::current_exe().map_err(|error| error.to_string())?,
         };
         let files = self
-            .files(&plan, &stripped(&guest))
+            .guest_files(&plan, &cached_stripped_program(&guest))
             .map_err(|error| error.to_string())?;
-        let mut identity = Identity::default();
-        identity.add_file(&kernel.image)?;
-        identity.add_file(&find_busybox().map_err(|error| error.to_string())?)?;
+        let mut input_hash = RunInputHash::default();
+        input_hash.add_file_content(&kernel.image_path)?;
+        input_hash.add_file_content(&find_busybox().map_err(|error| error.to_string())?)?;
         let mut archive = Vec::new();
         files
-            .write_to(&mut archive)
+            .write_archive_to(&mut archive)
             .map_err(|error| error.to_string())?;
-        identity.add(&archive);
+        input_hash.add_part(&archive);
         drop(archive);
-        let image = kernel.image.clone();
-        let spec = self.machine(kernel, files)?;
+        let image = kernel.image_path.clone();
+        let spec = self.vm_spec(kernel, files)?;
         // The place of the kernel's image decides nothing; results are the same on every machine.
-        let arguments = spec.deterministic_arguments().into_iter();
+        let arguments = spec.deterministic_qemu_arguments().into_iter();
         for word in arguments.filter(|word| *word != image) {
-            identity.add(word.as_encoded_bytes());
+            input_hash.add_part(word.as_encoded_bytes());
         }
-        identity.add(qemu_version().as_bytes());
-        Ok(Prepared { spec, identity })
+        input_hash.add_part(qemu_version().as_bytes());
+        Ok(PreparedBoot { spec, input_hash })
     }
 
     /// The files of the guest.
-    fn files(&self, plan: &GuestPlan, guest: &Path) -> Result<Initramfs, Box<dyn Error>> {
+    fn guest_files(&self, plan: &GuestPlan, guest: &Path) -> Result<Initramfs, Box<dyn Error>> {
         let mut files = Initramfs::new();
-        files.add_bytes(PLAN, serde_json::to_vec(plan)?, 0o644)?;
-        if let Scheduler::Program { path, .. } = &self.scheduler {
-            files.add_program_at(path, SCHEDULER)?;
+        files.add_file_with_content(PLAN_PATH, serde_json::to_vec(plan)?, 0o644)?;
+        if let SchedulerChoice::Program { path, .. } = &self.scheduler {
+            files.add_program_at(path, SCHEDULER_PROGRAM_PATH)?;
         }
         if plan.scenario.needs_software_gpu() {
-            let folder = Path::new(SOFTWARE_GPU).parent().unwrap_or(Path::new("/"));
-            for (host, name) in software_gpu::find()? {
-                files.add_file(&host, folder.join(name))?;
+            let folder = Path::new(SOFTWARE_GPU_DRIVER_PATH)
+                .parent()
+                .unwrap_or(Path::new("/"));
+            for (host, name) in software_gpu::find_libraries()? {
+                files.add_host_file(&host, folder.join(name))?;
             }
         }
-        files.add_program_at(guest, GUEST)?;
+        files.add_program_at(guest, GUEST_PROGRAM_PATH)?;
         Ok(files)
     }
 
-    fn machine(&self, kernel: Kernel, files: Initramfs) -> Result<VmSpec, String> {
+    fn vm_spec(&self, kernel: Kernel, files: Initramfs) -> Result<VmSpec, String> {
         Ok(VmSpec::new(kernel)
             .topology(self.scenario.parsed_topology()?)
             .memory_mib(self.scenario.memory_mib)
-            .timeout(HOST_LIMIT)
-            .boot_timeout(HOST_LIMIT)
-            .deterministic(self.deterministic())
+            .command_timeout(HOST_TIME_LIMIT)
+            .boot_timeout(HOST_TIME_LIMIT)
+            .deterministic(self.deterministic_settings())
             .files(files)
-            .interrupted_by(Arc::clone(&self.interrupt)))
+            .interrupted_by(Arc::clone(&self.interrupt_flag)))
     }
 
-    fn deterministic(&self) -> Deterministic {
+    fn deterministic_settings(&self) -> DeterministicSettings {
         let scenario_ms = self.scenario.warmup_ms + self.scenario.duration_ms;
-        Deterministic::new(self.seed)
+        DeterministicSettings::new(self.seed)
             .ticks(self.ticks)
-            .virtual_limit(VIRTUAL_SLACK + Duration::from_millis(scenario_ms))
+            .virtual_time_limit(VIRTUAL_TIME_BESIDE_SCENARIO + Duration::from_millis(scenario_ms))
     }
 
-    fn boot(&self, prepared: &Prepared, result: &mut RunResult) {
-        match prepared.spec.run(GUEST, ["lab", "guest", PLAN]) {
-            Ok(outcome) => self.note_outcome(&outcome, result),
-            Err(error) => self.note_error(&error, result),
+    fn boot_and_record(&self, prepared: &PreparedBoot, result: &mut RunResult) {
+        match prepared
+            .spec
+            .run(GUEST_PROGRAM_PATH, ["lab", "guest", PLAN_PATH])
+        {
+            Ok(outcome) => self.record_outcome(&outcome, result),
+            Err(error) => self.record_vm_error(&error, result),
         }
     }
 
-    fn note_outcome(&self, outcome: &CommandOutcome, result: &mut RunResult) {
-        result.kernel_warning = first_warning(&outcome.console_log);
-        result.console = tail(&outcome.console_log);
+    fn record_outcome(&self, outcome: &CommandOutcome, result: &mut RunResult) {
+        result.kernel_warning = first_kernel_warning(&outcome.console_log);
+        result.console = last_console_lines(&outcome.console_log);
         match serde_json::from_slice(&outcome.stdout) {
             Ok(GuestAnswer::Figures(figures)) => {
-                let scenario = self.judged_scenario();
-                result.findings = judge(&scenario, &figures, result.kernel_warning.as_deref());
+                let scenario = self.scenario_with_control();
+                result.findings = judge_run(&scenario, &figures, result.kernel_warning.as_deref());
                 result.figures = Some(figures);
             }
             Ok(GuestAnswer::Error(problem)) => {
-                result.findings.push(finding(self.blamed(), problem));
+                result
+                    .findings
+                    .push(finding_with_verdict(self.verdict_of_broken_run(), problem));
             }
             Err(error) => {
                 let stderr = String::from_utf8_lossy(&outcome.stderr);
                 let text = format!("the guest printed no result ({error}): {stderr}");
-                result.findings.push(finding(self.blamed(), text));
+                result
+                    .findings
+                    .push(finding_with_verdict(self.verdict_of_broken_run(), text));
             }
         }
     }
 
-    fn note_error(&self, error: &VmError, result: &mut RunResult) {
+    fn record_vm_error(&self, error: &VmError, result: &mut RunResult) {
         result.console = error
-            .remains()
-            .map_or_else(String::new, |remains| tail(&remains.console_log));
+            .partial_output()
+            .map_or_else(String::new, |partial_output| {
+                last_console_lines(&partial_output.console_log)
+            });
         let verdict = match error {
-            _ if error.is_the_emulators() => Verdict::Inconclusive,
+            _ if error.is_emulator_crash() => Verdict::Inconclusive,
             VmError::KernelPanic { .. }
-            | VmError::VirtualLimitReached { .. }
-            | VmError::TimedOut { .. } => self.blamed(),
+            | VmError::VirtualTimeLimitReached { .. }
+            | VmError::CommandTimedOut { .. } => self.verdict_of_broken_run(),
             VmError::QemuMissing | VmError::BusyboxMissing => Verdict::Skip,
             _ => Verdict::Inconclusive,
         };
-        result.findings.push(finding(verdict, error.to_string()));
+        result
+            .findings
+            .push(finding_with_verdict(verdict, error.to_string()));
     }
 
     /// The verdict when a run breaks: a scheduler under test is to blame, the kernel's own is not.
-    fn blamed(&self) -> Verdict {
+    fn verdict_of_broken_run(&self) -> Verdict {
         match self.scheduler {
-            Scheduler::Own(_) | Scheduler::Zernel(_) | Scheduler::Program { .. } => Verdict::Fail,
-            Scheduler::Eevdf | Scheduler::Control(_) => Verdict::Inconclusive,
+            SchedulerChoice::LabScheduler(_)
+            | SchedulerChoice::Zernel(_)
+            | SchedulerChoice::Program { .. } => Verdict::Fail,
+            SchedulerChoice::Eevdf | SchedulerChoice::EevdfWithControl(_) => Verdict::Inconclusive,
         }
     }
 }
 
 /// Everything that a boot needs.
-struct Prepared {
+struct PreparedBoot {
     spec: VmSpec,
-    identity: Identity,
+    input_hash: RunInputHash,
 }
 
-fn finding(verdict: Verdict, text: String) -> Finding {
+fn finding_with_verdict(verdict: Verdict, text: String) -> Finding {
     Finding { verdict, text }
 }
 
-fn kernel(version: &str) -> Result<Kernel, String> {
+fn obtain_kernel(version: &str) -> Result<Kernel, String> {
     let request = version
         .parse::<KernelRequest>()
         .map_err(|error| format!("key `kernel`: {error}"))?;
     let cache = KernelCache::from_environment().map_err(|error| error.to_string())?;
-    cache.obtain(&request).map_err(|error| error.to_string())
+    cache
+        .obtain_kernel(&request)
+        .map_err(|error| error.to_string())
 }
 
 fn qemu_version() -> String {
-    let program = crate::qemu::program();
+    let program = crate::qemu::find_qemu();
     let output = program.and_then(|program| Command::new(program).arg("--version").output().ok());
     output.map_or_else(String::new, |output| {
         String::from_utf8_lossy(&output.stdout).into_owned()
@@ -398,52 +419,52 @@ fn qemu_version() -> String {
 
 /// The program without debug information, which a guest would have to unpack at every boot. Kept beside
 /// the cached results; the program itself where there is no `strip`.
-fn stripped(program: &Path) -> PathBuf {
-    stripped_in(
+fn cached_stripped_program(program: &Path) -> PathBuf {
+    stripped_program_in(
         &RunCache::from_environment().folder().join("guest"),
         program,
     )
 }
 
-fn stripped_in(cache: &Path, program: &Path) -> PathBuf {
+fn stripped_program_in(cache: &Path, program: &Path) -> PathBuf {
     let Ok(metadata) = fs::metadata(program) else {
         return program.to_owned();
     };
     // By time and size, because a build with debug information is large to read.
-    let mut identity = Identity::default();
-    identity.add(program.as_os_str().as_encoded_bytes());
-    identity.add(&metadata.len().to_le_bytes());
-    identity.add(&metadata.mtime().to_le_bytes());
-    identity.add(&metadata.mtime_nsec().to_le_bytes());
-    let folder = cache.join(identity.to_string());
-    let target = folder.join("zernel");
-    if target.is_file() {
-        return target;
+    let mut input_hash = RunInputHash::default();
+    input_hash.add_part(program.as_os_str().as_encoded_bytes());
+    input_hash.add_part(&metadata.len().to_le_bytes());
+    input_hash.add_part(&metadata.mtime().to_le_bytes());
+    input_hash.add_part(&metadata.mtime_nsec().to_le_bytes());
+    let folder = cache.join(input_hash.to_string());
+    let stripped_path = folder.join("zernel");
+    if stripped_path.is_file() {
+        return stripped_path;
     }
     let strip = || -> std::io::Result<bool> {
         fs::create_dir_all(&folder)?;
         // A comparison strips in several threads at once.
         let scratch = tempfile::tempdir_in(&folder)?;
-        let partial = scratch.path().join("zernel");
+        let partial_path = scratch.path().join("zernel");
         let status = Command::new("strip")
             .arg("-o")
-            .arg(&partial)
+            .arg(&partial_path)
             .arg(program)
             .status()?;
         if status.success() {
-            fs::rename(&partial, &target)?;
+            fs::rename(&partial_path, &stripped_path)?;
         }
         Ok(status.success())
     };
     match strip() {
-        Ok(true) => target,
+        Ok(true) => stripped_path,
         _ => program.to_owned(),
     }
 }
 
-fn tail(console: &str) -> String {
+fn last_console_lines(console: &str) -> String {
     let lines: Vec<&str> = console.lines().collect();
-    lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n")
+    lines[lines.len().saturating_sub(KEPT_CONSOLE_LINES)..].join("\n")
 }
 
 #[cfg(test)]
@@ -455,7 +476,7 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let program = std::env::current_exe().unwrap();
         let paths: Vec<PathBuf> = std::thread::scope(|scope| {
-            let strip = || stripped_in(cache.path(), &program);
+            let strip = || stripped_program_in(cache.path(), &program);
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(strip)).collect();
             let paths = threads.into_iter().map(|thread| thread.join().unwrap());
             paths.collect()
@@ -471,7 +492,10 @@ mod tests {
     #[test]
     fn the_end_of_a_console_is_kept() {
         let console: String = (0..100).map(|line| format!("line {line}\n")).collect();
-        assert!(tail(&console).starts_with("line 60\n") && tail(&console).ends_with("line 99"));
-        assert_eq!(tail("one"), "one");
+        assert!(
+            last_console_lines(&console).starts_with("line 60\n")
+                && last_console_lines(&console).ends_with("line 99")
+        );
+        assert_eq!(last_console_lines("one"), "one");
     }
 }

@@ -11,11 +11,11 @@ pub struct CpuTopology {
     /// NUMA nodes.
     pub nodes: u32,
     /// Last-level caches of a node.
-    pub llcs: u32,
+    pub llcs_per_node: u32,
     /// Cores that share a last-level cache.
-    pub cores: u32,
+    pub cores_per_llc: u32,
     /// Hardware threads of a core.
-    pub threads: u32,
+    pub threads_per_core: u32,
 }
 
 /// A text that is not a topology.
@@ -23,26 +23,31 @@ pub struct CpuTopology {
 #[error(
     "`{0}` is no topology; give NODES x LLCS x CORES x THREADS, each at least 1 and at most 255 CPUs in all, such as 1x2x4x1"
 )]
-pub struct BadTopology(String);
+pub struct BadCpuTopology(String);
 
 impl CpuTopology {
-    const MOST_CPUS: u32 = 255;
+    const MAX_CPUS: u32 = 255;
 
     /// Some cores with one thread each, one cache, one node.
     #[must_use]
-    pub fn flat(cpus: u32) -> Self {
+    pub fn with_one_cache(cpus: u32) -> Self {
         Self {
             nodes: 1,
-            llcs: 1,
-            cores: cpus,
-            threads: 1,
+            llcs_per_node: 1,
+            cores_per_llc: cpus,
+            threads_per_core: 1,
         }
     }
 
     /// The number of CPUs that the guest's kernel counts.
     #[must_use]
-    pub fn cpus(self) -> u32 {
-        let factors = [self.nodes, self.llcs, self.cores, self.threads];
+    pub fn cpu_count(self) -> u32 {
+        let factors = [
+            self.nodes,
+            self.llcs_per_node,
+            self.cores_per_llc,
+            self.threads_per_core,
+        ];
         factors.into_iter().fold(1, u32::saturating_mul)
     }
 
@@ -53,10 +58,10 @@ impl CpuTopology {
             "-smp",
             format!(
                 "{},sockets={},cores={},threads={}",
-                self.cpus(),
-                self.nodes.saturating_mul(self.llcs),
-                self.cores,
-                self.threads
+                self.cpu_count(),
+                self.nodes.saturating_mul(self.llcs_per_node),
+                self.cores_per_llc,
+                self.threads_per_core
             ),
         )];
         if self.nodes < 2 {
@@ -64,22 +69,22 @@ impl CpuTopology {
         }
         for node in 0..self.nodes {
             // The first node also gets what an equal division leaves over.
-            let rest = if node == 0 {
+            let remaining_mib = if node == 0 {
                 memory_mib % self.nodes
             } else {
                 0
             };
-            let size = memory_mib / self.nodes + rest;
+            let size_mib = memory_mib / self.nodes + remaining_mib;
             options.extend([
                 (
                     "-object",
-                    format!("memory-backend-ram,id=memory{node},size={size}M"),
+                    format!("memory-backend-ram,id=memory{node},size={size_mib}M"),
                 ),
                 ("-numa", format!("node,nodeid={node},memdev=memory{node}")),
             ]);
         }
-        for socket in 0..self.nodes * self.llcs {
-            let node = socket / self.llcs;
+        for socket in 0..self.nodes * self.llcs_per_node {
+            let node = socket / self.llcs_per_node;
             options.push(("-numa", format!("cpu,node-id={node},socket-id={socket}")));
         }
         options
@@ -90,32 +95,37 @@ impl fmt::Display for CpuTopology {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             nodes,
-            llcs,
-            cores,
-            threads,
+            llcs_per_node,
+            cores_per_llc,
+            threads_per_core,
         } = self;
-        write!(formatter, "{nodes}x{llcs}x{cores}x{threads}")
+        write!(
+            formatter,
+            "{nodes}x{llcs_per_node}x{cores_per_llc}x{threads_per_core}"
+        )
     }
 }
 
 impl FromStr for CpuTopology {
-    type Err = BadTopology;
+    type Err = BadCpuTopology;
 
-    fn from_str(text: &str) -> Result<Self, BadTopology> {
-        let bad = || BadTopology(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, BadCpuTopology> {
+        let bad_topology = || BadCpuTopology(text.to_owned());
         let numbers: Result<Vec<u32>, _> = text.split(['x', '×']).map(str::parse).collect();
-        let [nodes, llcs, cores, threads] = numbers.map_err(|_| bad())?[..] else {
-            return Err(bad());
+        let [nodes, llcs_per_node, cores_per_llc, threads_per_core] =
+            numbers.map_err(|_| bad_topology())?[..]
+        else {
+            return Err(bad_topology());
         };
         let topology = Self {
             nodes,
-            llcs,
-            cores,
-            threads,
+            llcs_per_node,
+            cores_per_llc,
+            threads_per_core,
         };
-        match topology.cpus() {
-            1..=Self::MOST_CPUS => Ok(topology),
-            _ => Err(bad()),
+        match topology.cpu_count() {
+            1..=Self::MAX_CPUS => Ok(topology),
+            _ => Err(bad_topology()),
         }
     }
 }
@@ -127,9 +137,9 @@ mod tests {
     #[test]
     fn a_topology_is_read_from_its_own_text() {
         let topology: CpuTopology = "2x2x4x1".parse().unwrap();
-        assert_eq!(topology.cpus(), 16);
+        assert_eq!(topology.cpu_count(), 16);
         assert_eq!(topology.to_string().parse(), Ok(topology));
-        assert_eq!("1×2×2×1".parse::<CpuTopology>().unwrap().llcs, 2);
+        assert_eq!("1×2×2×1".parse::<CpuTopology>().unwrap().llcs_per_node, 2);
         for text in [
             "",
             "4",

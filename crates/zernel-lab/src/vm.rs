@@ -9,23 +9,23 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crate::deterministic::{Determinism, Deterministic, Difference};
-use crate::guest::{self, GuestCommand, Ports};
-use crate::host::find_program;
+use crate::deterministic::{DeterministicRunRecord, DeterministicSettings, RunDifference};
+use crate::guest::{self, GuestCommand, GuestPorts};
 use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
-use crate::qemu::{self, Programs};
+use crate::program_search::find_program;
+use crate::qemu::{self, QemuPrograms};
 use crate::topology::CpuTopology;
 
 mod attempt;
 mod error;
 
-use attempt::{Attempt, Limits, RunFolder};
-pub use error::{Remains, VmError};
+use attempt::{AttemptLimits, BootAttempt, RunFolder};
+pub use error::{PartialOutput, VmError};
 
 /// How long KVM may take to start the command before [`Accelerator::Auto`] goes on without it. Where KVM
 /// works this takes a second.
-const KVM_PATIENCE: Duration = Duration::from_secs(15);
+const KVM_BOOT_LIMIT: Duration = Duration::from_secs(15);
 
 /// What executes the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,11 +41,11 @@ pub enum Accelerator {
 
 impl Accelerator {
     /// What to try, in order. The emulator gets several chances: an old one may crash a guest as it boots.
-    fn attempts(self) -> &'static [Self] {
+    fn attempts_in_order(self) -> &'static [Self] {
         use Accelerator::{Auto, Kvm, Tcg};
         match self {
             Kvm => &[Kvm],
-            Auto if qemu::kvm_opens() => &[Kvm, Tcg, Tcg, Tcg, Tcg],
+            Auto if qemu::can_open_kvm() => &[Kvm, Tcg, Tcg, Tcg, Tcg],
             Auto | Tcg => &[Tcg, Tcg, Tcg, Tcg],
         }
     }
@@ -94,31 +94,39 @@ pub struct CommandOutcome {
     pub accelerator: Accelerator,
     /// How many boots it took: more than one where KVM cannot run the guest, or the emulator crashed it
     /// before the command was started. The command itself is never started twice.
-    pub boots: usize,
+    pub boot_count: usize,
     /// From the start of QEMU to the start of the command.
     pub boot_time: Duration,
     /// From the start of QEMU to the end of the command.
     pub total_time: Duration,
     /// What to compare with another run of the same command, after a deterministic run.
-    pub determinism: Option<Determinism>,
+    pub deterministic_run: Option<DeterministicRunRecord>,
 }
 
 impl CommandOutcome {
     /// Where this run and another deterministic run of the same command differ; `None` if their digests are equal.
     #[must_use]
-    pub fn first_difference(&self, other: &Self) -> Option<Difference> {
-        let mut pairs = self.parts().into_iter().zip(other.parts());
-        pairs.find_map(|((part, one), (_, other))| Difference::find(part, one, other))
+    pub fn first_difference(&self, other_outcome: &Self) -> Option<RunDifference> {
+        let mut pairs = self
+            .digested_outputs()
+            .into_iter()
+            .zip(other_outcome.digested_outputs());
+        pairs.find_map(|((part, own_output), (_, other_output))| {
+            RunDifference::first_difference(part, own_output, other_output)
+        })
     }
 
     /// What a digest covers, by name.
-    fn parts(&self) -> [(&'static str, &[u8]); 4] {
-        let counters = self.determinism.as_ref().map(|it| it.counters.as_bytes());
+    fn digested_outputs(&self) -> [(&'static str, &[u8]); 4] {
+        let kernel_counters = self
+            .deterministic_run
+            .as_ref()
+            .map(|record| record.kernel_counters.as_bytes());
         [
             ("stdout", &self.stdout),
             ("stderr", &self.stderr),
             ("console", self.console_log.as_bytes()),
-            ("counters", counters.unwrap_or_default()),
+            ("counters", kernel_counters.unwrap_or_default()),
         ]
     }
 }
@@ -130,14 +138,14 @@ pub struct VmSpec {
     pub(crate) kernel: Kernel,
     pub(crate) topology: CpuTopology,
     pub(crate) memory_mib: u32,
-    pub(crate) command_line: Vec<String>,
-    pub(crate) deterministic: Option<Deterministic>,
+    pub(crate) kernel_arguments: Vec<String>,
+    pub(crate) deterministic: Option<DeterministicSettings>,
     accelerator: Accelerator,
     boot_timeout: Duration,
-    timeout: Duration,
+    command_timeout: Duration,
     files: Initramfs,
     environment: Vec<(String, OsString)>,
-    interrupt: Arc<AtomicBool>,
+    interrupt_flag: Arc<AtomicBool>,
 }
 
 impl VmSpec {
@@ -146,22 +154,22 @@ impl VmSpec {
     pub fn new(kernel: Kernel) -> Self {
         Self {
             kernel,
-            topology: CpuTopology::flat(2),
+            topology: CpuTopology::with_one_cache(2),
             memory_mib: 1024,
-            command_line: Vec::new(),
+            kernel_arguments: Vec::new(),
             deterministic: None,
             accelerator: Accelerator::default(),
             boot_timeout: Duration::from_secs(120),
-            timeout: Duration::from_secs(120),
+            command_timeout: Duration::from_secs(120),
             files: Initramfs::new(),
             environment: Vec::new(),
-            interrupt: Arc::default(),
+            interrupt_flag: Arc::default(),
         }
     }
 
     /// The number of processors, as cores that share one cache.
     pub fn cpus(self, cpus: u32) -> Self {
-        self.topology(CpuTopology::flat(cpus))
+        self.topology(CpuTopology::with_one_cache(cpus))
     }
 
     /// The processors with their nodes, caches, cores and threads.
@@ -172,7 +180,7 @@ impl VmSpec {
 
     /// Makes every run with the same files, command and seed the same to the last byte. The guest is emulated
     /// whatever [`VmSpec::accelerator`] says.
-    pub fn deterministic(mut self, deterministic: Deterministic) -> Self {
+    pub fn deterministic(mut self, deterministic: DeterministicSettings) -> Self {
         self.deterministic = Some(deterministic);
         self
     }
@@ -185,7 +193,7 @@ impl VmSpec {
 
     /// One more word on the kernel's command line.
     pub fn kernel_argument(mut self, word: impl Into<String>) -> Self {
-        self.command_line.push(word.into());
+        self.kernel_arguments.push(word.into());
         self
     }
 
@@ -203,8 +211,8 @@ impl VmSpec {
     }
 
     /// How long the command may take from its start.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+    pub fn command_timeout(mut self, command_timeout: Duration) -> Self {
+        self.command_timeout = command_timeout;
         self
     }
 
@@ -221,14 +229,14 @@ impl VmSpec {
     }
 
     /// A flag that ends a run when it is set, as a signal handler may do.
-    pub fn interrupted_by(mut self, interrupt: Arc<AtomicBool>) -> Self {
-        self.interrupt = interrupt;
+    pub fn interrupted_by(mut self, interrupt_flag: Arc<AtomicBool>) -> Self {
+        self.interrupt_flag = interrupt_flag;
         self
     }
 
     /// QEMU's arguments of a deterministic run.
-    pub(crate) fn deterministic_arguments(&self) -> Vec<OsString> {
-        qemu::arguments(self, Accelerator::Tcg, Ports::of(&self.kernel))
+    pub(crate) fn deterministic_qemu_arguments(&self) -> Vec<OsString> {
+        qemu::qemu_arguments(self, Accelerator::Tcg, GuestPorts::for_kernel(&self.kernel))
     }
 
     /// Boots, runs one program as root, and waits for its end.
@@ -249,16 +257,16 @@ impl VmSpec {
             .map(|word| word.as_ref().to_owned())
             .collect();
         let program = program.as_ref();
-        let mut outcome = self.run_once(program, &arguments);
-        let others = self
+        let mut outcome = self.run_without_retry(program, &arguments);
+        let settings_of_retries = self
             .deterministic
             .iter()
-            .flat_map(Deterministic::other_boots);
-        for deterministic in others {
+            .flat_map(DeterministicSettings::settings_after_emulator_crash);
+        for deterministic in settings_of_retries {
             match &outcome {
-                Err(error) if error.is_the_emulators() => {
-                    let other = self.clone().deterministic(deterministic);
-                    outcome = other.run_once(program, &arguments);
+                Err(error) if error.is_emulator_crash() => {
+                    let retry = self.clone().deterministic(deterministic);
+                    outcome = retry.run_without_retry(program, &arguments);
                 }
                 _ => break,
             }
@@ -266,42 +274,46 @@ impl VmSpec {
         outcome
     }
 
-    fn run_once(&self, program: &Path, arguments: &[OsString]) -> Result<CommandOutcome, VmError> {
-        let programs = Programs::find()?;
+    fn run_without_retry(
+        &self,
+        program: &Path,
+        arguments: &[OsString],
+    ) -> Result<CommandOutcome, VmError> {
+        let programs = QemuPrograms::find()?;
         let folder = RunFolder::create()?;
-        let ports = Ports::of(&self.kernel);
+        let ports = GuestPorts::for_kernel(&self.kernel);
         self.write_initramfs(&folder, program, arguments, ports)?;
-        self.boot(&programs, &folder, ports)
+        self.boot_with_retries(&programs, &folder, ports)
     }
 
     /// Boots until the command was started, or there is nothing left to try.
-    fn boot(
+    fn boot_with_retries(
         &self,
-        programs: &Programs,
+        programs: &QemuPrograms,
         folder: &RunFolder,
-        ports: Ports,
+        ports: GuestPorts,
     ) -> Result<CommandOutcome, VmError> {
         let attempts = match self.deterministic {
             // A second boot would be the same.
             Some(_) => &[Accelerator::Tcg],
-            None => self.accelerator.attempts(),
+            None => self.accelerator.attempts_in_order(),
         };
         for (index, &accelerator) in attempts.iter().enumerate() {
-            let boots = index + 1;
-            let last = boots == attempts.len();
-            let mut limits = Limits {
-                boot: self.boot_timeout,
-                command: self.timeout,
+            let boot_count = index + 1;
+            let is_last_attempt = boot_count == attempts.len();
+            let mut limits = AttemptLimits {
+                boot_limit: self.boot_timeout,
+                command_limit: self.command_timeout,
             };
-            if accelerator == Accelerator::Kvm && !last {
-                limits.boot = limits.boot.min(KVM_PATIENCE);
+            if accelerator == Accelerator::Kvm && !is_last_attempt {
+                limits.boot_limit = limits.boot_limit.min(KVM_BOOT_LIMIT);
             }
-            let arguments = qemu::arguments(self, accelerator, ports);
-            let attempt = Attempt::make(programs, &arguments, folder, limits, self)?;
-            if last || !attempt.deserves_another(accelerator) {
-                let mut outcome = attempt.outcome(folder, accelerator, boots)?;
+            let arguments = qemu::qemu_arguments(self, accelerator, ports);
+            let attempt = BootAttempt::boot_and_wait(programs, &arguments, folder, limits, self)?;
+            if is_last_attempt || !attempt.should_boot_again(accelerator) {
+                let mut outcome = attempt.into_outcome(folder, accelerator, boot_count)?;
                 if self.deterministic.is_some() {
-                    outcome.determinism = Some(folder.determinism()?);
+                    outcome.deterministic_run = Some(folder.read_deterministic_run_record()?);
                 }
                 return Ok(outcome);
             }
@@ -314,48 +326,48 @@ impl VmSpec {
         folder: &RunFolder,
         program: &Path,
         arguments: &[OsString],
-        ports: Ports,
+        ports: GuestPorts,
     ) -> Result<(), VmError> {
         let mut files = self.files.clone();
-        let program = add_command(&mut files, program)?;
+        let program = add_program_if_missing(&mut files, program)?;
         let command = GuestCommand {
             program: program.as_os_str(),
             arguments,
             environment: &self.environment,
             deterministic: self.deterministic.as_ref(),
         };
-        guest::add_base(
+        guest::add_base_system(
             &mut files,
             &self.kernel,
             guest::init_script(&command, ports)?,
         )?;
         if let Some(deterministic) = &self.deterministic {
-            guest::add_entropy(&mut files, deterministic)?;
+            guest::add_entropy_program(&mut files, deterministic)?;
         }
-        let path = folder.path(qemu::INITRAMFS);
-        let file = File::create(&path).map_err(|source| VmError::File { path, source })?;
-        Ok(files.write_to(BufWriter::new(file))?)
+        let path = folder.file_path(qemu::INITRAMFS_FILE);
+        let file = File::create(&path).map_err(|source| VmError::FileUnusable { path, source })?;
+        Ok(files.write_archive_to(BufWriter::new(file))?)
     }
 }
 
 /// Makes sure that the guest has the program, and gives its path there.
-fn add_command(files: &mut Initramfs, program: &Path) -> Result<PathBuf, VmError> {
-    if files.contains(program) {
+fn add_program_if_missing(files: &mut Initramfs, program: &Path) -> Result<PathBuf, VmError> {
+    if files.contains_path(program) {
         return Ok(program.to_owned());
     }
-    let missing = || VmError::ProgramMissing {
+    let program_missing = || VmError::ProgramMissing {
         program: program.to_owned(),
     };
-    let is_name = program.components().count() == 1 && program.is_relative();
-    let host = match program.to_str().filter(|_| is_name) {
-        Some(name) => find_program(name).ok_or_else(missing)?,
-        None => std::path::absolute(program).map_err(|_| missing())?,
+    let is_bare_name = program.components().count() == 1 && program.is_relative();
+    let host_path = match program.to_str().filter(|_| is_bare_name) {
+        Some(name) => find_program(name).ok_or_else(program_missing)?,
+        None => std::path::absolute(program).map_err(|_| program_missing())?,
     };
-    if !host.is_file() {
-        return Err(missing());
+    if !host_path.is_file() {
+        return Err(program_missing());
     }
-    files.add_program(&host)?;
-    Ok(host)
+    files.add_program(&host_path)?;
+    Ok(host_path)
 }
 
 #[cfg(test)]
@@ -365,15 +377,17 @@ mod tests {
     #[test]
     fn a_program_is_found_among_the_files_on_the_path_or_by_path() {
         let mut files = Initramfs::new();
-        files.add_bytes("/in/the/guest", "", 0o755).unwrap();
+        files
+            .add_file_with_content("/in/the/guest", "", 0o755)
+            .unwrap();
         assert_eq!(
-            add_command(&mut files, Path::new("/in/the/guest")).unwrap(),
+            add_program_if_missing(&mut files, Path::new("/in/the/guest")).unwrap(),
             Path::new("/in/the/guest")
         );
-        let cat = add_command(&mut files, Path::new("cat")).unwrap();
-        assert!(files.contains(&cat));
+        let cat = add_program_if_missing(&mut files, Path::new("cat")).unwrap();
+        assert!(files.contains_path(&cat));
         assert_eq!(
-            add_command(&mut files, Path::new("/bin/sh")).unwrap(),
+            add_program_if_missing(&mut files, Path::new("/bin/sh")).unwrap(),
             Path::new("/bin/sh")
         );
         for missing in [
@@ -382,7 +396,7 @@ mod tests {
             "./no-such-program",
             "",
         ] {
-            let error = add_command(&mut files, Path::new(missing)).unwrap_err();
+            let error = add_program_if_missing(&mut files, Path::new(missing)).unwrap_err();
             assert!(
                 matches!(error, VmError::ProgramMissing { .. }),
                 "{missing}: {error}"

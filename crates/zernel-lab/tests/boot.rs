@@ -18,29 +18,31 @@ use zernel_testkit::{Need, eventually};
 
 type TestResult = Result<(), Box<dyn Error>>;
 
-const VM: Need = Need {
+const VM_NEED: Need = Need {
     name: "vm",
     check: || {
-        zernel_lab::available(&KernelRequest::SchedExt).map_err(|error| error.to_string())?;
-        vm().map(drop).map_err(|error| error.to_string())
+        zernel_lab::check_vm_available(&KernelRequest::SchedExt)
+            .map_err(|error| error.to_string())?;
+        default_vm().map(drop).map_err(|error| error.to_string())
     },
 };
 
 /// Set for a copy of this test that only runs an endless VM; its value is on the VM's command line.
-const ENDLESS: &str = "ZERNEL_LAB_TEST_ENDLESS";
+const ENDLESS_VARIABLE: &str = "ZERNEL_LAB_TEST_ENDLESS";
 /// Set for a copy of this test that only boots VMs, which end in all ways; its value is on their command lines.
-const BOOTS: &str = "ZERNEL_LAB_TEST_BOOTS";
+const BOOTS_VARIABLE: &str = "ZERNEL_LAB_TEST_BOOTS";
 
 fn main() -> ExitCode {
-    if let Ok(mark) = std::env::var(ENDLESS) {
-        let result = vm().map(|vm| shell(&vm.kernel_argument(mark), "sleep 100000").map(drop));
+    if let Ok(mark) = std::env::var(ENDLESS_VARIABLE) {
+        let result =
+            default_vm().map(|vm| run_script(&vm.kernel_argument(mark), "sleep 100000").map(drop));
         return if matches!(result, Ok(Ok(()))) {
             ExitCode::SUCCESS
         } else {
             ExitCode::FAILURE
         };
     }
-    if let Ok(mark) = std::env::var(BOOTS) {
+    if let Ok(mark) = std::env::var(BOOTS_VARIABLE) {
         return match boot_in_all_ways(&mark) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
@@ -106,24 +108,24 @@ fn main() -> ExitCode {
 
 /// A test that boots a VM.
 fn trial(name: &str, test: fn() -> TestResult) -> Trial {
-    zernel_testkit::trial(name, &[VM], move || {
+    zernel_testkit::trial(name, &[VM_NEED], move || {
         if let Err(error) = test() {
             panic!("{error}");
         }
     })
 }
 
-fn vm() -> Result<VmSpec, Box<dyn Error>> {
-    let kernel = KernelCache::from_environment()?.obtain(&KernelRequest::SchedExt)?;
+fn default_vm() -> Result<VmSpec, Box<dyn Error>> {
+    let kernel = KernelCache::from_environment()?.obtain_kernel(&KernelRequest::SchedExt)?;
     Ok(VmSpec::new(kernel))
 }
 
-fn shell(vm: &VmSpec, script: &str) -> Result<CommandOutcome, VmError> {
+fn run_script(vm: &VmSpec, script: &str) -> Result<CommandOutcome, VmError> {
     vm.run("/bin/busybox", ["sh", "-c", script])
 }
 
 /// The error of a run that must not succeed.
-fn failure(result: Result<CommandOutcome, VmError>) -> Result<VmError, Box<dyn Error>> {
+fn expect_failure(result: Result<CommandOutcome, VmError>) -> Result<VmError, Box<dyn Error>> {
     match result {
         Ok(outcome) => Err(format!("the run succeeded: {}", outcome.status).into()),
         Err(error) => Ok(error),
@@ -140,9 +142,9 @@ fn awkward_bytes(length: usize) -> Vec<u8> {
 fn output_and_exit_code_come_back_unchanged() -> TestResult {
     let bytes = awkward_bytes(1 << 20);
     let mut files = Initramfs::new();
-    files.add_bytes("/data", bytes.clone(), 0o644)?;
-    let outcome = shell(
-        &vm()?.files(files),
+    files.add_file_with_content("/data", bytes.clone(), 0o644)?;
+    let outcome = run_script(
+        &default_vm()?.files(files),
         "cat /data; printf 'to\\r\\nstderr' >&2; exit 7",
     )?;
     assert_eq!(outcome.status, CommandStatus::Exited(7));
@@ -164,11 +166,11 @@ fn output_and_exit_code_come_back_unchanged() -> TestResult {
 }
 
 fn a_signal_is_distinguished_from_an_exit_code() -> TestResult {
-    let outcome = shell(&vm()?, "echo before; kill -9 $$")?;
+    let outcome = run_script(&default_vm()?, "echo before; kill -9 $$")?;
     assert_eq!(outcome.status, CommandStatus::Killed { signal: 9 });
     assert_eq!(outcome.stdout, b"before\n");
     assert_eq!(
-        shell(&vm()?, "exit 137")?.status,
+        run_script(&default_vm()?, "exit 137")?.status,
         CommandStatus::Exited(137)
     );
     Ok(())
@@ -187,7 +189,7 @@ fn the_guest_has_what_programs_expect() -> TestResult {
         touch /tmp/file /run/file /dev/shm/file
         echo through >/dev/stdout
         test -s /sys/kernel/btf/vmlinux && echo BTF";
-    let outcome = shell(&vm()?.cpus(3), script)?;
+    let outcome = run_script(&default_vm()?.cpus(3), script)?;
     let expected = "disabled\nCONFIG_SCHED_CLASS_EXT=y\n0\n3\nloopback\nthrough\nBTF\n";
     assert_eq!(
         String::from_utf8_lossy(&outcome.stdout),
@@ -203,7 +205,7 @@ fn files_arguments_and_variables_arrive() -> TestResult {
     let mut files = Initramfs::new();
     // Dynamic programs of this machine, one of them called by the other.
     files.add_program("/usr/bin/printenv")?;
-    let vm = vm()?
+    let vm = default_vm()?
         .files(files)
         .environment("GREETING", "it's a \"test\" $HOME\n");
     let script = "printf '%s|' \"$@\"; /usr/bin/printenv GREETING";
@@ -222,7 +224,7 @@ fn files_arguments_and_variables_arrive() -> TestResult {
 }
 
 fn what_the_command_leaves_running_is_ended() -> TestResult {
-    let outcome = shell(&vm()?, "setsid sleep 1000 & echo started")?;
+    let outcome = run_script(&default_vm()?, "setsid sleep 1000 & echo started")?;
     assert_eq!(outcome.stdout, b"started\n");
     assert!(outcome.status.success());
     Ok(())
@@ -231,17 +233,19 @@ fn what_the_command_leaves_running_is_ended() -> TestResult {
 fn an_endless_command_is_stopped() -> TestResult {
     // The word makes this VM recognisable among all processes.
     let mark = format!("zernel.test={}", std::process::id());
-    let vm = vm()?.timeout(Duration::from_secs(2)).kernel_argument(&mark);
-    let error = failure(shell(&vm, "echo so far; sleep 100000"))?;
-    let VmError::TimedOut { remains, .. } = &error else {
+    let vm = default_vm()?
+        .command_timeout(Duration::from_secs(2))
+        .kernel_argument(&mark);
+    let error = expect_failure(run_script(&vm, "echo so far; sleep 100000"))?;
+    let VmError::CommandTimedOut { partial_output, .. } = &error else {
         return Err(error.into());
     };
-    assert_eq!(remains.stdout, b"so far\n");
+    assert_eq!(partial_output.stdout, b"so far\n");
     assert!(
         error.to_string().contains("the end of its console"),
         "{error}"
     );
-    assert_eq!(processes_with(&mark), Vec::<PathBuf>::new());
+    assert_eq!(processes_with_argument(&mark), Vec::<PathBuf>::new());
     Ok(())
 }
 
@@ -249,29 +253,31 @@ fn a_vm_dies_with_its_parent() -> TestResult {
     let mark = format!("zernel.orphan={}", std::process::id());
     let folder = tempfile::tempdir()?;
     let mut parent = Command::new(std::env::current_exe()?)
-        .env(ENDLESS, &mark)
+        .env(ENDLESS_VARIABLE, &mark)
         .env("TMPDIR", folder.path())
         .spawn()?;
     let started = catch_unwind(|| {
-        eventually("the VM is started", || !processes_with(&mark).is_empty());
+        eventually("the VM is started", || {
+            !processes_with_argument(&mark).is_empty()
+        });
     });
     // Not even a handler could act on this signal.
     parent.kill()?;
     parent.wait()?;
     assert!(started.is_ok(), "the VM was not started");
     eventually("the VM dies with its parent", || {
-        processes_with(&mark).is_empty()
+        processes_with_argument(&mark).is_empty()
     });
     Ok(())
 }
 
 /// A success, a crash and a time-out.
 fn boot_in_all_ways(mark: &str) -> TestResult {
-    let vm = vm()?.kernel_argument(mark);
-    shell(&vm, "mount -t tmpfs tmpfs /tmp")?;
-    failure(shell(&vm, "echo c >/proc/sysrq-trigger"))?;
-    let hasty = vm.timeout(Duration::from_secs(1));
-    failure(shell(&hasty, "sleep 100000"))?;
+    let vm = default_vm()?.kernel_argument(mark);
+    run_script(&vm, "mount -t tmpfs tmpfs /tmp")?;
+    expect_failure(run_script(&vm, "echo c >/proc/sysrq-trigger"))?;
+    let vm_with_short_limit = vm.command_timeout(Duration::from_secs(1));
+    expect_failure(run_script(&vm_with_short_limit, "sleep 100000"))?;
     Ok(())
 }
 
@@ -280,11 +286,11 @@ fn boots_leave_nothing_behind() -> TestResult {
     let folder = tempfile::tempdir()?;
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let status = Command::new(std::env::current_exe()?)
-        .env(BOOTS, &mark)
+        .env(BOOTS_VARIABLE, &mark)
         .env("TMPDIR", folder.path())
         .status()?;
     assert!(status.success());
-    assert_eq!(processes_with(&mark), Vec::<PathBuf>::new());
+    assert_eq!(processes_with_argument(&mark), Vec::<PathBuf>::new());
     assert_eq!(fs::read_dir(folder.path())?.count(), 0, "files are left");
     assert_eq!(fs::read_to_string("/proc/self/mounts")?, mounts);
     Ok(())
@@ -292,68 +298,79 @@ fn boots_leave_nothing_behind() -> TestResult {
 
 fn a_killed_qemu_shows_the_console() -> TestResult {
     let mark = format!("zernel.killed={}", std::process::id());
-    let vm = vm()?.kernel_argument(&mark).accelerator(Accelerator::Tcg);
-    let run = thread::spawn(move || shell(&vm, "echo so far; sleep 100000"));
+    let vm = default_vm()?
+        .kernel_argument(&mark)
+        .accelerator(Accelerator::Tcg);
+    let run = thread::spawn(move || run_script(&vm, "echo so far; sleep 100000"));
     // QEMU runs in the folder of its files.
     eventually("the VM boots", || {
-        processes_with(&mark).iter().any(|process| {
+        processes_with_argument(&mark).iter().any(|process| {
             let console = fs::read(process.join("cwd/console")).unwrap_or_default();
             String::from_utf8_lossy(&console).contains("Linux version")
         })
     });
-    for process in processes_with(&mark) {
+    for process in processes_with_argument(&mark) {
         let pid = process.file_name().ok_or("a process has a number")?;
         assert!(Command::new("kill").arg("-9").arg(pid).status()?.success());
     }
-    let error = failure(run.join().map_err(|_| "the run panicked")?)?;
+    let error = expect_failure(run.join().map_err(|_| "the run panicked")?)?;
     let VmError::QemuFailed {
-        status, remains, ..
+        status,
+        partial_output,
+        ..
     } = &error
     else {
         return Err(error.into());
     };
     assert!(status.to_string().contains("signal: 9"), "{status}");
-    assert!(remains.console_log.contains("Linux version"), "{error}");
+    assert!(
+        partial_output.console_log.contains("Linux version"),
+        "{error}"
+    );
     Ok(())
 }
 
 fn a_boot_that_takes_too_long_is_stopped() -> TestResult {
-    let vm = vm()?
+    let vm = default_vm()?
         .boot_timeout(Duration::from_millis(200))
         .accelerator(Accelerator::Tcg);
-    let error = failure(shell(&vm, "true"))?;
+    let error = expect_failure(run_script(&vm, "true"))?;
     assert!(matches!(error, VmError::BootTimedOut { .. }), "{error}");
     Ok(())
 }
 
 fn a_crash_shows_the_console() -> TestResult {
-    let error = failure(shell(&vm()?, "echo c >/proc/sysrq-trigger"))?;
-    let VmError::KernelPanic { message, remains } = &error else {
+    let error = expect_failure(run_script(&default_vm()?, "echo c >/proc/sysrq-trigger"))?;
+    let VmError::KernelPanic {
+        message,
+        partial_output,
+    } = &error
+    else {
         return Err(error.into());
     };
     assert!(message.contains("sysrq triggered crash"), "{message}");
     assert!(
-        remains.console_log.contains("Call Trace"),
+        partial_output.console_log.contains("Call Trace"),
         "{}",
-        remains.console_log
+        partial_output.console_log
     );
     Ok(())
 }
 
 fn a_guest_that_switches_off_is_no_success() -> TestResult {
-    let error = failure(shell(&vm()?, "poweroff -f"))?;
+    let error = expect_failure(run_script(&default_vm()?, "poweroff -f"))?;
     assert!(matches!(error, VmError::GuestStopped { .. }), "{error}");
     Ok(())
 }
 
 fn serial_ports_carry_bytes_unchanged_too() -> TestResult {
-    let mut kernel = KernelCache::from_environment()?.obtain(&KernelRequest::SchedExt)?;
+    let mut kernel = KernelCache::from_environment()?.obtain_kernel(&KernelRequest::SchedExt)?;
     // A kernel of which nothing is known is not trusted to have virtio ports.
-    kernel.config = None;
+    kernel.config_path = None;
     let bytes = awkward_bytes(100_000);
     let mut files = Initramfs::new();
-    files.add_bytes("/data", bytes.clone(), 0o644)?;
-    let outcome = shell(
+    files.add_file_with_content("/data", bytes.clone(), 0o644)?;
+    let outcome = run_script(
         &VmSpec::new(kernel).files(files),
         "cat /data; cat /data >&2; exit 3",
     )?;
@@ -366,7 +383,7 @@ fn serial_ports_carry_bytes_unchanged_too() -> TestResult {
 }
 
 fn a_missing_program_is_refused_before_the_boot() -> TestResult {
-    let error = failure(vm()?.run("/no/such/program", [""; 0]))?;
+    let error = expect_failure(default_vm()?.run("/no/such/program", [""; 0]))?;
     assert!(
         matches!(&error, VmError::ProgramMissing { program } if program == Path::new("/no/such/program"))
     );
@@ -374,8 +391,8 @@ fn a_missing_program_is_refused_before_the_boot() -> TestResult {
 }
 
 fn qemu_that_cannot_start_says_why() -> TestResult {
-    let error = failure(shell(
-        &vm()?.cpus(100_000).accelerator(Accelerator::Tcg),
+    let error = expect_failure(run_script(
+        &default_vm()?.cpus(100_000).accelerator(Accelerator::Tcg),
         "true",
     ))?;
     assert!(
@@ -386,7 +403,7 @@ fn qemu_that_cannot_start_says_why() -> TestResult {
 }
 
 /// The processes whose command line has this text in it, other than ourselves.
-fn processes_with(text: &str) -> Vec<PathBuf> {
+fn processes_with_argument(text: &str) -> Vec<PathBuf> {
     let processes = fs::read_dir("/proc")
         .into_iter()
         .flatten()

@@ -17,29 +17,31 @@ use libtest_mimic::Trial;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use zernel_lab::{
-    CommandOutcome, Deterministic, KernelCache, KernelRequest, Ticks, VmError, VmSpec,
+    CommandOutcome, DeterministicSettings, KernelCache, KernelRequest, TickAlignment, VmError,
+    VmSpec,
 };
 use zernel_testkit::Need;
 use zernel_workload::spec::WorkloadSpec;
 
 type TestResult = Result<(), Box<dyn Error>>;
 
-const VM: Need = Need {
+const VM_NEED: Need = Need {
     name: "vm",
     check: || {
-        zernel_lab::available(&KernelRequest::SchedExt).map_err(|error| error.to_string())?;
-        vm(1).map(drop).map_err(|error| error.to_string())
+        zernel_lab::check_vm_available(&KernelRequest::SchedExt)
+            .map_err(|error| error.to_string())?;
+        vm_with_seed(1).map(drop).map_err(|error| error.to_string())
     },
 };
 
 /// Set for the copy of this test that is the guest's command.
-const GUEST: &str = "ZERNEL_LAB_TEST_GUEST";
+const GUEST_VARIABLE: &str = "ZERNEL_LAB_TEST_GUEST";
 
 /// Its value for the guest of `no_cpu_is_left_out`.
-const RING: &str = "ring";
+const RING_COMMAND: &str = "ring";
 
 /// A periodic sleeper beside two spinners per CPU.
-const WAKE_LATENCY: &str = r#"
+const WAKE_LATENCY_SPEC: &str = r#"
 duration_ms = 200
 [[group]]
 name = "sleeper"
@@ -51,8 +53,8 @@ work = "spin_wait"
 "#;
 
 fn main() -> ExitCode {
-    if let Some(command) = std::env::var_os(GUEST) {
-        let printed = match command == RING {
+    if let Some(command) = std::env::var_os(GUEST_VARIABLE) {
+        let printed = match command == RING_COMMAND {
             true => print_ring_rounds(),
             false => print_wake_latency(),
         };
@@ -84,7 +86,7 @@ fn main() -> ExitCode {
 }
 
 fn trial(name: &str, test: fn() -> TestResult) -> Trial {
-    zernel_testkit::trial(name, &[VM], move || {
+    zernel_testkit::trial(name, &[VM_NEED], move || {
         if let Err(error) = test() {
             panic!("{error}");
         }
@@ -102,7 +104,7 @@ fn print_wake_latency() -> TestResult {
         .find(|line| line.contains("crng init done"));
     let ready = ready.ok_or("the kernel waits for random numbers")?;
     println!("random {random:02x?}, {ready}");
-    let spec = WorkloadSpec::parse(WAKE_LATENCY, "wake_latency.toml")?;
+    let spec = WorkloadSpec::parse(WAKE_LATENCY_SPEC, "wake_latency.toml")?;
     let outcome = spec.run(|_| ControlFlow::Continue(()))?;
     println!("{:#?}", outcome.reports);
     Ok(())
@@ -146,27 +148,29 @@ fn print_ring_rounds() -> TestResult {
     Ok(())
 }
 
-fn vm(seed: u64) -> Result<VmSpec, Box<dyn Error>> {
-    let kernel = KernelCache::from_environment()?.obtain(&KernelRequest::SchedExt)?;
+fn vm_with_seed(seed: u64) -> Result<VmSpec, Box<dyn Error>> {
+    let kernel = KernelCache::from_environment()?.obtain_kernel(&KernelRequest::SchedExt)?;
     Ok(VmSpec::new(kernel)
         .cpus(4)
-        .timeout(Duration::from_secs(300))
+        .command_timeout(Duration::from_secs(300))
         .boot_timeout(Duration::from_secs(300))
-        .deterministic(Deterministic::new(seed)))
+        .deterministic(DeterministicSettings::new(seed)))
 }
 
-fn shell(vm: &VmSpec, script: &str) -> Result<CommandOutcome, VmError> {
+fn run_script(vm: &VmSpec, script: &str) -> Result<CommandOutcome, VmError> {
     vm.run("/bin/busybox", ["sh", "-c", script])
 }
 
-fn wake_latency(vm: VmSpec) -> Result<CommandOutcome, Box<dyn Error>> {
-    guest(vm, "wake_latency")
+fn run_wake_latency(vm: VmSpec) -> Result<CommandOutcome, Box<dyn Error>> {
+    run_in_guest(vm, "wake_latency")
 }
 
 /// Runs this program in a guest.
-fn guest(vm: VmSpec, command: &str) -> Result<CommandOutcome, Box<dyn Error>> {
+fn run_in_guest(vm: VmSpec, command: &str) -> Result<CommandOutcome, Box<dyn Error>> {
     let program = std::env::current_exe()?;
-    let outcome = vm.environment(GUEST, command).run(program, [""; 0])?;
+    let outcome = vm
+        .environment(GUEST_VARIABLE, command)
+        .run(program, [""; 0])?;
     match outcome.status.success() {
         true => Ok(outcome),
         false => Err(String::from_utf8_lossy(&outcome.stderr).into()),
@@ -175,66 +179,74 @@ fn guest(vm: VmSpec, command: &str) -> Result<CommandOutcome, Box<dyn Error>> {
 
 /// A boot with seed 1, which two tests compare with others.
 fn first_boot() -> &'static CommandOutcome {
-    static FIRST: LazyLock<CommandOutcome> =
-        LazyLock::new(|| vm(1).and_then(wake_latency).expect("a first boot"));
+    static FIRST: LazyLock<CommandOutcome> = LazyLock::new(|| {
+        vm_with_seed(1)
+            .and_then(run_wake_latency)
+            .expect("a first boot")
+    });
     &FIRST
 }
 
-fn text(outcome: &CommandOutcome) -> String {
+fn stdout_text(outcome: &CommandOutcome) -> String {
     String::from_utf8_lossy(&outcome.stdout).into_owned()
 }
 
 fn random_bytes(outcome: &CommandOutcome) -> Option<String> {
-    let text = text(outcome);
+    let text = stdout_text(outcome);
     let line = text.lines().find(|line| line.starts_with("random "))?;
     line.split(',').next().map(str::to_owned)
 }
 
 fn three_boots_print_the_same_bytes() -> TestResult {
     let first = first_boot();
-    assert!(text(first).contains("wake_latency"), "{}", text(first));
+    assert!(
+        stdout_text(first).contains("wake_latency"),
+        "{}",
+        stdout_text(first)
+    );
     let last = first.console_log.lines().last().unwrap_or_default();
     assert!(last.ends_with("reboot: Power down"), "{last}");
-    let second = wake_latency(vm(1)?)?;
+    let second = run_wake_latency(vm_with_seed(1)?)?;
     let restless = RestlessHost::start();
-    let third = wake_latency(vm(1)?)?;
+    let third = run_wake_latency(vm_with_seed(1)?)?;
     drop(restless);
-    let signals = SIGNALS.load(Ordering::Relaxed);
+    let signals = SENT_SIGNALS.load(Ordering::Relaxed);
     assert!(signals > 1000, "{signals} signals reached QEMU");
     for (boot, other) in [("second", &second), ("third", &third)] {
         if let Some(difference) = first.first_difference(other) {
             panic!("the first and the {boot} boot: {difference}");
         }
-        assert_eq!(first.determinism, other.determinism);
+        assert_eq!(first.deterministic_run, other.deterministic_run);
     }
     Ok(())
 }
 
 fn seeds_and_ticks_make_a_difference() -> TestResult {
-    let one = first_boot();
-    let two = wake_latency(vm(2)?)?;
-    let skewed = vm(1)?.deterministic(Deterministic::new(1).ticks(Ticks::Skewed));
-    let skewed = wake_latency(skewed)?;
-    assert_ne!(one.stdout, two.stdout);
-    assert_ne!(one.stdout, skewed.stdout);
-    assert!(random_bytes(one).is_some(), "{}", text(one));
-    assert_ne!(random_bytes(one), random_bytes(&two));
+    let seed_1 = first_boot();
+    let seed_2 = run_wake_latency(vm_with_seed(2)?)?;
+    let skewed =
+        vm_with_seed(1)?.deterministic(DeterministicSettings::new(1).ticks(TickAlignment::Skewed));
+    let skewed = run_wake_latency(skewed)?;
+    assert_ne!(seed_1.stdout, seed_2.stdout);
+    assert_ne!(seed_1.stdout, skewed.stdout);
+    assert!(random_bytes(seed_1).is_some(), "{}", stdout_text(seed_1));
+    assert_ne!(random_bytes(seed_1), random_bytes(&seed_2));
     Ok(())
 }
 
 fn a_command_ends_at_the_limit_of_virtual_time() -> TestResult {
-    let deterministic = Deterministic::new(1).virtual_limit(Duration::from_secs(3));
-    let vm = vm(1)?.deterministic(deterministic);
-    let outcome = shell(&vm, "sleep 2; echo in time")?;
+    let deterministic = DeterministicSettings::new(1).virtual_time_limit(Duration::from_secs(3));
+    let vm = vm_with_seed(1)?.deterministic(deterministic);
+    let outcome = run_script(&vm, "sleep 2; echo in time")?;
     assert_eq!(outcome.stdout, b"in time\n");
-    let virtual_time = outcome.determinism.map(|it| it.virtual_time);
+    let virtual_time = outcome.deterministic_run.map(|record| record.virtual_time);
     assert!(
         virtual_time > Some(Duration::from_secs(2)),
         "{virtual_time:?}"
     );
-    match shell(&vm, "echo so far; sleep 4; echo too late") {
-        Err(VmError::VirtualLimitReached { remains }) => {
-            assert_eq!(remains.stdout, b"so far\n");
+    match run_script(&vm, "echo so far; sleep 4; echo too late") {
+        Err(VmError::VirtualTimeLimitReached { partial_output }) => {
+            assert_eq!(partial_output.stdout, b"so far\n");
             Ok(())
         }
         other => Err(format!("no limit was reached: {other:?}").into()),
@@ -243,9 +255,12 @@ fn a_command_ends_at_the_limit_of_virtual_time() -> TestResult {
 
 /// QEMU itself ends then, with its main thread waiting for files while it holds QEMU's lock.
 fn a_panic_ends_the_run() -> TestResult {
-    match shell(&vm(1)?, "echo so far; echo c >/proc/sysrq-trigger") {
-        Err(VmError::KernelPanic { remains, .. }) => {
-            assert_eq!(remains.stdout, b"so far\n");
+    match run_script(
+        &vm_with_seed(1)?,
+        "echo so far; echo c >/proc/sysrq-trigger",
+    ) {
+        Err(VmError::KernelPanic { partial_output, .. }) => {
+            assert_eq!(partial_output.stdout, b"so far\n");
             Ok(())
         }
         other => Err(format!("no panic: {other:?}").into()),
@@ -254,9 +269,9 @@ fn a_panic_ends_the_run() -> TestResult {
 
 /// A vCPU waits in a loop then, and QEMU's main thread must end the machine.
 fn a_shutdown_ends_the_run() -> TestResult {
-    match shell(&vm(1)?, "echo so far; poweroff -f") {
-        Err(VmError::GuestStopped { remains }) => {
-            assert_eq!(remains.stdout, b"so far\n");
+    match run_script(&vm_with_seed(1)?, "echo so far; poweroff -f") {
+        Err(VmError::GuestStopped { partial_output }) => {
+            assert_eq!(partial_output.stdout, b"so far\n");
             Ok(())
         }
         other => Err(format!("the guest is not off: {other:?}").into()),
@@ -266,8 +281,8 @@ fn a_shutdown_ends_the_run() -> TestResult {
 /// A vCPU that waits with `pause` ends its turn at once, so the same vCPU would follow the spinner's turn each time, and
 /// meet the timer that ended it. A member of the ring then moves only at an interrupt.
 fn no_cpu_is_left_out() -> TestResult {
-    let outcome = guest(vm(1)?, RING)?;
-    let rounds: u32 = text(&outcome).trim().parse()?;
+    let outcome = run_in_guest(vm_with_seed(1)?, RING_COMMAND)?;
+    let rounds: u32 = stdout_text(&outcome).trim().parse()?;
     assert!(rounds > 1000, "{rounds} rounds in 200 ms");
     Ok(())
 }
@@ -282,7 +297,7 @@ impl RestlessHost {
     fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let count = thread::available_parallelism().map_or(2, usize::from);
-        let work = iter::repeat_n(spin as fn(), count).chain([wake_emulators as fn()]);
+        let work = iter::repeat_n(spin_once as fn(), count).chain([wake_emulators as fn()]);
         let threads = work.map(|work| {
             let stop = Arc::clone(&stop);
             thread::spawn(move || {
@@ -308,17 +323,17 @@ impl Drop for RestlessHost {
     }
 }
 
-fn spin() {
+fn spin_once() {
     black_box(0);
 }
 
 /// Signals that were sent to emulators.
-static SIGNALS: AtomicU64 = AtomicU64::new(0);
+static SENT_SIGNALS: AtomicU64 = AtomicU64::new(0);
 
 /// Sends SIGIO to this process's emulators. QEMU blocks the signal and reads it from a descriptor in its main
 /// thread, which then looks at its timers and does nothing else.
 fn wake_emulators() {
-    let emulators: Vec<Pid> = children()
+    let emulators: Vec<Pid> = child_pids()
         .into_iter()
         .filter(|pid| has_vcpus(*pid))
         .collect();
@@ -326,7 +341,7 @@ fn wake_emulators() {
         for pid in &emulators {
             // An emulator may have ended since.
             if kill_process(*pid, Signal::IO).is_ok() {
-                SIGNALS.fetch_add(1, Ordering::Relaxed);
+                SENT_SIGNALS.fetch_add(1, Ordering::Relaxed);
             }
         }
         thread::sleep(Duration::from_micros(20));
@@ -334,7 +349,7 @@ fn wake_emulators() {
 }
 
 /// The children of all threads of this process.
-fn children() -> Vec<Pid> {
+fn child_pids() -> Vec<Pid> {
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten();
     let lists =
         tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok());

@@ -101,7 +101,7 @@ fn main() -> ExitCode {
         ),
         trial(
             "cgroups_work_where_there_are_controllers",
-            &[vm::newest()],
+            &[vm::newest_kernel_need()],
             cgroups_work_where_there_are_controllers,
         ),
     ])
@@ -534,9 +534,9 @@ fn settings_hold_for_no_caller_that_was_killed() {
 
 /// Runs those tests of this program that need controllers, in a virtual machine.
 fn cgroups_work_where_there_are_controllers() {
-    let outcome = VmSpec::new(vm::obtain(&KernelRequest::SchedExt).unwrap())
+    let outcome = VmSpec::new(vm::obtain_kernel(&KernelRequest::SchedExt).unwrap())
         .environment(IN_GUEST_VARIABLE, "1")
-        .timeout(Duration::from_secs(300))
+        .command_timeout(Duration::from_secs(300))
         .run(
             std::env::current_exe().unwrap(),
             ["settings_hold", "--test-threads=1"],

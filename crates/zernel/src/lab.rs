@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, value_parser};
 use zernel_lab::{
-    CommandStatus, CpuTopology, Determinism, Deterministic, Initramfs, Kernel, KernelRequest,
-    Ticks, VmError, VmSpec,
+    CommandStatus, CpuTopology, DeterministicRunRecord, DeterministicSettings, Initramfs, Kernel,
+    KernelRequest, TickAlignment, VmError, VmSpec,
 };
 
 use crate::{help, interrupt_flags};
@@ -122,7 +122,7 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     }
     let mut files = Initramfs::new();
     for file in &options.with {
-        files.add_same(program_path(file.as_os_str())?)?;
+        files.add_at_same_path(program_path(file.as_os_str())?)?;
     }
     let (program, arguments) = options.command.split_first().expect("clap requires it");
     let result = vm_spec(options, kernel)
@@ -132,14 +132,14 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     match result {
         Ok(outcome) => {
             print_output(&outcome.stdout, &outcome.stderr)?;
-            if let Some(determinism) = outcome.determinism {
-                print_determinism(options.seed, &determinism, outcome.boot_time);
+            if let Some(deterministic_run) = outcome.deterministic_run {
+                print_determinism(options.seed, &deterministic_run, outcome.boot_time);
             }
             Ok(ExitCode::from(shell_exit_code(outcome.status)))
         }
         Err(error) => {
-            if let Some(remains) = error.remains() {
-                print_output(&remains.stdout, &remains.stderr)?;
+            if let Some(partial_output) = error.partial_output() {
+                print_output(&partial_output.stdout, &partial_output.stderr)?;
             }
             match error {
                 VmError::Interrupted { .. } => {
@@ -155,33 +155,33 @@ fn run_in_vm(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
 fn vm_spec(options: &RunOptions, kernel: Kernel) -> VmSpec {
     let topology = options
         .topology
-        .unwrap_or(CpuTopology::flat(options.cpus.unwrap_or(2)));
+        .unwrap_or(CpuTopology::with_one_cache(options.cpus.unwrap_or(2)));
     let default_timeout = if options.deterministic { 600 } else { 120 };
     let spec = VmSpec::new(kernel)
         .topology(topology)
         .memory_mib(options.memory)
-        .timeout(Duration::from_secs(
+        .command_timeout(Duration::from_secs(
             options.timeout.unwrap_or(default_timeout),
         ));
     if !options.deterministic {
         return spec;
     }
     let ticks = match options.skew_ticks {
-        true => Ticks::Skewed,
-        false => Ticks::Aligned,
+        true => TickAlignment::Skewed,
+        false => TickAlignment::Aligned,
     };
-    let deterministic = Deterministic::new(options.seed)
+    let deterministic = DeterministicSettings::new(options.seed)
         .ticks(ticks)
-        .virtual_limit(Duration::from_secs(options.virtual_limit));
+        .virtual_time_limit(Duration::from_secs(options.virtual_limit));
     spec.deterministic(deterministic)
 }
 
 /// Prints the line by which two deterministic runs are compared. It goes to stderr, because stdout is the command's.
-fn print_determinism(seed: u64, determinism: &Determinism, boot_time: Duration) {
+fn print_determinism(seed: u64, deterministic_run: &DeterministicRunRecord, boot_time: Duration) {
     eprintln!(
         "zernel: deterministic, seed {seed}: digest {}, {:.6} virtual seconds; booted in {:.1} s",
-        determinism.digest,
-        determinism.virtual_time.as_secs_f64(),
+        deterministic_run.digest,
+        deterministic_run.virtual_time.as_secs_f64(),
         boot_time.as_secs_f64()
     );
 }

@@ -17,7 +17,7 @@ const NOBODY_UID: u32 = 65534;
 
 fn main() -> ExitCode {
     let bpf = bpf(|| Capability::BtfTracepoint.try_out());
-    let (newest, oldest) = (vm::newest(), vm::oldest());
+    let (newest, oldest) = (vm::newest_kernel_need(), vm::oldest_kernel_need());
     zernel_testkit::main([
         trial("root_can_observe", &[root(), bpf], root_can_observe),
         trial(
@@ -137,7 +137,8 @@ fn an_unprivileged_user_cannot_observe_and_learns_why() {
 
 /// The doctor's report from a virtual machine with such a kernel.
 fn doctor_in_a_vm(kernel: &str) -> Value {
-    let outcome = VmSpec::new(vm::kernel(kernel).unwrap()).run(ZERNEL_PATH, ["doctor", "--json"]);
+    let outcome = VmSpec::new(vm::obtain_kernel_of_version(kernel).unwrap())
+        .run(ZERNEL_PATH, ["doctor", "--json"]);
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
     let complaints = String::from_utf8_lossy(&outcome.stderr);
     assert_eq!(outcome.status, CommandStatus::Exited(0), "{complaints}");

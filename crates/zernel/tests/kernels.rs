@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         .into_iter()
         .map(|(version, rung, preemption)| {
             let name = format!("a_job_is_seen_as_it_is_on_{}", version.replace('.', "_"));
-            trial(&name, &[vm::oldest()], move || {
+            trial(&name, &[vm::oldest_kernel_need()], move || {
                 assert_job_is_seen_in_vm(version, rung, preemption);
             })
         });
@@ -54,15 +54,15 @@ fn main() -> ExitCode {
 
 /// Runs the trial `a_job_is_seen_as_it_is_here` in a virtual machine with this kernel.
 fn assert_job_is_seen_in_vm(version: &str, rung: &str, preemption: Option<&str>) {
-    let kernel = vm::kernel(version);
+    let kernel = vm::obtain_kernel_of_version(version);
     let mut files = Initramfs::new();
-    files.add_same(ZERNEL_PATH).unwrap();
+    files.add_at_same_path(ZERNEL_PATH).unwrap();
     let libraries = built_libraries().unwrap();
     let built = CARGO_AND_REAL_LIBRARY_NAMES
         .iter()
         .map(|(library, _)| *library);
     for library in built.chain(["libzernel_softgpu_torch.so"]) {
-        files.add_same(libraries.join(library)).unwrap();
+        files.add_at_same_path(libraries.join(library)).unwrap();
     }
     let mut machine = VmSpec::new(kernel.unwrap());
     if let Some(word) = preemption {
@@ -77,7 +77,7 @@ fn assert_job_is_seen_in_vm(version: &str, rung: &str, preemption: Option<&str>)
         .environment(zernel_testkit::REQUIRE_VARIABLE, "root,bpf")
         .environment(RUNG_VARIABLE, rung)
         .environment("ZERNEL_SOFTGPU_LIBRARIES", libraries)
-        .timeout(Duration::from_secs(300))
+        .command_timeout(Duration::from_secs(300))
         .run(
             env::current_exe().unwrap(),
             [GUEST_TRIAL, "--exact", "--nocapture"],

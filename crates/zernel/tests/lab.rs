@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal};
 use zernel_testkit::{eventually, trial, vm};
 
 fn main() -> ExitCode {
-    let vm = vm::newest();
+    let vm = vm::newest_kernel_need();
     zernel_testkit::main([
         trial(
             "a_command_is_the_same_inside",

@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::thread;
 
-use zernel_lab::{RunResult, Scenario, ScenarioRun, Scheduler, Verdict};
+use zernel_lab::{RunResult, Scenario, ScenarioRun, SchedulerChoice, Verdict};
 use zernel_testkit::{trial, vm};
 
 const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
@@ -37,7 +37,7 @@ const SOUND_SCHEDULERS: [(&str, &str); 6] = [
 ];
 
 fn main() -> ExitCode {
-    let vm = vm::newest();
+    let vm = vm::newest_kernel_need();
     zernel_testkit::main([
         trial(
             "broken_schedulers_are_caught",
@@ -75,11 +75,11 @@ fn shortened_scenario(name: &str) -> Scenario {
 
 fn run_scenario(scheduler: &str, name: &str) -> RunResult {
     let scheduler = match scheduler {
-        "eevdf" => Scheduler::Eevdf,
-        own => Scheduler::Own(own.to_owned()),
+        "eevdf" => SchedulerChoice::Eevdf,
+        own => SchedulerChoice::LabScheduler(own.to_owned()),
     };
     ScenarioRun::new(shortened_scenario(name), scheduler)
-        .guest(ZERNEL_PATH)
+        .guest_program(ZERNEL_PATH)
         .run_twice_if_inconclusive()
 }
 
@@ -124,9 +124,9 @@ fn a_run_repeats_to_the_last_digit() {
     let once = || {
         let run = ScenarioRun::new(
             shortened_scenario("wake"),
-            Scheduler::Own("fair".to_owned()),
+            SchedulerChoice::LabScheduler("fair".to_owned()),
         );
-        let result = run.guest(ZERNEL_PATH).seed(2).without_cache().run();
+        let result = run.guest_program(ZERNEL_PATH).seed(2).without_cache().run();
         result
             .figures
             .unwrap_or_else(|| panic!("{:?}", result.findings))

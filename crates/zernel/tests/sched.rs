@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use zernel_lab::kernel::malformed_scheduler_functions;
-use zernel_lab::scenario::SOFTWARE_GPU;
+use zernel_lab::scenario::SOFTWARE_GPU_DRIVER_PATH;
 use zernel_lab::{Initramfs, VmSpec};
 use zernel_testkit::{root, trial, vm};
 
@@ -41,19 +41,25 @@ const KERNEL_WITH_JOBS: &str = "6.18";
 fn main() -> ExitCode {
     let there = TESTED_KERNELS.into_iter().map(|version| {
         let name = format!("the_scheduler_runs_on_{}", version.replace('.', "_"));
-        trial(&name, &[vm::newest()], move || run_guest_trial_on(version))
+        trial(&name, &[vm::newest_kernel_need()], move || {
+            run_guest_trial_on(version);
+        })
     });
     let others = [
         trial(GUEST_TRIAL, &[root()], the_scheduler_starts_and_ends),
-        trial("scenarios_pass", &[vm::newest()], scenarios::scenarios_pass),
+        trial(
+            "scenarios_pass",
+            &[vm::newest_kernel_need()],
+            scenarios::scenarios_pass,
+        ),
         trial(
             "a_tenant_pays_for_its_faker",
-            &[vm::newest()],
+            &[vm::newest_kernel_need()],
             scenarios::a_tenant_pays_for_its_faker,
         ),
         trial(
             "a_tenant_pays_for_a_pinned_faker",
-            &[vm::newest()],
+            &[vm::newest_kernel_need()],
             scenarios::a_tenant_pays_for_a_pinned_faker,
         ),
     ];
@@ -69,16 +75,16 @@ fn run_guest_trial_on(version: &str) {
     }
     if version == KERNEL_WITH_JOBS {
         scenarios::add_software_gpu(&mut files);
-        files.add_same(BUSYBOX_PATH).unwrap();
+        files.add_at_same_path(BUSYBOX_PATH).unwrap();
     }
-    let outcome = VmSpec::new(vm::kernel(version).unwrap())
+    let outcome = VmSpec::new(vm::obtain_kernel_of_version(version).unwrap())
         // Emulated, several processors see each other's code change half-way, and a kernel changes its own when a
         // scheduler is loaded.
         .cpus(1)
         .memory_mib(1024)
         .files(files)
         .environment(zernel_testkit::REQUIRE_VARIABLE, "root")
-        .timeout(Duration::from_secs(400))
+        .command_timeout(Duration::from_secs(400))
         .run(&program, [GUEST_TRIAL, "--exact", "--nocapture"])
         .unwrap_or_else(|error| panic!("{version}: {error}"));
     let output = [&*outcome.stdout, &*outcome.stderr].concat();
@@ -114,7 +120,7 @@ fn the_scheduler_starts_and_ends() {
     guest::a_changed_configuration_is_applied();
     guest::a_newer_one_takes_its_place();
     guest::ejections_end_in_a_lock_out();
-    match Path::new(SOFTWARE_GPU).exists() {
+    match Path::new(SOFTWARE_GPU_DRIVER_PATH).exists() {
         true => job::jobs_are_compared_and_privileged(),
         false => {
             guest::a_command_has_its_scheduler();

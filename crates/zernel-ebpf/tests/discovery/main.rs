@@ -25,10 +25,10 @@ fn main() -> ExitCode {
         return helper::main();
     }
     let needs = [root(), bpf(|| Capability::BtfTracepoint.try_out())];
-    let oldest = [vm::oldest()];
+    let oldest = [vm::oldest_kernel_need()];
     let newest = [Need {
         name: "vm",
-        check: || vm::kernel("7.2").map(drop),
+        check: || vm::obtain_kernel_of_version("7.2").map(drop),
     }];
     zernel_testkit::main([
         trial(

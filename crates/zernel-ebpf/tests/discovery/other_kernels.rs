@@ -29,10 +29,10 @@ pub(crate) fn run(version: &str) {
         "--skip=thousand",
         "--skip=kernel",
     ];
-    let outcome = VmSpec::new(vm::kernel(version).unwrap())
+    let outcome = VmSpec::new(vm::obtain_kernel_of_version(version).unwrap())
         .files(files())
         .environment(zernel_testkit::REQUIRE_VARIABLE, "root,bpf")
-        .timeout(Duration::from_secs(300))
+        .command_timeout(Duration::from_secs(300))
         .run(own_program, arguments)
         .unwrap_or_else(|error| panic!("{error}"));
     let output = String::from_utf8_lossy(&outcome.stdout);
@@ -48,9 +48,9 @@ fn files() -> Initramfs {
     let built = built_libraries().unwrap();
     for (library, _) in CARGO_AND_REAL_LIBRARY_NAMES {
         let path = built.join(library);
-        files.add_file(&path, &path).unwrap();
+        files.add_host_file(&path, &path).unwrap();
     }
     let system = super::interpreter().with_file_name(LIBRARY);
-    files.add_file(&system, &system).unwrap();
+    files.add_host_file(&system, &system).unwrap();
     files
 }

@@ -65,7 +65,7 @@ fn main() -> ExitCode {
         }),
         trial(
             "an_old_kernel_agrees_too",
-            &[vm::oldest()],
+            &[vm::oldest_kernel_need()],
             an_old_kernel_agrees_too,
         ),
         trial(
@@ -80,9 +80,9 @@ fn main() -> ExitCode {
 fn an_old_kernel_agrees_too() {
     let own_program = env::current_exe().unwrap();
     let arguments = ["alike", "--test-threads=1"];
-    let outcome = VmSpec::new(vm::kernel("6.1").unwrap())
+    let outcome = VmSpec::new(vm::obtain_kernel_of_version("6.1").unwrap())
         .environment(zernel_testkit::REQUIRE_VARIABLE, "root,bpf")
-        .timeout(Duration::from_secs(300))
+        .command_timeout(Duration::from_secs(300))
         .run(own_program, arguments)
         .unwrap_or_else(|error| panic!("{error}"));
     let output = String::from_utf8_lossy(&outcome.stdout);

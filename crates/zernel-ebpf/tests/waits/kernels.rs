@@ -17,13 +17,13 @@ pub(crate) fn the_probes_load_here() {
 /// Runs the test above in virtual machines.
 pub(crate) fn load_in_virtual_machines(versions: &[&str]) {
     for version in versions {
-        let kernel = vm::kernel(version).expect("the oldest one was there");
+        let kernel = vm::obtain_kernel_of_version(version).expect("the oldest one was there");
         let own_program = env::current_exe().expect("we run");
         let outcome = VmSpec::new(kernel)
             // An attach changes kernel code, and emulated CPUs can see each other's code changes half-way.
             .cpus(1)
             .environment(zernel_testkit::REQUIRE_VARIABLE, "root,bpf")
-            .timeout(Duration::from_secs(300))
+            .command_timeout(Duration::from_secs(300))
             .run(own_program, ["the_probes_load_here"])
             .unwrap_or_else(|error| panic!("{version}: {error}"));
         let output = [&*outcome.stdout, &*outcome.stderr].concat();

@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         ),
         trial(
             "the_probes_load_on_old_and_new_kernels",
-            &[vm::oldest()],
+            &[vm::oldest_kernel_need()],
             || {
                 kernels::load_in_virtual_machines(&["6.1", "6.12", "7.2"]);
             },

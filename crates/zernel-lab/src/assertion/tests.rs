@@ -3,12 +3,12 @@ use crate::scenario::figures::SchedulerFigures;
 
 const SECOND: u64 = 1_000_000_000;
 
-fn scenario(assertions: &str) -> Scenario {
+fn scenario_with(assertions: &str) -> Scenario {
     let text = format!("about = 'x'\n[[group]]\nname = 'a'\n[[group]]\nname = 'b'\n{assertions}");
     Scenario::parse(&text, "x.toml").unwrap()
 }
 
-fn figures() -> RunFigures {
+fn sample_figures() -> RunFigures {
     let group = |name: &str, cpu_ns| GroupFigures {
         name: name.to_owned(),
         workers: 1,
@@ -24,21 +24,21 @@ fn figures() -> RunFigures {
     }
 }
 
-fn verdict(assertions: &str, figures: &RunFigures) -> Verdict {
-    worst(&judge(&scenario(assertions), figures, None))
+fn verdict_of_run(assertions: &str, figures: &RunFigures) -> Verdict {
+    worst_verdict(&judge_run(&scenario_with(assertions), figures, None))
 }
 
 #[test]
 fn a_sound_run_passes_the_defaults() {
-    assert_eq!(verdict("", &figures()), Verdict::Pass);
+    assert_eq!(verdict_of_run("", &sample_figures()), Verdict::Pass);
 }
 
 #[test]
 fn an_idle_group_may_starve() {
-    let mut run = figures();
+    let mut run = sample_figures();
     run.groups[1].longest_wait_ns = SECOND;
-    let mut scenario = scenario("");
-    let judged = |scenario: &Scenario| worst(&judge(scenario, &run, None));
+    let mut scenario = scenario_with("");
+    let judged = |scenario: &Scenario| worst_verdict(&judge_run(scenario, &run, None));
     assert_eq!(judged(&scenario), Verdict::Fail);
     scenario.groups[1].policy = Some(SchedPolicy::Idle);
     assert_eq!(judged(&scenario), Verdict::Pass);
@@ -46,32 +46,32 @@ fn an_idle_group_may_starve() {
 
 #[test]
 fn a_run_whose_account_does_not_add_up_shows_nothing() {
-    let mut run = figures();
-    let account = AccountFigures {
+    let mut run = sample_figures();
+    let account = CpuTimeFigures {
         cpus: 4,
         idle: 4.0,
         adds_up: true,
-        ..AccountFigures::default()
+        ..CpuTimeFigures::default()
     };
     run.account = Some(account.clone());
-    assert_eq!(verdict("", &run), Verdict::Pass);
-    run.account = Some(AccountFigures {
+    assert_eq!(verdict_of_run("", &run), Verdict::Pass);
+    run.account = Some(CpuTimeFigures {
         adds_up: false,
         ..account.clone()
     });
-    assert_eq!(verdict("", &run), Verdict::Inconclusive);
-    run.account = Some(AccountFigures {
+    assert_eq!(verdict_of_run("", &run), Verdict::Inconclusive);
+    run.account = Some(CpuTimeFigures {
         stuck: vec![(2, 1.2)],
         ..account
     });
-    assert_eq!(verdict("", &run), Verdict::Inconclusive);
+    assert_eq!(verdict_of_run("", &run), Verdict::Inconclusive);
     run.groups[0].longest_wait_ns = SECOND;
     assert_eq!(
-        verdict("", &run),
+        verdict_of_run("", &run),
         Verdict::Inconclusive,
         "nobody is to blame"
     );
-    let findings = judge(&scenario(""), &run, None);
+    let findings = judge_run(&scenario_with(""), &run, None);
     let text = "account: 4.000 of 4 CPUs; CPU 2 missed 1.20 s of ticks";
     assert!(findings.iter().any(|finding| finding.text == text));
 
@@ -80,47 +80,67 @@ fn a_run_whose_account_does_not_add_up_shows_nothing() {
         if let Some(account) = &mut run.account {
             account.idle = idle;
         }
-        let judged = worst(&judge(&scenario(""), &run, ejected));
+        let judged = worst_verdict(&judge_run(&scenario_with(""), &run, ejected));
         assert_eq!(judged, expected, "{idle} idle CPUs");
     }
 }
 
 #[test]
 fn each_default_can_fail() {
-    let mut waits = figures();
-    waits.groups[0].longest_wait_ns = SECOND;
-    let mut gap = figures();
-    gap.groups[1].largest_gap_ns = SECOND;
-    let mut never = figures();
-    never.groups[1].never_ran = 1;
-    let mut ejected = figures();
-    ejected.scheduler = SchedulerFigures {
+    let mut run_with_long_wait = sample_figures();
+    run_with_long_wait.groups[0].longest_wait_ns = SECOND;
+    let mut run_with_long_gap = sample_figures();
+    run_with_long_gap.groups[1].largest_gap_ns = SECOND;
+    let mut run_with_idle_worker = sample_figures();
+    run_with_idle_worker.groups[1].never_ran = 1;
+    let mut run_without_scheduler = sample_figures();
+    run_without_scheduler.scheduler = SchedulerFigures {
         expected: true,
         ..SchedulerFigures::default()
     };
-    let mut died = figures();
-    died.groups[0]
+    let mut run_with_dead_worker = sample_figures();
+    run_with_dead_worker.groups[0]
         .ended_early
         .push("worker 0: killed".to_owned());
-    let mut step = figures();
-    step.problems.push("step at 5 ms: refused".to_owned());
-    for broken in [&waits, &gap, &never, &ejected, &died, &step] {
-        assert_eq!(verdict("", broken), Verdict::Fail, "{broken:?}");
+    let mut run_with_failed_step = sample_figures();
+    run_with_failed_step
+        .problems
+        .push("step at 5 ms: refused".to_owned());
+    for broken_run in [
+        &run_with_long_wait,
+        &run_with_long_gap,
+        &run_with_idle_worker,
+        &run_without_scheduler,
+        &run_with_dead_worker,
+        &run_with_failed_step,
+    ] {
+        assert_eq!(
+            verdict_of_run("", broken_run),
+            Verdict::Fail,
+            "{broken_run:?}"
+        );
     }
     assert_eq!(
-        verdict("[[assert]]\nstarvation = { at_most_ms = 2000 }", &waits),
+        verdict_of_run(
+            "[[assert]]\nstarvation = { at_most_ms = 2000 }",
+            &run_with_long_wait
+        ),
         Verdict::Pass
     );
-    let mut refused = figures();
-    refused.groups[0]
+    let mut run_with_refused_setting = sample_figures();
+    run_with_refused_setting.groups[0]
         .refused_settings
         .push("`nice`: no".to_owned());
-    assert_eq!(verdict("", &refused), Verdict::Inconclusive);
+    assert_eq!(
+        verdict_of_run("", &run_with_refused_setting),
+        Verdict::Inconclusive
+    );
 }
 
 #[test]
 fn kernel_messages_are_found_and_a_clean_end_is_none() {
-    let judged = |console: &str| no_warning(first_warning(console).as_deref()).verdict;
+    let judged =
+        |console: &str| judge_kernel_warning(first_kernel_warning(console).as_deref()).verdict;
     assert_eq!(judged("[    1.0] hello\n"), Verdict::Pass);
     assert_eq!(judged("[    1.0] WARNING: CPU: 0 PID: 1\n"), Verdict::Fail);
     let clean = "[ 3.1] sched_ext: BPF scheduler \"x\" disabled (unregistered from user space)";
@@ -134,47 +154,93 @@ fn kernel_messages_are_found_and_a_clean_end_is_none() {
 
 #[test]
 fn shares_are_compared_with_their_ideal() {
-    let fair = |shares: &str| {
+    let fairness_assertion = |shares: &str| {
         format!("[[assert]]\nfairness = {{ shares = {{ {shares} }}, within_percent = 5 }}")
     };
-    assert_eq!(verdict(&fair("a = 1, b = 2"), &figures()), Verdict::Pass);
-    assert_eq!(verdict(&fair("a = 1, b = 1"), &figures()), Verdict::Fail);
-    let limit =
+    assert_eq!(
+        verdict_of_run(&fairness_assertion("a = 1, b = 2"), &sample_figures()),
+        Verdict::Pass
+    );
+    assert_eq!(
+        verdict_of_run(&fairness_assertion("a = 1, b = 1"), &sample_figures()),
+        Verdict::Fail
+    );
+    let cpu_limit_assertion =
         |cpus: f64| format!("[[assert]]\ncpu_limit = {{ group = 'b', at_most_cpus = {cpus} }}");
-    assert_eq!(verdict(&limit(0.51), &figures()), Verdict::Pass);
-    assert_eq!(verdict(&limit(0.49), &figures()), Verdict::Fail);
-    let cpu = |cpus: f64| {
+    assert_eq!(
+        verdict_of_run(&cpu_limit_assertion(0.51), &sample_figures()),
+        Verdict::Pass
+    );
+    assert_eq!(
+        verdict_of_run(&cpu_limit_assertion(0.49), &sample_figures()),
+        Verdict::Fail
+    );
+    let cpu_time_assertion = |cpus: f64| {
         format!("[[assert]]\ncpu_time = {{ group = 'a', cpus = {cpus}, within_percent = 10 }}")
     };
-    assert_eq!(verdict(&cpu(0.26), &figures()), Verdict::Pass);
-    assert_eq!(verdict(&cpu(0.30), &figures()), Verdict::Fail);
+    assert_eq!(
+        verdict_of_run(&cpu_time_assertion(0.26), &sample_figures()),
+        Verdict::Pass
+    );
+    assert_eq!(
+        verdict_of_run(&cpu_time_assertion(0.30), &sample_figures()),
+        Verdict::Fail
+    );
 }
 
 #[test]
 fn isolation_and_throughput_are_judged() {
-    let on = |cpus: &str| format!("[[assert]]\nisolation = {{ group = 'a', cpus = [{cpus}] }}");
-    assert_eq!(verdict(&on("0, 1, 2"), &figures()), Verdict::Pass);
-    assert_eq!(verdict(&on("0"), &figures()), Verdict::Fail);
-    let rate =
+    let isolation_assertion =
+        |cpus: &str| format!("[[assert]]\nisolation = {{ group = 'a', cpus = [{cpus}] }}");
+    assert_eq!(
+        verdict_of_run(&isolation_assertion("0, 1, 2"), &sample_figures()),
+        Verdict::Pass
+    );
+    assert_eq!(
+        verdict_of_run(&isolation_assertion("0"), &sample_figures()),
+        Verdict::Fail
+    );
+    let throughput_assertion =
         |rate: u32| format!("[[assert]]\nthroughput = {{ group = 'a', at_least_per_s = {rate} }}");
-    assert_eq!(verdict(&rate(100), &figures()), Verdict::Pass);
-    assert_eq!(verdict(&rate(101), &figures()), Verdict::Fail);
+    assert_eq!(
+        verdict_of_run(&throughput_assertion(100), &sample_figures()),
+        Verdict::Pass
+    );
+    assert_eq!(
+        verdict_of_run(&throughput_assertion(101), &sample_figures()),
+        Verdict::Fail
+    );
 }
 
 #[test]
 fn a_quantile_of_too_few_samples_is_inconclusive() {
-    let step = |quantile: f64, us: u32| {
+    let step_time_assertion = |quantile: f64, us: u32| {
         format!(
             "[[assert]]\nstep_time = {{ group = 'a', quantile = {quantile}, at_most_us = {us} }}"
         )
     };
-    let mut run = figures();
-    assert_eq!(verdict(&step(0.5, 10), &run), Verdict::Inconclusive);
+    let mut run = sample_figures();
+    assert_eq!(
+        verdict_of_run(&step_time_assertion(0.5, 10), &run),
+        Verdict::Inconclusive
+    );
     run.groups[0].steps_ns = vec![5000; 50];
-    assert_eq!(verdict(&step(0.5, 10), &run), Verdict::Pass);
-    assert_eq!(verdict(&step(0.99, 10), &run), Verdict::Inconclusive);
-    assert_eq!(verdict(&step(0.99, 4), &run), Verdict::Fail);
-    assert_eq!(verdict(&step(1.0, 10), &run), Verdict::Pass);
+    assert_eq!(
+        verdict_of_run(&step_time_assertion(0.5, 10), &run),
+        Verdict::Pass
+    );
+    assert_eq!(
+        verdict_of_run(&step_time_assertion(0.99, 10), &run),
+        Verdict::Inconclusive
+    );
+    assert_eq!(
+        verdict_of_run(&step_time_assertion(0.99, 4), &run),
+        Verdict::Fail
+    );
+    assert_eq!(
+        verdict_of_run(&step_time_assertion(1.0, 10), &run),
+        Verdict::Pass
+    );
 }
 
 #[test]

@@ -11,38 +11,40 @@ const SEEDS_FOR_SIGN_TEST: usize = 6;
 /// What became worse than in the baseline: a verdict, or the compared figure by the sign test over the seeds that both
 /// have. With fewer than six seeds the median may change by 5 %.
 #[must_use]
-pub fn regressions(report: &ComparisonReport, baseline: &ComparisonReport) -> Vec<String> {
-    let mut found = Vec::new();
+pub fn find_regressions(report: &ComparisonReport, baseline: &ComparisonReport) -> Vec<String> {
+    let mut regressions = Vec::new();
     for scenario in &report.scenarios {
-        let before = baseline
+        let earlier = baseline
             .scenarios
             .iter()
-            .find(|before| before.name == scenario.name);
+            .find(|earlier| earlier.name == scenario.name);
         for row in &scenario.rows {
-            let same = |before: &&SchedulerRow| before.scheduler == row.scheduler;
-            let Some(before) = before.and_then(|before| before.rows.iter().find(same)) else {
+            let has_same_scheduler = |earlier: &&SchedulerRow| earlier.scheduler == row.scheduler;
+            let Some(earlier) =
+                earlier.and_then(|earlier| earlier.rows.iter().find(has_same_scheduler))
+            else {
                 continue;
             };
-            found.extend(regression(scenario, row, before));
+            regressions.extend(find_regression(scenario, row, earlier));
         }
     }
-    found
+    regressions
 }
 
-fn regression(
+fn find_regression(
     scenario: &ScenarioReport,
     row: &SchedulerRow,
-    before: &SchedulerRow,
+    baseline_row: &SchedulerRow,
 ) -> Option<String> {
-    let place = format!("{}, {}", scenario.name, row.scheduler);
-    if row.verdict > before.verdict {
+    let scenario_and_scheduler = format!("{}, {}", scenario.name, row.scheduler);
+    if row.verdict > baseline_row.verdict {
         let problem = row.problem.as_deref().unwrap_or_default();
         return Some(format!(
-            "{place}: {} instead of {}: {problem}",
-            row.verdict, before.verdict
+            "{scenario_and_scheduler}: {} instead of {}: {problem}",
+            row.verdict, baseline_row.verdict
         ));
     }
-    let pairs: Vec<(f64, f64)> = before
+    let pairs: Vec<(f64, f64)> = baseline_row
         .by_seed
         .iter()
         .zip(&row.by_seed)
@@ -50,12 +52,12 @@ fn regression(
         .collect();
     let (old, new): (Vec<f64>, Vec<f64>) = pairs.iter().copied().unzip();
     let (old, new) = (median(&old)?, median(&new)?);
-    let higher = scenario.metric.higher_is_better();
-    let worse = match pairs.len() >= SEEDS_FOR_SIGN_TEST {
-        true => SignTest::of(pairs, higher).outcome() == SignTestOutcome::Worse,
+    let higher_is_better = scenario.metric.higher_is_better();
+    let is_worse = match pairs.len() >= SEEDS_FOR_SIGN_TEST {
+        true => SignTest::from_pairs(pairs, higher_is_better).outcome() == SignTestOutcome::Worse,
         false => {
             let change_percent = (new / old - 1.0) * 100.0;
-            let loss_percent = if higher {
+            let loss_percent = if higher_is_better {
                 -change_percent
             } else {
                 change_percent
@@ -63,9 +65,9 @@ fn regression(
             loss_percent > LARGEST_CHANGE_PERCENT
         }
     };
-    worse.then(|| {
+    is_worse.then(|| {
         format!(
-            "{place}: {} was {old:.1}, is {new:.1}",
+            "{scenario_and_scheduler}: {} was {old:.1}, is {new:.1}",
             scenario.metric.label()
         )
     })

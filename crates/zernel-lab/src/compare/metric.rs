@@ -28,7 +28,7 @@ pub enum MetricKind {
 }
 
 impl Metric {
-    pub(super) fn of(scenario: &Scenario) -> Self {
+    pub(super) fn of_scenario(scenario: &Scenario) -> Self {
         let first = scenario.groups.first().map(|group| group.name.clone());
         let group = scenario
             .training
@@ -36,7 +36,7 @@ impl Metric {
             .cloned()
             .or(first)
             .unwrap_or_default();
-        let kind = match scenario.group(&group).map(|group| &group.work_type) {
+        let kind = match scenario.find_group(&group).map(|group| &group.work_type) {
             Some(WorkType::TimerDeadline(_)) => MetricKind::WakeP99,
             Some(WorkType::Inference(_)) => MetricKind::StepP99,
             _ => MetricKind::Rate,
@@ -45,11 +45,11 @@ impl Metric {
     }
 
     /// Its value in a run.
-    pub(super) fn value(&self, figures: &RunFigures) -> Option<f64> {
-        let group = figures.group(&self.group)?;
+    pub(super) fn value_in_run(&self, figures: &RunFigures) -> Option<f64> {
+        let group = figures.find_group(&self.group)?;
         let us = |ns: u64| ns as f64 / 1e3;
         match self.kind {
-            MetricKind::Rate => Some(group.rate(figures.window_ns)),
+            MetricKind::Rate => Some(group.rate_per_second(figures.window_ns)),
             MetricKind::WakeP99 => group.wake_latency.quantile(0.99).map(us),
             MetricKind::StepP99 => exact_quantile(&group.steps_ns, 0.99).map(us),
         }

@@ -3,59 +3,59 @@
 use super::{ScenarioReport, SchedulerRow};
 
 const WIDTH: f64 = 760.0;
-const LEFT: f64 = 190.0;
-const RIGHT: f64 = 110.0;
-const TOP: f64 = 64.0;
-const LINE: f64 = 28.0;
+const LEFT_MARGIN: f64 = 190.0;
+const RIGHT_MARGIN: f64 = 110.0;
+const TOP_MARGIN: f64 = 64.0;
+const ROW_HEIGHT: f64 = 28.0;
 
-pub(super) fn svg(report: &ScenarioReport) -> String {
+pub(super) fn render_svg(report: &ScenarioReport) -> String {
     let values = report
         .rows
         .iter()
         .flat_map(|row| row.by_seed.iter().flatten());
     let axis = Axis {
-        largest: values.fold(0.0_f64, |largest, value| largest.max(*value)),
+        largest_value: values.fold(0.0_f64, |largest, value| largest.max(*value)),
     };
-    let bottom = TOP + LINE * report.rows.len() as f64 + 4.0;
-    let mut lines = heading(report, bottom + 30.0);
+    let bottom = TOP_MARGIN + ROW_HEIGHT * report.rows.len() as f64 + 4.0;
+    let mut lines = opening_lines(report, bottom + 30.0);
     for (index, row) in report.rows.iter().enumerate() {
-        let y = TOP + LINE * (index as f64 + 0.5);
+        let y = TOP_MARGIN + ROW_HEIGHT * (index as f64 + 0.5);
         lines.push(format!(
             "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
-            LEFT - 10.0,
+            LEFT_MARGIN - 10.0,
             y + 4.0,
-            escaped(&row.scheduler)
+            escape_xml(&row.scheduler)
         ));
-        lines.extend(bar(row, &axis, y));
+        lines.extend(bar_and_dots(row, &axis, y));
     }
     lines.push(format!(
-        "<line x1=\"{LEFT}\" y1=\"{bottom}\" x2=\"{}\" y2=\"{bottom}\" stroke=\"#999\"/>",
-        WIDTH - RIGHT
+        "<line x1=\"{LEFT_MARGIN}\" y1=\"{bottom}\" x2=\"{}\" y2=\"{bottom}\" stroke=\"#999\"/>",
+        WIDTH - RIGHT_MARGIN
     ));
-    lines.extend(axis.ticks(bottom + 18.0));
+    lines.extend(axis.tick_labels(bottom + 18.0));
     lines.push("</svg>\n".to_owned());
     lines.join("\n")
 }
 
 /// The horizontal axis, from 0.
 struct Axis {
-    largest: f64,
+    largest_value: f64,
 }
 
 impl Axis {
-    fn x(&self, value: f64) -> f64 {
-        let largest = if self.largest > 0.0 {
-            self.largest
+    fn x_of_value(&self, value: f64) -> f64 {
+        let largest = if self.largest_value > 0.0 {
+            self.largest_value
         } else {
             1.0
         };
-        LEFT + (WIDTH - LEFT - RIGHT) * value / largest
+        LEFT_MARGIN + (WIDTH - LEFT_MARGIN - RIGHT_MARGIN) * value / largest
     }
 
-    fn ticks(&self, y: f64) -> impl Iterator<Item = String> {
+    fn tick_labels(&self, y: f64) -> impl Iterator<Item = String> {
         (0..=4).map(move |part| {
-            let value = self.largest * f64::from(part) / 4.0;
-            let x = self.x(value);
+            let value = self.largest_value * f64::from(part) / 4.0;
+            let x = self.x_of_value(value);
             format!(
                 "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\" fill=\"#555\">{value:.0}</text>"
             )
@@ -64,7 +64,7 @@ impl Axis {
 }
 
 /// The start of the file and its title.
-fn heading(report: &ScenarioReport, height: f64) -> Vec<String> {
+fn opening_lines(report: &ScenarioReport, height: f64) -> Vec<String> {
     let direction = match report.metric.higher_is_better() {
         true => "more is better",
         false => "less is better",
@@ -78,45 +78,45 @@ fn heading(report: &ScenarioReport, height: f64) -> Vec<String> {
         format!("<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"white\"/>"),
         format!(
             "<text x=\"12\" y=\"22\" font-weight=\"bold\">{}</text>",
-            escaped(&report.name)
+            escape_xml(&report.name)
         ),
         format!(
             "<text x=\"12\" y=\"42\" fill=\"#555\">{}</text>",
-            escaped(&label)
+            escape_xml(&label)
         ),
     ]
 }
 
 /// The median of a scheduler as a bar, and its seeds as dots.
-fn bar(row: &SchedulerRow, axis: &Axis, y: f64) -> Vec<String> {
+fn bar_and_dots(row: &SchedulerRow, axis: &Axis, y: f64) -> Vec<String> {
     let Some(median) = row.median else {
         return vec![format!(
             "<text x=\"{}\" y=\"{}\" fill=\"#a00\">no figures: {}</text>",
-            LEFT + 4.0,
+            LEFT_MARGIN + 4.0,
             y + 4.0,
             row.verdict
         )];
     };
     let mut lines = vec![format!(
-        "<rect x=\"{LEFT}\" y=\"{}\" width=\"{:.1}\" height=\"14\" fill=\"#9bbbe0\"/>",
+        "<rect x=\"{LEFT_MARGIN}\" y=\"{}\" width=\"{:.1}\" height=\"14\" fill=\"#9bbbe0\"/>",
         y - 7.0,
-        axis.x(median) - LEFT
+        axis.x_of_value(median) - LEFT_MARGIN
     )];
     lines.extend(row.by_seed.iter().flatten().map(|value| {
         format!(
             "<circle cx=\"{:.1}\" cy=\"{y}\" r=\"3\" fill=\"#1f4e8c\" fill-opacity=\"0.6\"/>",
-            axis.x(*value)
+            axis.x_of_value(*value)
         )
     }));
     lines.push(format!(
         "<text x=\"{}\" y=\"{}\">{median:.1}</text>",
-        WIDTH - RIGHT + 12.0,
+        WIDTH - RIGHT_MARGIN + 12.0,
         y + 4.0
     ));
     lines
 }
 
-fn escaped(text: &str) -> String {
+fn escape_xml(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

@@ -48,33 +48,33 @@ pub struct SchedulerRow {
 }
 
 impl SchedulerRow {
-    pub(super) fn new(
+    pub(super) fn from_runs(
         scenario: &Scenario,
         metric: &Metric,
         runs: &[&RunResult],
-        first: &[&RunResult],
+        runs_of_first_scheduler: &[&RunResult],
     ) -> Self {
         let value = |run: &&RunResult| {
             run.figures
                 .as_ref()
-                .and_then(|figures| metric.value(figures))
+                .and_then(|figures| metric.value_in_run(figures))
         };
         let figures: Vec<&RunFigures> =
             runs.iter().filter_map(|run| run.figures.as_ref()).collect();
         let groups: Vec<&GroupFigures> = figures
             .iter()
-            .filter_map(|figures| figures.group(&metric.group))
+            .filter_map(|figures| figures.find_group(&metric.group))
             .collect();
         let steps: Vec<u64> = groups
             .iter()
             .flat_map(|group| group.steps_ns.iter().copied())
             .collect();
-        let wakes = groups.iter().fold(Histogram::default(), |all, group| {
-            all.merged(&group.wake_latency)
+        let wakes = groups.iter().fold(Histogram::default(), |sum, group| {
+            sum.merged(&group.wake_latency)
         });
         let ms = |ns: Option<u64>| ns.map(|ns| ns as f64 / 1e6);
         let us = |ns: Option<u64>| ns.map(|ns| ns as f64 / 1e3);
-        let pairs = first
+        let pairs = runs_of_first_scheduler
             .iter()
             .zip(runs)
             .filter_map(|(first, run)| Some((value(first)?, value(run)?)));
@@ -83,14 +83,14 @@ impl SchedulerRow {
             scheduler: runs
                 .first()
                 .map_or_else(String::new, |run| run.scheduler.clone()),
-            verdict: worst_verdict(runs),
+            verdict: worst_verdict_of_runs(runs),
             problem: first_problem(runs),
             median: median(&by_seed.iter().flatten().copied().collect::<Vec<f64>>()),
             by_seed,
             rate: median_of(&figures, |figures| {
                 figures
-                    .group(&metric.group)
-                    .map(|group| group.rate(figures.window_ns))
+                    .find_group(&metric.group)
+                    .map(|group| group.rate_per_second(figures.window_ns))
             }),
             steps: steps.len(),
             step_p50_ms: ms(exact_quantile(&steps, 0.5)),
@@ -100,15 +100,15 @@ impl SchedulerRow {
             wake_max_us: us(wakes.quantile(1.0)),
             cpu_ms_per_step: cpu_ms_per_step(&groups),
             noise_cpus: median_of(&figures, |figures| {
-                (!scenario.noise.is_empty()).then(|| figures.cpus_used_by(&scenario.noise))
+                (!scenario.noise.is_empty()).then(|| figures.cpus_used_by_groups(&scenario.noise))
             }),
             longest_wait_ms: longest_wait_ms(&figures),
-            against_first: SignTest::of(pairs, metric.higher_is_better()),
+            against_first: SignTest::from_pairs(pairs, metric.higher_is_better()),
         }
     }
 }
 
-fn worst_verdict(runs: &[&RunResult]) -> Verdict {
+fn worst_verdict_of_runs(runs: &[&RunResult]) -> Verdict {
     let verdicts = runs.iter().map(|run| run.verdict());
     verdicts.max().unwrap_or(Verdict::Skip)
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The largest p of a difference that counts: what six wins of six give (1/64).
-pub const LARGEST_P: f64 = 0.016;
+pub const LARGEST_P_VALUE: f64 = 0.016;
 
 /// Pairs of runs with the same seed.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ pub enum SignTestOutcome {
 impl SignTest {
     /// Compares pairs (first, second).
     #[must_use]
-    pub fn of(pairs: impl IntoIterator<Item = (f64, f64)>, higher_is_better: bool) -> Self {
+    pub fn from_pairs(pairs: impl IntoIterator<Item = (f64, f64)>, higher_is_better: bool) -> Self {
         let mut test = Self::default();
         for (first, second) in pairs {
             let gain = if higher_is_better {
@@ -49,17 +49,19 @@ impl SignTest {
 
     /// The chance that two equal schedulers differ at least this much in this direction.
     #[must_use]
-    pub fn p(&self) -> f64 {
+    pub fn p_value(&self) -> f64 {
         let pairs = self.wins + self.losses;
-        let more = self.wins.max(self.losses);
-        let tail: f64 = (more..=pairs).map(|count| binomial(pairs, count)).sum();
-        tail / 2_f64.powi(i32::try_from(pairs).unwrap_or(i32::MAX))
+        let larger_count = self.wins.max(self.losses);
+        let tail_sum: f64 = (larger_count..=pairs)
+            .map(|count| binomial(pairs, count))
+            .sum();
+        tail_sum / 2_f64.powi(i32::try_from(pairs).unwrap_or(i32::MAX))
     }
 
     /// What it shows by the rule that is stated before the runs.
     #[must_use]
     pub fn outcome(&self) -> SignTestOutcome {
-        match self.p() <= LARGEST_P {
+        match self.p_value() <= LARGEST_P_VALUE {
             true if self.wins > self.losses => SignTestOutcome::Better,
             true => SignTestOutcome::Worse,
             false => SignTestOutcome::Undecided,
@@ -67,9 +69,9 @@ impl SignTest {
     }
 }
 
-fn binomial(n: u32, k: u32) -> f64 {
-    (0..k).fold(1.0, |product, index| {
-        product * f64::from(n - index) / f64::from(index + 1)
+fn binomial(trials: u32, successes: u32) -> f64 {
+    (0..successes).fold(1.0, |product, index| {
+        product * f64::from(trials - index) / f64::from(index + 1)
     })
 }
 
@@ -92,7 +94,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn test(wins: u32, losses: u32) -> SignTest {
+    fn sign_test(wins: u32, losses: u32) -> SignTest {
         SignTest {
             wins,
             losses,
@@ -102,22 +104,22 @@ mod tests {
 
     #[test]
     fn six_of_six_decides_and_five_do_not() {
-        assert!((test(6, 0).p() - 1.0 / 64.0).abs() < 1e-12);
-        assert_eq!(test(6, 0).outcome(), SignTestOutcome::Better);
-        assert_eq!(test(0, 6).outcome(), SignTestOutcome::Worse);
-        assert_eq!(test(5, 0).outcome(), SignTestOutcome::Undecided);
-        assert_eq!(test(6, 1).outcome(), SignTestOutcome::Undecided);
-        assert_eq!(test(0, 0).outcome(), SignTestOutcome::Undecided);
-        assert!((test(9, 1).p() - 11.0 / 1024.0).abs() < 1e-12);
-        assert_eq!(test(9, 1).outcome(), SignTestOutcome::Better);
+        assert!((sign_test(6, 0).p_value() - 1.0 / 64.0).abs() < 1e-12);
+        assert_eq!(sign_test(6, 0).outcome(), SignTestOutcome::Better);
+        assert_eq!(sign_test(0, 6).outcome(), SignTestOutcome::Worse);
+        assert_eq!(sign_test(5, 0).outcome(), SignTestOutcome::Undecided);
+        assert_eq!(sign_test(6, 1).outcome(), SignTestOutcome::Undecided);
+        assert_eq!(sign_test(0, 0).outcome(), SignTestOutcome::Undecided);
+        assert!((sign_test(9, 1).p_value() - 11.0 / 1024.0).abs() < 1e-12);
+        assert_eq!(sign_test(9, 1).outcome(), SignTestOutcome::Better);
     }
 
     #[test]
     fn the_direction_of_the_figure_counts() {
         let pairs = [(1.0, 2.0), (2.0, 2.0), (3.0, 1.0), (1.0, 5.0)];
-        let higher = SignTest::of(pairs, true);
+        let higher = SignTest::from_pairs(pairs, true);
         assert_eq!((higher.wins, higher.losses, higher.ties), (2, 1, 1));
-        let lower = SignTest::of(pairs, false);
+        let lower = SignTest::from_pairs(pairs, false);
         assert_eq!((lower.wins, lower.losses), (1, 2));
     }
 

@@ -34,7 +34,7 @@ impl fmt::Display for ScenarioReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(formatter, "### {}\n\n{}", self.name, self.about)?;
         writeln!(formatter, "Compared: {}.\n", self.metric.label())?;
-        let cells: Vec<[String; 11]> = self.rows.iter().map(|row| self.cells(row)).collect();
+        let cells: Vec<[String; 11]> = self.rows.iter().map(|row| self.row_cells(row)).collect();
         let width = |column: usize| {
             let texts = cells.iter().map(|row| row[column].chars().count());
             texts
@@ -43,7 +43,7 @@ impl fmt::Display for ScenarioReport {
                 .unwrap_or(0)
         };
         let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
-        let mut line = |cells: &[String]| {
+        let mut write_line = |cells: &[String]| {
             let padded = cells
                 .iter()
                 .zip(&widths)
@@ -52,14 +52,14 @@ impl fmt::Display for ScenarioReport {
             let padded: Vec<String> = padded.map(|cell| cell.replace(" | ", " / ")).collect();
             writeln!(formatter, "| {} |", padded.join(" | "))
         };
-        line(&HEADINGS.map(str::to_owned))?;
-        line(
+        write_line(&HEADINGS.map(str::to_owned))?;
+        write_line(
             &widths
                 .iter()
                 .map(|width| "-".repeat(*width))
                 .collect::<Vec<String>>(),
         )?;
-        cells.iter().try_for_each(|row| line(row))?;
+        cells.iter().try_for_each(|row| write_line(row))?;
         for row in &self.rows {
             if let Some(problem) = row
                 .problem
@@ -79,7 +79,7 @@ impl fmt::Display for ScenarioReport {
 }
 
 impl ScenarioReport {
-    fn cells(&self, row: &SchedulerRow) -> [String; 11] {
+    fn row_cells(&self, row: &SchedulerRow) -> [String; 11] {
         let reference = self
             .rows
             .iter()
@@ -93,41 +93,44 @@ impl ScenarioReport {
             .rows
             .first()
             .is_some_and(|first| first.scheduler == row.scheduler);
-        let test = &row.against_first;
-        let against = match (is_first, test.outcome()) {
+        let sign_test = &row.against_first;
+        let against_first = match (is_first, sign_test.outcome()) {
             (true, _) => "-".to_owned(),
-            (_, SignTestOutcome::Better) => format!("better, p = {:.3}", test.p()),
-            (_, SignTestOutcome::Worse) => format!("worse, p = {:.3}", test.p()),
-            (_, SignTestOutcome::Undecided) => format!("undecided, p = {:.3}", test.p()),
+            (_, SignTestOutcome::Better) => format!("better, p = {:.3}", sign_test.p_value()),
+            (_, SignTestOutcome::Worse) => format!("worse, p = {:.3}", sign_test.p_value()),
+            (_, SignTestOutcome::Undecided) => format!("undecided, p = {:.3}", sign_test.p_value()),
         };
         [
             row.scheduler.clone(),
-            number(row.rate, 1),
-            number(of_reference, 2),
-            joined(&[number(row.step_p50_ms, 2), number(row.step_p99_ms, 2)]),
-            joined(&[
-                number(row.wake_p50_us, 0),
-                number(row.wake_p99_us, 0),
-                number(row.wake_max_us, 0),
+            format_number(row.rate, 1),
+            format_number(of_reference, 2),
+            join_unless_all_missing(&[
+                format_number(row.step_p50_ms, 2),
+                format_number(row.step_p99_ms, 2),
             ]),
-            number(row.cpu_ms_per_step, 2),
-            number(row.noise_cpus, 2),
-            number(row.longest_wait_ms, 1),
+            join_unless_all_missing(&[
+                format_number(row.wake_p50_us, 0),
+                format_number(row.wake_p99_us, 0),
+                format_number(row.wake_max_us, 0),
+            ]),
+            format_number(row.cpu_ms_per_step, 2),
+            format_number(row.noise_cpus, 2),
+            format_number(row.longest_wait_ms, 1),
             match is_first {
                 true => "-".to_owned(),
-                false => format!("{} : {}", test.wins, test.losses),
+                false => format!("{} : {}", sign_test.wins, sign_test.losses),
             },
-            against,
+            against_first,
             row.verdict.to_string(),
         ]
     }
 }
 
-fn number(value: Option<f64>, digits: usize) -> String {
+fn format_number(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
 }
 
-fn joined(parts: &[String]) -> String {
+fn join_unless_all_missing(parts: &[String]) -> String {
     match parts.iter().all(|part| part == "-") {
         true => "-".to_owned(),
         false => parts.join(" | "),

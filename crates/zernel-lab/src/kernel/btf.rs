@@ -22,14 +22,14 @@ pub struct BadBtf;
 pub fn malformed_scheduler_functions(btf: &[u8]) -> Result<Vec<String>, BadBtf> {
     let mut functions = Vec::new();
     let mut prototypes_with_aux = BTreeSet::new();
-    let types = Types::parse(btf)?;
-    for (id, item) in (1_u32..).zip(types.clone()) {
-        let item = item?;
-        match item.kind {
-            FUNC => functions.push((types.name(item.name)?, item.target)),
-            FUNC_PROTO => {
-                for parameter in item.members.chunks_exact(PARAMETER_SIZE) {
-                    if types.name(word(parameter, 0)?)? == b"aux" {
+    let types = BtfTypes::parse(btf)?;
+    for (id, btf_type) in (1_u32..).zip(types.clone()) {
+        let btf_type = btf_type?;
+        match btf_type.kind {
+            KIND_FUNC => functions.push((types.name_at(btf_type.name_offset)?, btf_type.target_id)),
+            KIND_FUNC_PROTO => {
+                for parameter in btf_type.member_bytes.chunks_exact(PARAMETER_BYTES) {
+                    if types.name_at(read_word(parameter, 0)?)? == b"aux" {
                         prototypes_with_aux.insert(id);
                     }
                 }
@@ -38,19 +38,19 @@ pub fn malformed_scheduler_functions(btf: &[u8]) -> Result<Vec<String>, BadBtf> 
         }
     }
     let malformed = functions.into_iter().filter(|(name, prototype)| {
-        let offered = name.starts_with(b"scx_bpf_") || name.starts_with(b"__scx_bpf_");
-        offered && !name.ends_with(b"_impl") && prototypes_with_aux.contains(prototype)
+        let is_offered = name.starts_with(b"scx_bpf_") || name.starts_with(b"__scx_bpf_");
+        is_offered && !name.ends_with(b"_impl") && prototypes_with_aux.contains(prototype)
     });
     Ok(malformed
         .map(|(name, _)| String::from_utf8_lossy(name).into_owned())
         .collect())
 }
 
-const MAGIC: u16 = 0xeb9f;
-const TYPE_SIZE: usize = 12;
-const PARAMETER_SIZE: usize = 8;
-const FUNC: u32 = 12;
-const FUNC_PROTO: u32 = 13;
+const BTF_MAGIC: u16 = 0xeb9f;
+const TYPE_BYTES: usize = 12;
+const PARAMETER_BYTES: usize = 8;
+const KIND_FUNC: u32 = 12;
+const KIND_FUNC_PROTO: u32 = 13;
 
 /// Bytes that follow a type of this kind with this number of members.
 fn trailing_bytes(kind: u32, members: usize) -> Result<usize, BadBtf> {
@@ -68,89 +68,89 @@ fn trailing_bytes(kind: u32, members: usize) -> Result<usize, BadBtf> {
         INT | VAR | DECL_TAG => Ok(4),
         ARRAY => Ok(12),
         STRUCT | UNION | DATASEC | ENUM64 => Ok(members * 12),
-        ENUM | FUNC_PROTO => Ok(members * PARAMETER_SIZE),
+        ENUM | KIND_FUNC_PROTO => Ok(members * PARAMETER_BYTES),
         1..=LAST => Ok(0),
         _ => Err(BadBtf),
     }
 }
 
 /// One type.
-struct Type<'a> {
+struct BtfType<'a> {
     kind: u32,
-    name: u32,
+    name_offset: u32,
     /// The type that it refers to, for functions.
-    target: u32,
-    members: &'a [u8],
+    target_id: u32,
+    member_bytes: &'a [u8],
 }
 
 /// The types of a BTF, in the order of their ids from 1 on.
 #[derive(Clone)]
-struct Types<'a> {
-    types: &'a [u8],
-    names: &'a [u8],
+struct BtfTypes<'a> {
+    type_bytes: &'a [u8],
+    name_bytes: &'a [u8],
 }
 
-impl<'a> Types<'a> {
+impl<'a> BtfTypes<'a> {
     fn parse(btf: &'a [u8]) -> Result<Self, BadBtf> {
         let magic = btf.first_chunk().map(|bytes| u16::from_le_bytes(*bytes));
-        if magic != Some(MAGIC) {
+        if magic != Some(BTF_MAGIC) {
             return Err(BadBtf);
         }
         // Offsets count from the end of the header.
-        let header = word(btf, 4)? as usize;
+        let header_bytes = read_word(btf, 4)? as usize;
         let section = |offset: usize| {
-            let start = header
-                .checked_add(word(btf, offset)? as usize)
+            let start = header_bytes
+                .checked_add(read_word(btf, offset)? as usize)
                 .ok_or(BadBtf)?;
             let end = start
-                .checked_add(word(btf, offset + 4)? as usize)
+                .checked_add(read_word(btf, offset + 4)? as usize)
                 .ok_or(BadBtf)?;
             btf.get(start..end).ok_or(BadBtf)
         };
         Ok(Self {
-            types: section(8)?,
-            names: section(16)?,
+            type_bytes: section(8)?,
+            name_bytes: section(16)?,
         })
     }
 
-    fn name(&self, offset: u32) -> Result<&'a [u8], BadBtf> {
-        let rest = self.names.get(offset as usize..).ok_or(BadBtf)?;
+    fn name_at(&self, offset: u32) -> Result<&'a [u8], BadBtf> {
+        let rest = self.name_bytes.get(offset as usize..).ok_or(BadBtf)?;
         rest.split(|byte| *byte == 0).next().ok_or(BadBtf)
     }
 
-    fn take_type(&mut self) -> Result<Type<'a>, BadBtf> {
-        let (fields, rest) = self.types.split_at_checked(TYPE_SIZE).ok_or(BadBtf)?;
-        let info = word(fields, 4)?;
+    fn parse_next_type(&mut self) -> Result<BtfType<'a>, BadBtf> {
+        let (fields, rest) = self.type_bytes.split_at_checked(TYPE_BYTES).ok_or(BadBtf)?;
+        let info = read_word(fields, 4)?;
         let kind = info >> 24 & 0x1f;
-        let trailing = trailing_bytes(kind, (info & 0xffff) as usize)?;
-        let (members, rest) = rest.split_at_checked(trailing).ok_or(BadBtf)?;
-        self.types = rest;
-        Ok(Type {
+        let trailing_size = trailing_bytes(kind, (info & 0xffff) as usize)?;
+        let (member_bytes, rest) = rest.split_at_checked(trailing_size).ok_or(BadBtf)?;
+        self.type_bytes = rest;
+        Ok(BtfType {
             kind,
-            name: word(fields, 0)?,
-            target: word(fields, 8)?,
-            members,
+            name_offset: read_word(fields, 0)?,
+            target_id: read_word(fields, 8)?,
+            member_bytes,
         })
     }
 }
 
-impl<'a> Iterator for Types<'a> {
-    type Item = Result<Type<'a>, BadBtf>;
+impl<'a> Iterator for BtfTypes<'a> {
+    type Item = Result<BtfType<'a>, BadBtf>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.types.is_empty() {
+        if self.type_bytes.is_empty() {
             return None;
         }
-        let item = self.take_type();
-        if item.is_err() {
-            self.types = &[];
+        let btf_type = self.parse_next_type();
+        if btf_type.is_err() {
+            self.type_bytes = &[];
         }
-        Some(item)
+        Some(btf_type)
     }
 }
 
 /// The little-endian word at an offset.
-fn word(bytes: &[u8], offset: usize) -> Result<u32, BadBtf> {
+fn read_word(bytes: &[u8], offset: usize) -> Result<u32, BadBtf> {
     let word = bytes.get(offset..).and_then(|rest| rest.first_chunk());
     word.map(|bytes| u32::from_le_bytes(*bytes)).ok_or(BadBtf)
 }
@@ -159,29 +159,31 @@ fn word(bytes: &[u8], offset: usize) -> Result<u32, BadBtf> {
 mod tests {
     use super::*;
 
-    const NAMES: &[u8] = b"\0aux\0scx_bpf_kick\0scx_bpf_kick_impl\0other\0cpu\0";
+    const NAME_BYTES: &[u8] = b"\0aux\0scx_bpf_kick\0scx_bpf_kick_impl\0other\0cpu\0";
 
-    fn name(text: &str) -> u32 {
+    fn name_offset(text: &str) -> u32 {
         let wanted = [b"\0", text.as_bytes(), b"\0"].concat();
-        let place = NAMES.windows(wanted.len()).position(|part| part == wanted);
+        let place = NAME_BYTES
+            .windows(wanted.len())
+            .position(|part| part == wanted);
         place.unwrap() as u32 + 1
     }
 
     /// A function and its prototype, which is the type with the next id.
-    fn function(id: u32, function_name: &str, parameters: &[&str]) -> Vec<u8> {
-        let mut words = vec![name(function_name), FUNC << 24, id + 1];
-        words.extend([0, FUNC_PROTO << 24 | parameters.len() as u32, 0]);
+    fn function_and_prototype(id: u32, function_name: &str, parameters: &[&str]) -> Vec<u8> {
+        let mut words = vec![name_offset(function_name), KIND_FUNC << 24, id + 1];
+        words.extend([0, KIND_FUNC_PROTO << 24 | parameters.len() as u32, 0]);
         for parameter in parameters {
-            words.extend([name(parameter), 0]);
+            words.extend([name_offset(parameter), 0]);
         }
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    fn btf(functions: &[(&str, &[&str])]) -> Vec<u8> {
+    fn btf_with_functions(functions: &[(&str, &[&str])]) -> Vec<u8> {
         let ids = (1..).step_by(2);
         let types: Vec<u8> = ids
             .zip(functions)
-            .flat_map(|(id, (name, parameters))| function(id, name, parameters))
+            .flat_map(|(id, (name, parameters))| function_and_prototype(id, name, parameters))
             .collect();
         let mut bytes = vec![0x9f, 0xeb, 1, 0];
         for word in [
@@ -189,22 +191,22 @@ mod tests {
             0,
             types.len() as u32,
             types.len() as u32,
-            NAMES.len() as u32,
+            NAME_BYTES.len() as u32,
         ] {
             bytes.extend(word.to_le_bytes());
         }
-        [bytes, types, NAMES.to_vec()].concat()
+        [bytes, types, NAME_BYTES.to_vec()].concat()
     }
 
     #[test]
     fn only_public_scheduler_functions_with_the_hidden_argument_are_malformed() {
-        let good = btf(&[
+        let good = btf_with_functions(&[
             ("scx_bpf_kick", &["cpu"]),
             ("scx_bpf_kick_impl", &["cpu", "aux"]),
             ("other", &["aux"]),
         ]);
         assert_eq!(malformed_scheduler_functions(&good), Ok(Vec::new()));
-        let bad = btf(&[("other", &["cpu"]), ("scx_bpf_kick", &["cpu", "aux"])]);
+        let bad = btf_with_functions(&[("other", &["cpu"]), ("scx_bpf_kick", &["cpu", "aux"])]);
         assert_eq!(
             malformed_scheduler_functions(&bad),
             Ok(vec!["scx_bpf_kick".to_owned()])
@@ -213,7 +215,7 @@ mod tests {
 
     #[test]
     fn damaged_bytes_are_refused_and_never_panic() {
-        let good = btf(&[("scx_bpf_kick", &["cpu"])]);
+        let good = btf_with_functions(&[("scx_bpf_kick", &["cpu"])]);
         for length in 0..good.len() {
             assert_eq!(malformed_scheduler_functions(&good[..length]), Err(BadBtf));
         }

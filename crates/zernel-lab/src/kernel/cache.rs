@@ -7,17 +7,17 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::apt::{AptError, Suite};
-use crate::package::{PackagedKernel, kernels_among};
+use crate::apt::{AptError, DebianSuite};
+use crate::kernel_package::{PackagedKernel, kernels_in_packages};
 
 use super::{Kernel, KernelError, KernelRequest, KernelVersion, file_error};
 
 /// Searched in this order. Backports come first: the shortest list, with the newest kernels that do not
 /// change every day. Suites without support come last.
-const SUITES: [&str; 5] = ["trixie-backports", "trixie", "bookworm", "sid", "bullseye"];
+const DEBIAN_SUITES: [&str; 5] = ["trixie-backports", "trixie", "bookworm", "sid", "bullseye"];
 
 /// A file in the cache: the release of the kernel that is booted when none is named.
-const CHOSEN: &str = "chosen";
+const DEFAULT_KERNEL_FILE: &str = "chosen";
 
 /// A kernel that Debian offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,14 +30,14 @@ pub struct AvailableKernel {
 
 /// The folder for everything that is fetched or built once.
 pub(crate) fn cache_folder() -> Result<PathBuf, KernelError> {
-    let set = |name| {
+    let nonempty_path_variable = |name| {
         env::var_os(name)
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     };
-    set("ZERNEL_CACHE")
-        .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("zernel")))
-        .or_else(|| set("HOME").map(|folder| folder.join(".cache/zernel")))
+    nonempty_path_variable("ZERNEL_CACHE")
+        .or_else(|| nonempty_path_variable("XDG_CACHE_HOME").map(|folder| folder.join("zernel")))
+        .or_else(|| nonempty_path_variable("HOME").map(|folder| folder.join(".cache/zernel")))
         .ok_or(KernelError::NoCacheFolder)
 }
 
@@ -50,30 +50,30 @@ pub struct KernelCache {
 impl KernelCache {
     /// The cache of this user: `$ZERNEL_CACHE`, else `$XDG_CACHE_HOME/zernel`, else `~/.cache/zernel`.
     pub fn from_environment() -> Result<Self, KernelError> {
-        cache_folder().map(Self::at)
+        cache_folder().map(Self::in_folder)
     }
 
     /// A cache in a given folder, which need not exist yet.
-    pub fn at(folder: impl Into<PathBuf>) -> Self {
+    pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into().join("kernels"),
         }
     }
 
     /// The newest kernel that fits, from the cache if it has one, else fetched from Debian.
-    pub fn obtain(&self, request: &KernelRequest) -> Result<Kernel, KernelError> {
-        match self.cached(request)? {
+    pub fn obtain_kernel(&self, request: &KernelRequest) -> Result<Kernel, KernelError> {
+        match self.newest_cached(request)? {
             Some(kernel) => Ok(kernel),
-            None => self.fetch(request),
+            None => self.fetch_newest(request),
         }
     }
 
     /// The newest kernel in the cache that fits. Never touches the network.
-    pub fn cached(&self, request: &KernelRequest) -> Result<Option<Kernel>, KernelError> {
+    pub fn newest_cached(&self, request: &KernelRequest) -> Result<Option<Kernel>, KernelError> {
         let mut fitting: Vec<Kernel> = self
-            .kernels()?
+            .cached_kernels()?
             .into_iter()
-            .filter(|kernel| request.fits(kernel))
+            .filter(|kernel| request.is_fulfilled_by(kernel))
             .collect();
         fitting.sort_by(|left, right| left.version.cmp(&right.version));
         Ok(fitting.pop())
@@ -81,13 +81,13 @@ impl KernelCache {
 
     /// Fetches the newest kernel that fits from Debian, whatever the cache holds. Kernels that turn out not to load
     /// schedulers stay in the cache, so that they are not fetched again.
-    pub fn fetch(&self, request: &KernelRequest) -> Result<Kernel, KernelError> {
-        let mut seen = Vec::new();
-        let mut tried = Vec::new();
+    pub fn fetch_newest(&self, request: &KernelRequest) -> Result<Kernel, KernelError> {
+        let mut offered_versions = Vec::new();
+        let mut unusable_kernels = Vec::new();
         let mut first_failure: Option<AptError> = None;
-        for suite in SUITES {
-            let (suite, kernels) = match kernels_in(suite) {
-                Ok(found) => found,
+        for suite in DEBIAN_SUITES {
+            let (suite, kernels) = match fetch_suite_with_kernels(suite) {
+                Ok(suite_and_kernels) => suite_and_kernels,
                 // A mirror may lack one suite and have the others.
                 Err(error) => {
                     first_failure = first_failure.or(Some(error));
@@ -96,36 +96,37 @@ impl KernelCache {
             };
             let candidates = kernels.iter().rev();
             let mut failed_series = Vec::new();
-            for packaged in candidates.filter(|kernel| request.may_fit(&kernel.version)) {
+            for packaged in candidates.filter(|kernel| request.may_be_fulfilled_by(&kernel.version))
+            {
                 // The releases of a series were built with the same tools.
                 let series = packaged.version.numbers().get(..2);
                 if failed_series.contains(&series) {
                     continue;
                 }
-                let kernel = self.install(&suite, packaged)?;
-                if request.fits(&kernel) {
+                let kernel = self.download_kernel(&suite, packaged)?;
+                if request.is_fulfilled_by(&kernel) {
                     return Ok(kernel);
                 }
                 failed_series.push(series);
-                tried.push(format!("{} {}", kernel.version, kernel.scheduler_support()));
+                unusable_kernels.push(format!("{} {}", kernel.version, kernel.scheduler_support()));
             }
-            seen.extend(kernels.into_iter().map(|kernel| kernel.version));
+            offered_versions.extend(kernels.into_iter().map(|kernel| kernel.version));
         }
         match first_failure {
-            _ if !tried.is_empty() => Err(KernelError::NoneLoadsSchedulers {
-                tried: tried.join("; "),
+            _ if !unusable_kernels.is_empty() => Err(KernelError::NoneLoadsSchedulers {
+                unusable_kernels: unusable_kernels.join("; "),
             }),
             Some(error) => Err(error.into()),
-            None => Err(KernelError::no_such_kernel(request, seen)),
+            None => Err(KernelError::no_such_kernel(request, offered_versions)),
         }
     }
 
     /// Every kernel that Debian offers, oldest first. Suites that cannot be read are left out, unless none can.
-    pub fn available(&self) -> Result<Vec<AvailableKernel>, KernelError> {
+    pub fn kernels_offered_by_debian(&self) -> Result<Vec<AvailableKernel>, KernelError> {
         let mut available: Vec<AvailableKernel> = Vec::new();
         let mut first_failure = None;
-        for suite in SUITES {
-            match kernels_in(suite) {
+        for suite in DEBIAN_SUITES {
+            match fetch_suite_with_kernels(suite) {
                 Ok((_, kernels)) => {
                     let offered = kernels.into_iter().map(|kernel| AvailableKernel {
                         version: kernel.version,
@@ -147,9 +148,9 @@ impl KernelCache {
         }
     }
 
-    /// The kernel to boot when none is named: the one chosen by [`KernelCache::set_default`].
-    pub fn chosen(&self) -> Result<Option<Kernel>, KernelError> {
-        let path = self.folder.join(CHOSEN);
+    /// The kernel to boot when none is named: the one chosen by [`KernelCache::set_default_kernel`].
+    pub fn default_kernel(&self) -> Result<Option<Kernel>, KernelError> {
+        let path = self.folder.join(DEFAULT_KERNEL_FILE);
         match fs::read_to_string(&path) {
             Ok(release) => Kernel::from_folder(&self.folder.join(release.trim())).map(Some),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -159,8 +160,8 @@ impl KernelCache {
 
     /// Makes a kernel the one to boot when none is named. It is copied into the cache, where it replaces one of the
     /// same release; `None` returns to the newest one that loads schedulers.
-    pub fn set_default(&self, kernel: Option<&Kernel>) -> Result<(), KernelError> {
-        let path = self.folder.join(CHOSEN);
+    pub fn set_default_kernel(&self, kernel: Option<&Kernel>) -> Result<(), KernelError> {
+        let path = self.folder.join(DEFAULT_KERNEL_FILE);
         let Some(kernel) = kernel else {
             return match fs::remove_file(&path) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -170,43 +171,44 @@ impl KernelCache {
             };
         };
         let release = kernel.version.as_str();
-        if !kernel.image.starts_with(self.folder.join(release)) {
-            self.copy_in(kernel)?;
+        if !kernel.image_path.starts_with(self.folder.join(release)) {
+            self.copy_into_cache(kernel)?;
         }
         fs::write(&path, release).map_err(|error| file_error(&path, error))
     }
 
     /// The kernel of exactly this release in the cache.
-    pub fn by_release(&self, release: &str) -> Result<Kernel, KernelError> {
-        let mut kernels = self.kernels()?.into_iter();
-        let found = kernels.find(|kernel| kernel.version.as_str() == release);
-        found.ok_or_else(|| KernelError::NotCached {
+    pub fn kernel_of_release(&self, release: &str) -> Result<Kernel, KernelError> {
+        let mut kernels = self.cached_kernels()?.into_iter();
+        let kernel = kernels.find(|candidate| candidate.version.as_str() == release);
+        kernel.ok_or_else(|| KernelError::NotCached {
             release: release.to_owned(),
         })
     }
 
-    fn copy_in(&self, kernel: &Kernel) -> Result<(), KernelError> {
-        let place = self.folder.join(kernel.version.as_str());
-        let workspace = self.workspace()?;
+    fn copy_into_cache(&self, kernel: &Kernel) -> Result<(), KernelError> {
+        let cached_folder = self.folder.join(kernel.version.as_str());
+        let workspace = self.create_workspace()?;
         let complete = workspace.path().join("complete");
         fs::create_dir(&complete).map_err(|error| file_error(&complete, error))?;
         let copy = |from: &Path, name: &str| {
             fs::copy(from, complete.join(name)).map_err(|error| file_error(from, error))
         };
-        copy(&kernel.image, "vmlinuz")?;
-        match &kernel.config {
+        copy(&kernel.image_path, "vmlinuz")?;
+        match &kernel.config_path {
             Some(config) => copy(config, "config").map(drop)?,
             None => fs::write(complete.join("config"), "")
                 .map_err(|error| file_error(&complete, error))?,
         }
-        if place.exists() {
-            fs::remove_dir_all(&place).map_err(|error| file_error(&place, error))?;
+        if cached_folder.exists() {
+            fs::remove_dir_all(&cached_folder)
+                .map_err(|error| file_error(&cached_folder, error))?;
         }
-        self.publish(&complete).map(drop)
+        self.move_into_cache(&complete).map(drop)
     }
 
     /// A folder for putting a kernel together, removed when dropped.
-    fn workspace(&self) -> Result<tempfile::TempDir, KernelError> {
+    fn create_workspace(&self) -> Result<tempfile::TempDir, KernelError> {
         fs::create_dir_all(&self.folder).map_err(|error| file_error(&self.folder, error))?;
         tempfile::Builder::new()
             .prefix(".fetch-")
@@ -215,7 +217,7 @@ impl KernelCache {
     }
 
     /// Every kernel in the cache. Folders without a complete kernel are skipped.
-    pub fn kernels(&self) -> Result<Vec<Kernel>, KernelError> {
+    pub fn cached_kernels(&self) -> Result<Vec<Kernel>, KernelError> {
         let folders = match fs::read_dir(&self.folder) {
             Ok(folders) => folders,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -223,36 +225,42 @@ impl KernelCache {
         };
         Ok(folders
             .flatten()
-            .filter_map(|folder| open(&folder.path()))
+            .filter_map(|folder| open_cached_kernel(&folder.path()))
             .collect())
     }
 
-    fn install(&self, suite: &Suite, packaged: &PackagedKernel) -> Result<Kernel, KernelError> {
-        if let Ok(kernel) = self.by_release(packaged.version.as_str()) {
+    fn download_kernel(
+        &self,
+        suite: &DebianSuite,
+        packaged: &PackagedKernel,
+    ) -> Result<Kernel, KernelError> {
+        if let Ok(kernel) = self.kernel_of_release(packaged.version.as_str()) {
             return Ok(kernel);
         }
-        let workspace = self.workspace()?;
+        let workspace = self.create_workspace()?;
         let unpacked = workspace.path().join("unpacked");
         for package in &packaged.packages {
-            suite.unpack(package, &unpacked)?;
+            suite.download_and_unpack(package, &unpacked)?;
         }
         let complete = workspace.path().join("complete");
-        gather(&unpacked, packaged.version.as_str(), &complete)?;
-        self.publish(&complete)
+        gather_image_and_config(&unpacked, packaged.version.as_str(), &complete)?;
+        self.move_into_cache(&complete)
     }
 
     /// Moves a complete kernel to its place. If another process was faster, its kernel is used.
-    fn publish(&self, complete: &Path) -> Result<Kernel, KernelError> {
+    fn move_into_cache(&self, complete: &Path) -> Result<Kernel, KernelError> {
         let version = Kernel::from_folder(complete)?.version;
-        let place = self.folder.join(version.as_str());
-        match fs::rename(complete, &place) {
-            Ok(()) => Kernel::from_folder(&place),
-            Err(error) => Kernel::from_folder(&place).map_err(|_| file_error(&place, error)),
+        let cached_folder = self.folder.join(version.as_str());
+        match fs::rename(complete, &cached_folder) {
+            Ok(()) => Kernel::from_folder(&cached_folder),
+            Err(error) => {
+                Kernel::from_folder(&cached_folder).map_err(|_| file_error(&cached_folder, error))
+            }
         }
     }
 }
 
-fn open(folder: &Path) -> Option<Kernel> {
+fn open_cached_kernel(folder: &Path) -> Option<Kernel> {
     let hidden = folder.file_name()?.as_encoded_bytes().starts_with(b".");
     if hidden {
         None
@@ -261,29 +269,35 @@ fn open(folder: &Path) -> Option<Kernel> {
     }
 }
 
-fn kernels_in(suite: &'static str) -> Result<(Suite, Vec<PackagedKernel>), AptError> {
-    let suite = Suite::open(suite)?;
-    let kernels = kernels_among(&suite.package_names("linux-")?);
+fn fetch_suite_with_kernels(
+    suite: &'static str,
+) -> Result<(DebianSuite, Vec<PackagedKernel>), AptError> {
+    let suite = DebianSuite::fetch_package_list(suite)?;
+    let kernels = kernels_in_packages(&suite.package_names_with_prefix("linux-")?);
     Ok((suite, kernels))
 }
 
 /// Moves image and configuration out of an unpacked package; newer ones keep them with the modules.
-fn gather(unpacked: &Path, release: &str, complete: &Path) -> Result<(), KernelError> {
+fn gather_image_and_config(
+    unpacked: &Path,
+    release: &str,
+    complete: &Path,
+) -> Result<(), KernelError> {
     fs::create_dir(complete).map_err(|error| file_error(complete, error))?;
     for name in ["vmlinuz", "config"] {
-        let places = [
+        let candidates = [
             format!("boot/{name}-{release}"),
             format!("usr/lib/modules/{release}/{name}"),
         ];
-        let found = places
+        let file = candidates
             .iter()
-            .map(|place| unpacked.join(place))
-            .find(|place| place.is_file());
-        let found = found.ok_or_else(|| KernelError::IncompletePackage {
+            .map(|candidate| unpacked.join(candidate))
+            .find(|candidate| candidate.is_file());
+        let file = file.ok_or_else(|| KernelError::IncompletePackage {
             release: release.to_owned(),
             name,
         })?;
-        fs::rename(&found, complete.join(name)).map_err(|error| file_error(&found, error))?;
+        fs::rename(&file, complete.join(name)).map_err(|error| file_error(&file, error))?;
     }
     Ok(())
 }
@@ -293,17 +307,17 @@ mod tests {
     use super::super::tests::fake_image;
     use super::*;
 
-    fn put(cache: &KernelCache, folder: &str, release: &str, config: &str) {
+    fn put_kernel(cache: &KernelCache, folder: &str, release: &str, config: &str) {
         let folder = cache.folder.join(folder);
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("vmlinuz"), fake_image(release)).unwrap();
         fs::write(folder.join("config"), config).unwrap();
     }
 
-    fn cached(cache: &KernelCache, request: &str) -> Option<String> {
+    fn newest_cached_release(cache: &KernelCache, request: &str) -> Option<String> {
         let request: KernelRequest = request.parse().unwrap();
         cache
-            .cached(&request)
+            .newest_cached(&request)
             .unwrap()
             .map(|kernel| kernel.version.to_string())
     }
@@ -311,9 +325,15 @@ mod tests {
     #[test]
     fn an_empty_or_missing_cache_has_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(cached(&KernelCache::at(folder.path()), "sched_ext"), None);
         assert_eq!(
-            cached(&KernelCache::at(folder.path().join("missing")), "6.12"),
+            newest_cached_release(&KernelCache::in_folder(folder.path()), "sched_ext"),
+            None
+        );
+        assert_eq!(
+            newest_cached_release(
+                &KernelCache::in_folder(folder.path().join("missing")),
+                "6.12"
+            ),
             None
         );
     }
@@ -321,7 +341,7 @@ mod tests {
     #[test]
     fn the_newest_that_fits_is_taken() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = KernelCache::at(folder.path());
+        let cache = KernelCache::in_folder(folder.path());
         for (release, config) in [
             ("6.1.0-50-cloud-amd64", ""),
             (
@@ -333,32 +353,32 @@ mod tests {
             ("6.18.15-cloud-amd64", "CONFIG_SCHED_CLASS_EXT=y\n"),
             ("6.19.1-without", ""),
         ] {
-            put(&cache, release, release, config);
+            put_kernel(&cache, release, release, config);
         }
         assert_eq!(
-            cached(&cache, "6.1").as_deref(),
+            newest_cached_release(&cache, "6.1").as_deref(),
             Some("6.1.0-50-cloud-amd64")
         );
         assert_eq!(
-            cached(&cache, "6.12").as_deref(),
+            newest_cached_release(&cache, "6.12").as_deref(),
             Some("6.12.107-cloud-amd64")
         );
         assert_eq!(
-            cached(&cache, "6.18.9").as_deref(),
+            newest_cached_release(&cache, "6.18.9").as_deref(),
             Some("6.18.9-cloud-amd64")
         );
         assert_eq!(
-            cached(&cache, "sched_ext").as_deref(),
+            newest_cached_release(&cache, "sched_ext").as_deref(),
             Some("6.18.15-cloud-amd64")
         );
-        assert_eq!(cached(&cache, "7.2"), None);
+        assert_eq!(newest_cached_release(&cache, "7.2"), None);
     }
 
     #[test]
     fn a_chosen_kernel_is_copied_and_stays_until_another_is_chosen() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = KernelCache::at(folder.path());
-        assert_eq!(cache.chosen().unwrap(), None);
+        let cache = KernelCache::in_folder(folder.path());
+        assert_eq!(cache.default_kernel().unwrap(), None);
         let image = folder.path().join("bzImage");
         for config in [None, Some(folder.path().join(".config"))] {
             fs::write(&image, fake_image("6.19.0-mine")).unwrap();
@@ -366,39 +386,39 @@ mod tests {
                 .iter()
                 .for_each(|path| fs::write(path, "CONFIG_BPF=y\n").unwrap());
             let kernel = Kernel::from_image(&image, config.as_deref()).unwrap();
-            cache.set_default(Some(&kernel)).unwrap();
+            cache.set_default_kernel(Some(&kernel)).unwrap();
             fs::remove_file(&image).unwrap();
-            let chosen = cache.chosen().unwrap().unwrap();
+            let chosen = cache.default_kernel().unwrap().unwrap();
             assert_eq!(chosen.version.as_str(), "6.19.0-mine");
             assert_eq!(chosen.has_option("CONFIG_BPF"), config.is_some());
             // A kernel in the cache is not copied onto itself.
             cache
-                .set_default(Some(&cache.by_release("6.19.0-mine").unwrap()))
+                .set_default_kernel(Some(&cache.kernel_of_release("6.19.0-mine").unwrap()))
                 .unwrap();
         }
-        assert!(cache.by_release("6.19").is_err());
-        cache.set_default(None).unwrap();
-        cache.set_default(None).unwrap();
-        assert_eq!(cache.chosen().unwrap(), None);
+        assert!(cache.kernel_of_release("6.19").is_err());
+        cache.set_default_kernel(None).unwrap();
+        cache.set_default_kernel(None).unwrap();
+        assert_eq!(cache.default_kernel().unwrap(), None);
     }
 
     #[test]
     fn half_fetched_and_foreign_folders_are_passed_over() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = KernelCache::at(folder.path());
-        put(&cache, ".fetch-x", "6.12.1-cloud-amd64", "");
+        let cache = KernelCache::in_folder(folder.path());
+        put_kernel(&cache, ".fetch-x", "6.12.1-cloud-amd64", "");
         fs::create_dir_all(cache.folder.join("6.12.2-cloud-amd64")).unwrap();
         fs::write(cache.folder.join("a-file"), "").unwrap();
-        assert_eq!(cached(&cache, "6.12"), None);
+        assert_eq!(newest_cached_release(&cache, "6.12"), None);
     }
 
     #[test]
     fn many_publishers_at_once_all_get_the_kernel() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = KernelCache::at(folder.path());
+        let cache = KernelCache::in_folder(folder.path());
         let release = "6.12.1-cloud-amd64";
         for index in 0..8 {
-            put(
+            put_kernel(
                 &cache,
                 &format!(".fetch-{index}"),
                 release,
@@ -410,14 +430,17 @@ mod tests {
                 let cache = &cache;
                 scope.spawn(move || {
                     let kernel = cache
-                        .publish(&cache.folder.join(format!(".fetch-{index}")))
+                        .move_into_cache(&cache.folder.join(format!(".fetch-{index}")))
                         .unwrap();
                     assert_eq!(kernel.version.as_str(), release);
                     assert!(kernel.has_option("CONFIG_BPF"));
                 });
             }
         });
-        assert_eq!(cached(&cache, "6.12").as_deref(), Some(release));
+        assert_eq!(
+            newest_cached_release(&cache, "6.12").as_deref(),
+            Some(release)
+        );
     }
 
     #[test]
@@ -431,7 +454,7 @@ mod tests {
                 fs::create_dir_all(path.parent().unwrap()).unwrap();
                 fs::write(path, content).unwrap();
             }
-            gather(&unpacked, release, &folder.path().join("complete")).unwrap();
+            gather_image_and_config(&unpacked, release, &folder.path().join("complete")).unwrap();
             let kernel = Kernel::from_folder(&folder.path().join("complete")).unwrap();
             assert_eq!(kernel.version.as_str(), release);
         }
@@ -440,7 +463,9 @@ mod tests {
     #[test]
     fn a_package_without_an_image_is_an_error_that_names_it() {
         let folder = tempfile::tempdir().unwrap();
-        let error = gather(folder.path(), "6.19.14", &folder.path().join("complete")).unwrap_err();
+        let error =
+            gather_image_and_config(folder.path(), "6.19.14", &folder.path().join("complete"))
+                .unwrap_err();
         assert!(error.to_string().contains("vmlinuz"), "{error}");
     }
 }

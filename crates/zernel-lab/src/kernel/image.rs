@@ -12,9 +12,9 @@ use super::{KernelError, file_error};
 /// The release inside an image, by the x86 boot protocol: a magic word at 0x202, and at 0x20e where the
 /// text is, counted from 0x200. The builder's name follows the release in the text.
 pub(super) fn read_release(image: &Path) -> Result<String, KernelError> {
-    const LONGEST: usize = 128;
+    const MAX_RELEASE_BYTES: usize = 128;
     let file = File::open(image).map_err(|error| file_error(image, error))?;
-    let not_an_image = || KernelError::NotAnImage {
+    let not_an_image = || KernelError::NotAKernelImage {
         path: image.to_owned(),
     };
     let mut header = [0; 14];
@@ -24,7 +24,7 @@ pub(super) fn read_release(image: &Path) -> Result<String, KernelError> {
         return Err(not_an_image());
     }
     let offset = u64::from(u16::from_le_bytes([header[12], header[13]])) + 0x200;
-    let mut text = [0; LONGEST];
+    let mut text = [0; MAX_RELEASE_BYTES];
     let length = file
         .read_at(&mut text, offset)
         .map_err(|error| file_error(image, error))?;
@@ -40,7 +40,7 @@ pub(super) fn read_release(image: &Path) -> Result<String, KernelError> {
 pub(super) fn read_btf(image: &Path) -> Option<Vec<u8>> {
     let image = fs::read(image).ok()?;
     let mut vmlinux = Vec::new();
-    ruzstd::decoding::StreamingDecoder::new(payload(&image)?)
+    ruzstd::decoding::StreamingDecoder::new(compressed_kernel(&image)?)
         .ok()?
         .read_to_end(&mut vmlinux)
         .ok()?;
@@ -50,15 +50,15 @@ pub(super) fn read_btf(image: &Path) -> Option<Vec<u8>> {
 }
 
 /// The compressed kernel, by the x86 boot protocol: it lies behind the setup code, whose size in sectors is at 0x1f1.
-fn payload(image: &[u8]) -> Option<&[u8]> {
-    const SECTOR: usize = 512;
-    const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
-    let word = |offset: usize| {
+fn compressed_kernel(image: &[u8]) -> Option<&[u8]> {
+    const SECTOR_BYTES: usize = 512;
+    const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+    let word_at = |offset: usize| {
         let bytes = image.get(offset..)?.first_chunk()?;
         usize::try_from(u32::from_le_bytes(*bytes)).ok()
     };
-    let setup = (usize::from(*image.get(0x1f1)?) + 1) * SECTOR;
-    let start = setup.checked_add(word(0x248)?)?;
-    let payload = image.get(start..start.checked_add(word(0x24c)?)?)?;
-    payload.starts_with(ZSTD).then_some(payload)
+    let setup_bytes = (usize::from(*image.get(0x1f1)?) + 1) * SECTOR_BYTES;
+    let start = setup_bytes.checked_add(word_at(0x248)?)?;
+    let payload = image.get(start..start.checked_add(word_at(0x24c)?)?)?;
+    payload.starts_with(ZSTD_MAGIC).then_some(payload)
 }

@@ -14,17 +14,17 @@ pub struct KernelVersion {
     /// A candidate comes before the release it leads to.
     release_candidate: Option<u32>,
     /// Debian's own count, in releases such as `6.1.0-50-cloud-amd64`.
-    build: u32,
+    debian_build: u32,
 }
 
 /// A text that does not start with a kernel version.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("`{0}` is not a kernel version; one looks like 6.18 or 6.18.15")]
-pub struct BadVersion(pub(crate) String);
+pub struct BadKernelVersion(pub(crate) String);
 
 impl KernelVersion {
     /// Whether the version's first numbers are these: 6.12.107 starts with 6.12, but not with 6.1.
-    pub fn starts_with(&self, numbers: &[u32]) -> bool {
+    pub fn starts_with_numbers(&self, numbers: &[u32]) -> bool {
         self.numbers.starts_with(numbers)
     }
 
@@ -40,28 +40,29 @@ impl KernelVersion {
 }
 
 impl FromStr for KernelVersion {
-    type Err = BadVersion;
+    type Err = BadKernelVersion;
 
-    fn from_str(release: &str) -> Result<Self, BadVersion> {
+    fn from_str(release: &str) -> Result<Self, BadKernelVersion> {
         let end = release
             .find(|letter: char| !letter.is_ascii_digit() && letter != '.')
             .unwrap_or(release.len());
         let (numbers, rest) = release.split_at(end);
-        let numbers = parse_numbers(numbers).ok_or_else(|| BadVersion(release.to_owned()))?;
+        let numbers =
+            parse_version_numbers(numbers).ok_or_else(|| BadKernelVersion(release.to_owned()))?;
         let rest = rest.strip_prefix(['-', '~']).unwrap_or_default();
         let release_candidate = rest.strip_prefix("rc").and_then(leading_number);
-        let build = leading_number(rest).unwrap_or(0);
+        let debian_build = leading_number(rest).unwrap_or(0);
         Ok(Self {
             release: release.to_owned(),
             numbers,
             release_candidate,
-            build,
+            debian_build,
         })
     }
 }
 
 /// Parses a version such as `6.18.15` into its numbers; `None` if the text has anything but numbers and dots.
-pub(super) fn parse_numbers(text: &str) -> Option<Vec<u32>> {
+pub(super) fn parse_version_numbers(text: &str) -> Option<Vec<u32>> {
     text.split('.').map(|number| number.parse().ok()).collect()
 }
 
@@ -74,7 +75,12 @@ fn leading_number(text: &str) -> Option<u32> {
 
 impl Ord for KernelVersion {
     fn cmp(&self, other: &Self) -> Ordering {
-        let key = |version: &Self| (version.release_candidate.unwrap_or(u32::MAX), version.build);
+        let key = |version: &Self| {
+            (
+                version.release_candidate.unwrap_or(u32::MAX),
+                version.debian_build,
+            )
+        };
         self.numbers
             .cmp(&other.numbers)
             .then_with(|| key(self).cmp(&key(other)))
@@ -98,7 +104,7 @@ impl fmt::Display for KernelVersion {
 mod tests {
     use super::*;
 
-    fn version(release: &str) -> KernelVersion {
+    fn parse_version(release: &str) -> KernelVersion {
         release.parse().unwrap()
     }
 
@@ -117,7 +123,7 @@ mod tests {
         ];
         for pair in ascending.windows(2) {
             assert!(
-                version(pair[0]) < version(pair[1]),
+                parse_version(pair[0]) < parse_version(pair[1]),
                 "{} < {}",
                 pair[0],
                 pair[1]
@@ -127,9 +133,9 @@ mod tests {
 
     #[test]
     fn a_series_is_not_a_prefix_of_letters() {
-        assert!(version("6.12.107+deb13").starts_with(&[6, 12]));
-        assert!(!version("6.12.107+deb13").starts_with(&[6, 1]));
-        assert!(version("6.1.0-50").starts_with(&[6, 1]));
+        assert!(parse_version("6.12.107+deb13").starts_with_numbers(&[6, 12]));
+        assert!(!parse_version("6.12.107+deb13").starts_with_numbers(&[6, 1]));
+        assert!(parse_version("6.1.0-50").starts_with_numbers(&[6, 1]));
     }
 
     #[test]

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 /// Where the cgroups are made. The virtual machine has no other user of them.
-const ROOT: &str = "/sys/fs/cgroup";
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// The period of `cpu.max`, the kernel's default.
-const PERIOD_US: u64 = 100_000;
+const CPU_MAX_PERIOD_US: u64 = 100_000;
 
 /// A cgroup of a scenario.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -31,11 +31,11 @@ pub struct ScenarioCgroup {
 }
 
 impl ScenarioCgroup {
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn check_settings(&self) -> Result<(), String> {
         let problem =
             |key: &str, text: &str| Err(format!("cgroup `{}`, key `{key}`: {text}", self.name));
-        let bad_part = |part: &str| part.is_empty() || part.starts_with('.');
-        if self.name.split('/').any(bad_part) {
+        let is_bad_part = |part: &str| part.is_empty() || part.starts_with('.');
+        if self.name.split('/').any(is_bad_part) {
             return problem("name", "use a relative path such as `a` or `a/b`");
         }
         if self
@@ -53,12 +53,12 @@ impl ScenarioCgroup {
         Ok(())
     }
 
-    fn settings(&self) -> impl Iterator<Item = (&'static str, String)> {
+    fn kernel_files_and_values(&self) -> impl Iterator<Item = (&'static str, String)> {
         let list = |cpus: &BTreeSet<usize>| {
             let cpus: Vec<String> = cpus.iter().map(ToString::to_string).collect();
             ("cpuset.cpus", cpus.join(","))
         };
-        let quota = |ms: u64| ("cpu.max", format!("{} {PERIOD_US}", ms * 1000));
+        let quota = |ms: u64| ("cpu.max", format!("{} {CPU_MAX_PERIOD_US}", ms * 1000));
         [
             self.cpus.as_ref().map(list),
             self.weight.map(|weight| ("cpu.weight", weight.to_string())),
@@ -71,51 +71,56 @@ impl ScenarioCgroup {
     }
 
     /// Makes its folder with its settings. Its parent must exist.
-    pub(super) fn create(&self) -> io::Result<()> {
-        let folder = folder(&self.name);
+    pub(super) fn create_in_kernel(&self) -> io::Result<()> {
+        let folder = cgroup_folder(&self.name);
         if let Some(parent) = folder.parent() {
-            write(&parent.join("cgroup.subtree_control"), "+cpu +cpuset")?;
+            write_existing_file(&parent.join("cgroup.subtree_control"), "+cpu +cpuset")?;
         }
         fs::create_dir(&folder)?;
-        self.apply()
+        self.write_settings()
     }
 
     /// Writes its settings.
-    pub(super) fn apply(&self) -> io::Result<()> {
-        let folder = folder(&self.name);
-        self.settings()
-            .try_for_each(|(file, text)| write(&folder.join(file), &text))
+    pub(super) fn write_settings(&self) -> io::Result<()> {
+        let folder = cgroup_folder(&self.name);
+        self.kernel_files_and_values()
+            .try_for_each(|(file, text)| write_existing_file(&folder.join(file), &text))
     }
 }
 
-fn folder(name: &str) -> PathBuf {
-    Path::new(ROOT).join(name)
+fn cgroup_folder(name: &str) -> PathBuf {
+    Path::new(CGROUP_ROOT).join(name)
 }
 
 /// Moves processes into a leaf of their own below a cgroup, or below the root, and gives the leaf's path.
 ///
 /// A leaf has no controllers: it counts CPU time, also that of processes which have exited, and changes nothing for the
 /// scheduler.
-pub(super) fn place(parent: Option<&str>, group: &str, pids: &[i32]) -> io::Result<PathBuf> {
+pub(super) fn move_to_leaf_cgroup(
+    parent: Option<&str>,
+    group: &str,
+    pids: &[i32],
+) -> io::Result<PathBuf> {
     let leaf = format!("group-{group}");
     let path = parent.map_or_else(
         || PathBuf::from(&leaf),
         |parent| Path::new(parent).join(&leaf),
     );
-    let folder = Path::new(ROOT).join(&path);
+    let folder = Path::new(CGROUP_ROOT).join(&path);
     match fs::create_dir(&folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
     let file = folder.join("cgroup.procs");
     pids.iter()
-        .try_for_each(|pid| write(&file, &pid.to_string()))?;
+        .try_for_each(|pid| write_existing_file(&file, &pid.to_string()))?;
     Ok(path)
 }
 
 /// CPU time that the processes of a cgroup have used, in nanoseconds.
-pub(super) fn cpu_ns(path: &Path) -> u64 {
-    let text = fs::read_to_string(Path::new(ROOT).join(path).join("cpu.stat")).unwrap_or_default();
+pub(super) fn used_cpu_ns(path: &Path) -> u64 {
+    let text =
+        fs::read_to_string(Path::new(CGROUP_ROOT).join(path).join("cpu.stat")).unwrap_or_default();
     let usage = text
         .lines()
         .find_map(|line| line.strip_prefix("usage_usec "));
@@ -127,8 +132,8 @@ pub(super) fn cpu_ns(path: &Path) -> u64 {
 
 /// Freezes or thaws a cgroup.
 pub(super) fn set_frozen(name: &str, frozen: bool) -> io::Result<()> {
-    write(
-        &folder(name).join("cgroup.freeze"),
+    write_existing_file(
+        &cgroup_folder(name).join("cgroup.freeze"),
         if frozen { "1" } else { "0" },
     )
 }
@@ -136,11 +141,11 @@ pub(super) fn set_frozen(name: &str, frozen: bool) -> io::Result<()> {
 /// Switches a CPU on or off.
 pub(super) fn switch_cpu(cpu: usize, online: bool) -> io::Result<()> {
     let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
-    write(Path::new(&file), if online { "1" } else { "0" })
+    write_existing_file(Path::new(&file), if online { "1" } else { "0" })
 }
 
 /// Writes to a file that exists. Errors name the file and the text.
-fn write(path: &Path, text: &str) -> io::Result<()> {
+fn write_existing_file(path: &Path, text: &str) -> io::Result<()> {
     let result = fs::OpenOptions::new()
         .write(true)
         .open(path)
@@ -165,7 +170,7 @@ mod tests {
             idle: Some(true),
             ..ScenarioCgroup::default()
         };
-        let settings: Vec<(&str, String)> = cgroup.settings().collect();
+        let settings: Vec<(&str, String)> = cgroup.kernel_files_and_values().collect();
         let expected = [
             ("cpuset.cpus", "0,2"),
             ("cpu.weight", "300"),
@@ -185,7 +190,7 @@ mod tests {
                 name: name.to_owned(),
                 ..ScenarioCgroup::default()
             };
-            assert!(cgroup.check().is_err(), "{name}");
+            assert!(cgroup.check_settings().is_err(), "{name}");
         }
     }
 }

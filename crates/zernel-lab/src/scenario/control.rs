@@ -5,21 +5,21 @@ use std::str::FromStr;
 
 use zernel_workload::{SchedPolicy, WorkSpec, WorkType};
 
-use super::{Action, Scenario, ScenarioCgroup, TimedAction};
+use super::{Scenario, ScenarioAction, ScenarioCgroup, TimedAction};
 
 /// The slice that the control `slice` asks EEVDF for: a fortieth of the default.
-const SLICE_US: u64 = 100;
+const SHORT_SLICE_US: u64 = 100;
 /// The real-time priority of the control `fifo`.
-const PRIORITY: u32 = 50;
+const FIFO_PRIORITY: u32 = 50;
 /// The largest `cpu.weight`.
 const LARGEST_WEIGHT: u32 = 10_000;
 /// The group of spinners that keeps CPUs busy in `ref`.
-const IDLE_SPINNERS: &str = "idle-spinners";
+const IDLE_SPINNERS_GROUP: &str = "idle-spinners";
 
 /// A change of a scenario under EEVDF. Training means the groups of the key `training`, with the
 /// loaders that they fork; noise those of the key `noise`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Control {
+pub enum EevdfControl {
     /// Training at nice -20.
     Nice,
     /// Training at SCHED_FIFO.
@@ -32,10 +32,10 @@ pub enum Control {
     Slice,
     /// The upper bound: training at SCHED_FIFO, without noise, beside one SCHED_IDLE spinner per CPU. The
     /// spinners keep the CPUs as busy as noise does, because an emulated CPU is faster while others idle.
-    Ref,
+    Reference,
 }
 
-impl Control {
+impl EevdfControl {
     /// All of them.
     pub const ALL: [Self; 6] = [
         Self::Nice,
@@ -43,7 +43,7 @@ impl Control {
         Self::Weight,
         Self::Idle,
         Self::Slice,
-        Self::Ref,
+        Self::Reference,
     ];
 
     /// Its name on a command line.
@@ -55,7 +55,7 @@ impl Control {
             Self::Weight => "weight",
             Self::Idle => "idle",
             Self::Slice => "slice",
-            Self::Ref => "ref",
+            Self::Reference => "ref",
         }
     }
 
@@ -63,7 +63,7 @@ impl Control {
     ///
     /// # Errors
     /// The scenario names no training, or no noise.
-    pub fn apply(self, scenario: &Scenario) -> Result<Scenario, String> {
+    pub fn apply_to_scenario(self, scenario: &Scenario) -> Result<Scenario, String> {
         let needs_noise = self == Self::Idle;
         let (key, groups) = match needs_noise {
             true => ("noise", &scenario.noise),
@@ -75,38 +75,40 @@ impl Control {
         let mut changed = scenario.clone();
         match self {
             Self::Nice => change_training(&mut changed, |group| group.nice = Some(-20)),
-            Self::Fifo => change_training(&mut changed, make_fifo),
+            Self::Fifo => change_training(&mut changed, set_fifo_policy),
             Self::Slice => change_training(&mut changed, |group| {
-                group.policy = Some(SchedPolicy::NormalSlice { slice_us: SLICE_US });
+                group.policy = Some(SchedPolicy::NormalSlice {
+                    slice_us: SHORT_SLICE_US,
+                });
             }),
             Self::Weight => {
-                set_cgroup(&mut changed, &scenario.training, "training", |cgroup| {
+                change_cgroups(&mut changed, &scenario.training, "training", |cgroup| {
                     cgroup.weight = Some(LARGEST_WEIGHT);
                 });
                 // Without a cgroup each task of the noise would count as much as a cgroup.
-                set_cgroup(&mut changed, &scenario.noise, "noise", |_| {});
+                change_cgroups(&mut changed, &scenario.noise, "noise", |_| {});
             }
-            Self::Idle => set_cgroup(&mut changed, &scenario.noise, "noise", |cgroup| {
+            Self::Idle => change_cgroups(&mut changed, &scenario.noise, "noise", |cgroup| {
                 cgroup.idle = Some(true);
             }),
-            Self::Ref => make_reference(&mut changed)?,
+            Self::Reference => turn_into_reference(&mut changed)?,
         }
         Ok(changed)
     }
 }
 
-impl fmt::Display for Control {
+impl fmt::Display for EevdfControl {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name())
     }
 }
 
-impl FromStr for Control {
+impl FromStr for EevdfControl {
     type Err = ();
 
     fn from_str(name: &str) -> Result<Self, ()> {
-        let found = Self::ALL.into_iter().find(|control| control.name() == name);
-        found.ok_or(())
+        let control = Self::ALL.into_iter().find(|control| control.name() == name);
+        control.ok_or(())
     }
 }
 
@@ -120,39 +122,46 @@ fn change_training(scenario: &mut Scenario, change: impl Fn(&mut WorkSpec)) {
         .for_each(change);
 }
 
-fn make_fifo(group: &mut WorkSpec) {
-    group.policy = Some(SchedPolicy::Fifo { priority: PRIORITY });
+fn set_fifo_policy(group: &mut WorkSpec) {
+    group.policy = Some(SchedPolicy::Fifo {
+        priority: FIFO_PRIORITY,
+    });
     group.nice = None;
 }
 
 /// Changes the cgroups of some groups. Groups without a cgroup get a common one.
-fn set_cgroup(
+fn change_cgroups(
     scenario: &mut Scenario,
     groups: &[String],
     name: &str,
     change: impl Fn(&mut ScenarioCgroup),
 ) {
-    let is_placed = |group: &&String| scenario.cgroup_of(group).is_some();
-    let (placed, free): (Vec<&String>, Vec<&String>) = groups.iter().partition(is_placed);
+    let has_cgroup = |group: &&String| scenario.cgroup_of_group(group).is_some();
+    let (with_cgroup, without_cgroup): (Vec<&String>, Vec<&String>) =
+        groups.iter().partition(has_cgroup);
     for cgroup in &mut scenario.cgroups {
-        if cgroup.groups.iter().any(|group| placed.contains(&group)) {
+        if cgroup
+            .groups
+            .iter()
+            .any(|group| with_cgroup.contains(&group))
+        {
             change(cgroup);
         }
     }
-    if free.is_empty() {
+    if without_cgroup.is_empty() {
         return;
     }
     let mut cgroup = ScenarioCgroup {
         name: format!("control-{name}"),
-        groups: free.into_iter().cloned().collect(),
+        groups: without_cgroup.into_iter().cloned().collect(),
         ..ScenarioCgroup::default()
     };
     change(&mut cgroup);
     scenario.cgroups.push(cgroup);
 }
 
-fn make_reference(scenario: &mut Scenario) -> Result<(), String> {
-    change_training(scenario, make_fifo);
+fn turn_into_reference(scenario: &mut Scenario) -> Result<(), String> {
+    change_training(scenario, set_fifo_policy);
     let noise = std::mem::take(&mut scenario.noise);
     let is_noise = |name: &String| noise.contains(name);
     scenario.groups.retain(|group| !is_noise(&group.name));
@@ -160,22 +169,24 @@ fn make_reference(scenario: &mut Scenario) -> Result<(), String> {
         cgroup.groups.retain(|group| !is_noise(group));
     }
     let concerns_noise = |step: &TimedAction| match &step.action {
-        Action::Add(group) | Action::Remove(group) | Action::Move { group, .. } => is_noise(group),
+        ScenarioAction::Add(group)
+        | ScenarioAction::Remove(group)
+        | ScenarioAction::Move { group, .. } => is_noise(group),
         _ => false,
     };
     scenario.steps.retain(|step| !concerns_noise(step));
-    let about_noise = |name: &str| noise.iter().any(|noise| noise == name);
+    let names_noise = |name: &str| noise.iter().any(|noise| noise == name);
     scenario
         .assertions
-        .retain(|assertion| !assertion.groups().into_iter().any(about_noise));
-    let cpus = scenario.parsed_topology()?.cpus();
+        .retain(|assertion| !assertion.named_groups().into_iter().any(names_noise));
+    let cpus = scenario.parsed_topology()?.cpu_count();
     let spinners = WorkSpec::new()
-        .name(IDLE_SPINNERS)
+        .name(IDLE_SPINNERS_GROUP)
         .workers(usize::try_from(cpus).unwrap_or(usize::MAX))
         .work_type(WorkType::SpinWait)
         .policy(SchedPolicy::Idle);
     scenario.groups.push(spinners);
-    scenario.noise.push(IDLE_SPINNERS.to_owned());
+    scenario.noise.push(IDLE_SPINNERS_GROUP.to_owned());
     Ok(())
 }
 
@@ -183,7 +194,7 @@ fn make_reference(scenario: &mut Scenario) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn scenario() -> Scenario {
+    fn training_and_noise_scenario() -> Scenario {
         let text = "about = 'x'\ntraining = ['t']\nnoise = ['n']\n[[group]]\nname = 't'\n[[group]]\nname = 'n'\nworkers = 8\n\
                     [[step]]\nat_ms = 9\naction = { remove = 'n' }";
         Scenario::parse(text, "x.toml").unwrap()
@@ -191,29 +202,39 @@ mod tests {
 
     #[test]
     fn controls_change_training_or_noise_and_nothing_else() {
-        let nice = Control::Nice.apply(&scenario()).unwrap();
+        let nice = EevdfControl::Nice
+            .apply_to_scenario(&training_and_noise_scenario())
+            .unwrap();
         assert_eq!(
             (nice.groups[0].nice, nice.groups[1].nice),
             (Some(-20), None)
         );
-        let slice = Control::Slice.apply(&scenario()).unwrap();
+        let slice = EevdfControl::Slice
+            .apply_to_scenario(&training_and_noise_scenario())
+            .unwrap();
         assert_eq!(
             slice.groups[0].policy,
             Some(SchedPolicy::NormalSlice { slice_us: 100 })
         );
-        let weight = Control::Weight.apply(&scenario()).unwrap();
-        assert_eq!(weight.cgroup_of("t").unwrap().weight, Some(10_000));
-        assert_eq!(weight.cgroup_of("n").unwrap().weight, None);
-        let idle = Control::Idle.apply(&scenario()).unwrap();
-        assert_eq!(idle.cgroup_of("n").unwrap().idle, Some(true));
-        assert!(idle.cgroup_of("t").is_none());
+        let weight = EevdfControl::Weight
+            .apply_to_scenario(&training_and_noise_scenario())
+            .unwrap();
+        assert_eq!(weight.cgroup_of_group("t").unwrap().weight, Some(10_000));
+        assert_eq!(weight.cgroup_of_group("n").unwrap().weight, None);
+        let idle = EevdfControl::Idle
+            .apply_to_scenario(&training_and_noise_scenario())
+            .unwrap();
+        assert_eq!(idle.cgroup_of_group("n").unwrap().idle, Some(true));
+        assert!(idle.cgroup_of_group("t").is_none());
     }
 
     #[test]
     fn the_reference_has_busy_cpus_and_no_noise() {
-        let reference = Control::Ref.apply(&scenario()).unwrap();
-        assert!(reference.group("n").is_none() && reference.steps.is_empty());
-        let spinners = reference.group(IDLE_SPINNERS).unwrap();
+        let reference = EevdfControl::Reference
+            .apply_to_scenario(&training_and_noise_scenario())
+            .unwrap();
+        assert!(reference.find_group("n").is_none() && reference.steps.is_empty());
+        let spinners = reference.find_group(IDLE_SPINNERS_GROUP).unwrap();
         assert_eq!(
             (spinners.workers, &spinners.policy),
             (4, &Some(SchedPolicy::Idle))
@@ -227,22 +248,22 @@ mod tests {
     #[test]
     fn a_scenario_without_training_has_no_controls() {
         let plain = Scenario::parse("about = 'x'\n[[group]]\nname = 'a'", "x.toml").unwrap();
-        for control in Control::ALL {
-            let error = control.apply(&plain).unwrap_err();
+        for control in EevdfControl::ALL {
+            let error = control.apply_to_scenario(&plain).unwrap_err();
             assert!(error.contains("the scenario names no groups"), "{error}");
         }
     }
 
     #[test]
     fn a_cgroup_that_exists_is_changed_in_place() {
-        let mut scenario = scenario();
+        let mut scenario = training_and_noise_scenario();
         scenario.cgroups.push(ScenarioCgroup {
             name: "mine".to_owned(),
             groups: vec!["t".to_owned()],
             ..ScenarioCgroup::default()
         });
-        let changed = Control::Weight.apply(&scenario).unwrap();
-        assert_eq!(changed.cgroup_of("t").unwrap().name, "mine");
-        assert_eq!(changed.cgroup_of("t").unwrap().weight, Some(10_000));
+        let changed = EevdfControl::Weight.apply_to_scenario(&scenario).unwrap();
+        assert_eq!(changed.cgroup_of_group("t").unwrap().name, "mine");
+        assert_eq!(changed.cgroup_of_group("t").unwrap().weight, Some(10_000));
     }
 }

@@ -16,43 +16,43 @@ use zernel_workload::{
 };
 
 use super::cgroup;
-use super::figures::{AccountFigures, GroupFigures, RunFigures};
+use super::figures::{CpuTimeFigures, GroupFigures, RunFigures};
 use super::plan::GuestPlan;
-use super::sampler::{TaskSampler, TaskTimes};
-use super::{Action, Scenario, TimedAction};
-use crate::account::{Account, CpuTimeReading};
+use super::task_sampler::{TaskSampler, TaskTimes};
+use super::{Scenario, ScenarioAction, TimedAction};
+use crate::cpu_time_account::{CpuTimeAccount, CpuTimeReading};
 
-mod companion;
+mod companion_programs;
 
-use companion::{Observer, RunningScheduler};
+use companion_programs::{ObserverProcess, RunningScheduler};
 
 /// Time between two samples of the tasks.
-const SAMPLE_EVERY_MS: u64 = 100;
+const SAMPLE_INTERVAL_MS: u64 = 100;
 /// Time between the first reading of all CPU time, which takes a while, and the measured time.
-const READING_BEFORE_MS: u64 = 200;
+const READING_BEFORE_WINDOW_MS: u64 = 200;
 /// The phase that ends a step of a training job.
-const LAST_PHASE: &str = "OptimizerStep";
+const STEP_END_PHASE: &str = "OptimizerStep";
 
 /// Runs a plan in this machine, as root, and measures. `program` is this program's file.
 ///
 /// # Errors
 /// The scenario could not be started: a cgroup or a worker was refused, or the scheduler did not load.
-pub fn execute(plan: &GuestPlan, program: &Path) -> Result<RunFigures, String> {
+pub fn execute_plan(plan: &GuestPlan, program: &Path) -> Result<RunFigures, String> {
     outrank_all_threads().map_err(|error| format!("cannot use SCHED_FIFO: {error}"))?;
-    let hints = plan.scheduler.hint_map();
+    let hints = plan.scheduler.hint_map_path();
     let observer = match plan.scenario.observe || hints.is_some() {
-        true => Some(Observer::start(program, hints)?),
+        true => Some(ObserverProcess::start(program, hints)?),
         false => None,
     };
-    let mut execution = Execution::prepare(&plan.scenario)?;
+    let mut execution = ScenarioExecution::create_cgroups_and_workers(&plan.scenario)?;
     execution
-        .companions
-        .extend(observer.iter().map(Observer::part));
+        .companion_cgroups
+        .extend(observer.iter().map(ObserverProcess::name_and_cgroup));
     let mut scheduler = RunningScheduler::start(&plan.scheduler, program)?;
-    execution.start(plan);
-    execution.run();
-    scheduler.look();
-    let mut figures = execution.finish();
+    execution.start_groups(plan);
+    execution.run_steps_and_sample();
+    scheduler.record_whether_loaded();
+    let mut figures = execution.stop_and_compute_figures();
     figures.scheduler = scheduler.stop();
     drop(observer);
     Ok(figures)
@@ -76,18 +76,18 @@ struct RunningGroup {
     handle: Option<WorkloadHandle>,
     pids: Vec<i32>,
     /// The cgroups that it was in. They hold no other group.
-    leaves: Vec<PathBuf>,
+    leaf_cgroups: Vec<PathBuf>,
     sampler: TaskSampler,
-    before: Snapshot,
-    after: Snapshot,
+    counters_at_begin: GroupCounters,
+    counters_at_end: GroupCounters,
     reports: Vec<WorkerReport>,
 }
 
 /// The counters of a group at one moment.
 #[derive(Default, Clone)]
-struct Snapshot {
+struct GroupCounters {
     cpu_ns: u64,
-    times: TaskTimes,
+    task_times: TaskTimes,
     rounds: u64,
     wake_latency: Histogram,
 }
@@ -104,40 +104,44 @@ impl RunningGroup {
             spec: spec.clone(),
             handle: Some(handle),
             pids,
-            leaves: Vec::new(),
+            leaf_cgroups: Vec::new(),
             sampler: TaskSampler::default(),
-            before: Snapshot::default(),
-            after: Snapshot::default(),
+            counters_at_begin: GroupCounters::default(),
+            counters_at_end: GroupCounters::default(),
             reports: Vec::new(),
         })
     }
 
     /// Moves it to a cgroup.
-    fn place(&mut self, cgroup: Option<&str>) -> Result<(), String> {
-        let placed = cgroup::place(cgroup, &self.spec.name, &self.pids);
+    fn move_to_cgroup(&mut self, cgroup: Option<&str>) -> Result<(), String> {
+        let placed = cgroup::move_to_leaf_cgroup(cgroup, &self.spec.name, &self.pids);
         let leaf = placed.map_err(|error| error.to_string())?;
-        if !self.leaves.contains(&leaf) {
-            self.leaves.push(leaf);
+        if !self.leaf_cgroups.contains(&leaf) {
+            self.leaf_cgroups.push(leaf);
         }
         Ok(())
     }
 
-    fn sample(&mut self) {
+    fn sample_tasks(&mut self) {
         if self.handle.is_some() {
             self.sampler.sample(&self.pids, now_ns());
         }
     }
 
-    fn snapshot(&mut self) -> Snapshot {
-        self.sample();
+    fn read_counters(&mut self) -> GroupCounters {
+        self.sample_tasks();
         let Some(handle) = &self.handle else {
-            return self.after.clone();
+            return self.counters_at_end.clone();
         };
         let latencies = handle.snapshot_wake_latency();
         let merged = |sum: Histogram, latency: &Histogram| sum.merged(latency);
-        Snapshot {
-            cpu_ns: self.leaves.iter().map(|leaf| cgroup::cpu_ns(leaf)).sum(),
-            times: self.sampler.total(),
+        GroupCounters {
+            cpu_ns: self
+                .leaf_cgroups
+                .iter()
+                .map(|leaf| cgroup::used_cpu_ns(leaf))
+                .sum(),
+            task_times: self.sampler.total_times(),
             rounds: handle.snapshot_iterations().iter().sum(),
             wake_latency: latencies.iter().fold(Histogram::default(), merged),
         }
@@ -150,66 +154,82 @@ impl RunningGroup {
         }
     }
 
-    fn figures(&self, window: (u64, u64)) -> GroupFigures {
+    fn group_figures(&self, window_ns: (u64, u64)) -> GroupFigures {
         let reports = &self.reports;
         let gaps = reports.iter().filter_map(|report| report.largest_gap);
-        let early = reports.iter().filter_map(|report| {
+        let early_ends = reports.iter().filter_map(|report| {
             let info = report.exit_info.as_ref()?;
             Some(format!("worker {}: {info}", report.worker))
         });
-        let refused = reports.iter().flat_map(|report| &report.setting_errors);
+        let refused_settings = reports.iter().flat_map(|report| &report.setting_errors);
         GroupFigures {
             name: self.spec.name.clone(),
             workers: self.spec.workers,
-            cpu_ns: self.after.cpu_ns.saturating_sub(self.before.cpu_ns),
+            cpu_ns: self
+                .counters_at_end
+                .cpu_ns
+                .saturating_sub(self.counters_at_begin.cpu_ns),
             run_delay_ns: self
-                .after
-                .times
+                .counters_at_end
+                .task_times
                 .run_delay_ns
-                .saturating_sub(self.before.times.run_delay_ns),
-            rounds: self.after.rounds.saturating_sub(self.before.rounds),
+                .saturating_sub(self.counters_at_begin.task_times.run_delay_ns),
+            rounds: self
+                .counters_at_end
+                .rounds
+                .saturating_sub(self.counters_at_begin.rounds),
             longest_wait_ns: self.sampler.longest_wait_ns(),
             largest_gap_ns: gaps.map(|gap| gap.ns).max().unwrap_or(0),
             never_ran: reports
                 .iter()
                 .filter(|report| report.start_delay_ns.is_none())
                 .count(),
-            ended_early: early.collect(),
-            refused_settings: refused
+            ended_early: early_ends.collect(),
+            refused_settings: refused_settings
                 .map(|error| format!("`{}`: {}", error.setting.field(), error.error))
                 .collect(),
             cpus_used: reports
                 .iter()
                 .flat_map(|report| report.cpus_used.clone())
                 .collect(),
-            wake_latency: self.after.wake_latency.since(&self.before.wake_latency),
-            steps_ns: steps(&self.spec.work_type, reports, window),
+            wake_latency: self
+                .counters_at_end
+                .wake_latency
+                .since(&self.counters_at_begin.wake_latency),
+            steps_ns: step_durations_ns(&self.spec.work_type, reports, window_ns),
         }
     }
 }
 
 /// Durations of the steps that ended in the measured time: those of the first trainer of a job, or those of all
 /// inference workers.
-fn steps(work: &WorkType, reports: &[WorkerReport], (begin_ns, end_ns): (u64, u64)) -> Vec<u64> {
-    let inside = |moment: &u64| (begin_ns..=end_ns).contains(moment);
+fn step_durations_ns(
+    work: &WorkType,
+    reports: &[WorkerReport],
+    (begin_ns, end_ns): (u64, u64),
+) -> Vec<u64> {
+    let is_in_window = |moment: &u64| (begin_ns..=end_ns).contains(moment);
     match work {
         WorkType::MlTraining(_) => {
             let intervals = reports
                 .first()
                 .map_or(&[][..], |report| report.phase_intervals.as_slice());
-            let last = intervals
+            let last_phases = intervals
                 .iter()
-                .filter(|interval| interval.phase == LAST_PHASE);
-            let ends: Vec<u64> = last
+                .filter(|interval| interval.phase == STEP_END_PHASE);
+            let end_times_ns: Vec<u64> = last_phases
                 .map(|interval| interval.end_ns)
-                .filter(inside)
+                .filter(is_in_window)
                 .collect();
-            ends.windows(2).map(|pair| pair[1] - pair[0]).collect()
+            end_times_ns
+                .windows(2)
+                .map(|pair| pair[1] - pair[0])
+                .collect()
         }
         WorkType::Inference(_) => reports
             .iter()
             .flat_map(|report| &report.phase_intervals)
-            .filter(|interval| inside(&interval.end_ns))
+            .filter(|interval| is_in_window(&interval.end_ns))
             .map(|interval| interval.end_ns - interval.start_ns)
             .collect(),
         _ => Vec::new(),
@@ -217,59 +237,59 @@ fn steps(work: &WorkType, reports: &[WorkerReport], (begin_ns, end_ns): (u64, u6
 }
 
 /// A CPU that was switched off for a while.
-struct SwitchedOff {
+struct OfflinePeriod {
     cpu: usize,
     since: Instant,
     until: Option<Instant>,
 }
 
-impl SwitchedOff {
+impl OfflinePeriod {
     /// The CPU, and how long it was off since a reading.
     fn since_reading(&self, reading: &CpuTimeReading) -> (usize, Duration) {
         let until = self.until.unwrap_or_else(Instant::now);
-        let since = self.since.max(reading.taken());
+        let since = self.since.max(reading.read_at());
         (self.cpu, until.saturating_duration_since(since))
     }
 }
 
 /// A scenario that runs.
-struct Execution<'a> {
+struct ScenarioExecution<'a> {
     scenario: &'a Scenario,
     topology: Topology,
     groups: Vec<RunningGroup>,
     /// Programs beside the groups, by name and cgroup.
-    companions: Vec<(String, PathBuf)>,
+    companion_cgroups: Vec<(String, PathBuf)>,
     started_ns: u64,
-    window: (u64, u64),
+    window_ns: (u64, u64),
     /// All CPU time shortly before the measured time.
-    reading: Option<CpuTimeReading>,
-    switched_off: Vec<SwitchedOff>,
-    account: Option<AccountFigures>,
+    first_reading: Option<CpuTimeReading>,
+    offline_periods: Vec<OfflinePeriod>,
+    account: Option<CpuTimeFigures>,
     problems: Vec<String>,
 }
 
-impl<'a> Execution<'a> {
+impl<'a> ScenarioExecution<'a> {
     /// Makes the cgroups and the workers of the groups that start at once.
-    fn prepare(scenario: &'a Scenario) -> Result<Self, String> {
+    fn create_cgroups_and_workers(scenario: &'a Scenario) -> Result<Self, String> {
         for cgroup in &scenario.cgroups {
             let failed = |error| format!("cgroup `{}`: {error}", cgroup.name);
-            cgroup.create().map_err(failed)?;
+            cgroup.create_in_kernel().map_err(failed)?;
         }
         let topology = Topology::read().map_err(|error| error.to_string())?;
         let mut execution = Self {
             scenario,
             topology,
             groups: Vec::new(),
-            companions: Vec::new(),
+            companion_cgroups: Vec::new(),
             started_ns: 0,
-            window: (0, 0),
-            reading: None,
-            switched_off: Vec::new(),
+            window_ns: (0, 0),
+            first_reading: None,
+            offline_periods: Vec::new(),
             account: None,
             problems: Vec::new(),
         };
-        let at_once = |group: &&WorkSpec| !scenario.is_added_later(&group.name);
-        for spec in scenario.groups.iter().filter(at_once) {
+        let starts_at_once = |group: &&WorkSpec| !scenario.is_added_later(&group.name);
+        for spec in scenario.groups.iter().filter(starts_at_once) {
             execution.spawn_group(spec)?;
         }
         Ok(execution)
@@ -277,14 +297,14 @@ impl<'a> Execution<'a> {
 
     fn spawn_group(&mut self, spec: &WorkSpec) -> Result<(), String> {
         let mut group = RunningGroup::spawn_workers(spec, &self.topology)?;
-        let cgroup = self.scenario.cgroup_of(&spec.name);
-        group.place(cgroup.map(|cgroup| cgroup.name.as_str()))?;
+        let cgroup = self.scenario.cgroup_of_group(&spec.name);
+        group.move_to_cgroup(cgroup.map(|cgroup| cgroup.name.as_str()))?;
         self.groups.push(group);
         Ok(())
     }
 
     /// Starts the groups, each after its offset.
-    fn start(&mut self, plan: &GuestPlan) {
+    fn start_groups(&mut self, plan: &GuestPlan) {
         self.started_ns = now_ns();
         let offset = |group: &RunningGroup| {
             plan.start_offsets
@@ -304,104 +324,110 @@ impl<'a> Execution<'a> {
     }
 
     /// Goes through the steps and samples in between.
-    fn run(&mut self) {
+    fn run_steps_and_sample(&mut self) {
         let begin_ms = self.scenario.warmup_ms;
         let end_ms = begin_ms + self.scenario.duration_ms;
         let mut steps: Vec<&TimedAction> = self.scenario.steps.iter().collect();
         steps.sort_by_key(|step| step.at_ms);
         let mut steps = steps.into_iter().peekable();
-        let mut sample_ms = SAMPLE_EVERY_MS;
-        let mut reading_ms = begin_ms.saturating_sub(READING_BEFORE_MS);
+        let mut sample_ms = SAMPLE_INTERVAL_MS;
+        let mut reading_ms = begin_ms.saturating_sub(READING_BEFORE_WINDOW_MS);
         loop {
             let step_ms = steps.peek().map_or(u64::MAX, |step| step.at_ms);
-            let window_ms = match self.window.0 {
+            let window_ms = match self.window_ns.0 {
                 0 => begin_ms,
                 _ => end_ms,
             };
             let next_ms = step_ms.min(window_ms).min(sample_ms).min(reading_ms);
             sleep_until(self.started_ns + next_ms * 1_000_000);
             if next_ms == reading_ms {
-                self.take_first_reading();
+                self.read_first_cpu_time();
                 reading_ms = u64::MAX;
-            } else if next_ms == window_ms && self.window.0 == 0 {
+            } else if next_ms == window_ms && self.window_ns.0 == 0 {
                 self.begin_window();
             } else if next_ms == step_ms {
                 if let Some(step) = steps.next() {
-                    self.take(step);
+                    self.perform_action(step);
                 }
             } else if next_ms == window_ms {
                 return self.end_window();
             } else {
-                self.groups.iter_mut().for_each(RunningGroup::sample);
-                sample_ms += SAMPLE_EVERY_MS;
+                self.groups.iter_mut().for_each(RunningGroup::sample_tasks);
+                sample_ms += SAMPLE_INTERVAL_MS;
             }
         }
     }
 
     /// The cgroups of all groups and companions, by name.
-    fn parts(&self) -> Vec<(String, PathBuf)> {
-        let leaves = |group: &RunningGroup| -> Vec<(String, PathBuf)> {
+    fn names_and_cgroups(&self) -> Vec<(String, PathBuf)> {
+        let leaf_cgroups = |group: &RunningGroup| -> Vec<(String, PathBuf)> {
             let name = &group.spec.name;
             group
-                .leaves
+                .leaf_cgroups
                 .iter()
                 .map(|leaf| (name.clone(), leaf.clone()))
                 .collect()
         };
-        let groups = self.groups.iter().flat_map(leaves);
-        groups.chain(self.companions.clone()).collect()
+        let groups = self.groups.iter().flat_map(leaf_cgroups);
+        groups.chain(self.companion_cgroups.clone()).collect()
     }
 
-    fn take_first_reading(&mut self) {
+    fn read_first_cpu_time(&mut self) {
         // One attempt only, because this thread occupies a CPU meanwhile.
-        self.reading = CpuTimeReading::take_once(&self.parts()).ok();
+        self.first_reading = CpuTimeReading::read_once(&self.names_and_cgroups()).ok();
     }
 
     fn begin_window(&mut self) {
-        self.window.0 = now_ns();
+        self.window_ns.0 = now_ns();
         for group in &mut self.groups {
-            group.before = group.snapshot();
+            group.counters_at_begin = group.read_counters();
         }
     }
 
     fn end_window(&mut self) {
-        self.window.1 = now_ns();
+        self.window_ns.1 = now_ns();
         for group in &mut self.groups {
-            group.after = group.snapshot();
+            group.counters_at_end = group.read_counters();
         }
-        self.account = self.reading.take().and_then(|first| {
-            let second = CpuTimeReading::take_once(&self.parts()).ok()?;
-            let account = Account::between(&first, &second);
-            let off = self
-                .switched_off
+        self.account = self.first_reading.take().and_then(|first| {
+            let second = CpuTimeReading::read_once(&self.names_and_cgroups()).ok()?;
+            let account = CpuTimeAccount::between_readings(&first, &second);
+            let periods = self
+                .offline_periods
                 .iter()
-                .map(|off| off.since_reading(&first));
-            Some(account.with_offline(&off.collect::<Vec<_>>()).into())
+                .map(|period| period.since_reading(&first));
+            Some(
+                account
+                    .with_offline_time(&periods.collect::<Vec<_>>())
+                    .into(),
+            )
         });
     }
 
-    fn take(&mut self, step: &TimedAction) {
+    fn perform_action(&mut self, step: &TimedAction) {
         let result = match &step.action {
-            Action::Add(name) => self.add(name),
-            Action::Remove(name) => {
-                for group in self.named(name) {
-                    group.after = group.snapshot();
+            ScenarioAction::Add(name) => self.add_group(name),
+            ScenarioAction::Remove(name) => {
+                for group in self.groups_named(name) {
+                    group.counters_at_end = group.read_counters();
                     group.stop();
                 }
                 Ok(())
             }
-            Action::Move { group, to } => self
-                .named(group)
-                .try_for_each(|group| group.place(Some(to))),
-            Action::Freeze(name) => {
+            ScenarioAction::Move { group, to } => self
+                .groups_named(group)
+                .try_for_each(|group| group.move_to_cgroup(Some(to))),
+            ScenarioAction::Freeze(name) => {
                 cgroup::set_frozen(name, true).map_err(|error| error.to_string())
             }
-            Action::Thaw(name) => {
+            ScenarioAction::Thaw(name) => {
                 cgroup::set_frozen(name, false).map_err(|error| error.to_string())
             }
-            Action::Set(cgroup) => cgroup.apply().map_err(|error| error.to_string()),
-            Action::Offline(cpu) => self.switch_cpu(*cpu, false),
-            Action::Online(cpu) => self.switch_cpu(*cpu, true),
+            ScenarioAction::Set(cgroup) => {
+                cgroup.write_settings().map_err(|error| error.to_string())
+            }
+            ScenarioAction::Offline(cpu) => self.switch_cpu(*cpu, false),
+            ScenarioAction::Online(cpu) => self.switch_cpu(*cpu, true),
         };
         if let Err(problem) = result {
             self.problems
@@ -409,16 +435,18 @@ impl<'a> Execution<'a> {
         }
     }
 
-    fn switch_cpu(&mut self, cpu: usize, online: bool) -> Result<(), String> {
-        cgroup::switch_cpu(cpu, online).map_err(|error| error.to_string())?;
-        match online {
+    fn switch_cpu(&mut self, cpu: usize, is_online: bool) -> Result<(), String> {
+        cgroup::switch_cpu(cpu, is_online).map_err(|error| error.to_string())?;
+        match is_online {
             true => {
-                let mut off = self.switched_off.iter_mut();
-                if let Some(off) = off.find(|off| off.cpu == cpu && off.until.is_none()) {
-                    off.until = Some(Instant::now());
+                let mut periods = self.offline_periods.iter_mut();
+                if let Some(period) =
+                    periods.find(|period| period.cpu == cpu && period.until.is_none())
+                {
+                    period.until = Some(Instant::now());
                 }
             }
-            false => self.switched_off.push(SwitchedOff {
+            false => self.offline_periods.push(OfflinePeriod {
                 cpu,
                 since: Instant::now(),
                 until: None,
@@ -427,16 +455,19 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
-    fn named(&mut self, name: &str) -> impl Iterator<Item = &mut RunningGroup> {
+    fn groups_named(&mut self, name: &str) -> impl Iterator<Item = &mut RunningGroup> {
         self.groups
             .iter_mut()
             .filter(move |group| group.spec.name == name)
     }
 
-    fn add(&mut self, name: &str) -> Result<(), String> {
-        let spec = self.scenario.group(name).ok_or("there is no such group")?;
+    fn add_group(&mut self, name: &str) -> Result<(), String> {
+        let spec = self
+            .scenario
+            .find_group(name)
+            .ok_or("there is no such group")?;
         self.spawn_group(spec)?;
-        for group in self.named(name) {
+        for group in self.groups_named(name) {
             if let Some(handle) = &mut group.handle {
                 handle.start();
             }
@@ -445,23 +476,23 @@ impl<'a> Execution<'a> {
     }
 
     /// Stops all groups and computes the figures.
-    fn finish(mut self) -> RunFigures {
+    fn stop_and_compute_figures(mut self) -> RunFigures {
         // Frozen workers cannot stop.
         for cgroup in &self.scenario.cgroups {
             let _ = cgroup::set_frozen(&cgroup.name, false);
         }
         self.groups.iter_mut().for_each(RunningGroup::stop);
-        let place = |group: &RunningGroup| {
-            let named = |spec: &WorkSpec| spec.name == group.spec.name;
-            self.scenario.groups.iter().position(named)
+        let position_in_scenario = |group: &RunningGroup| {
+            let has_same_name = |spec: &WorkSpec| spec.name == group.spec.name;
+            self.scenario.groups.iter().position(has_same_name)
         };
         let mut ordered: Vec<&RunningGroup> = self.groups.iter().collect();
-        ordered.sort_by_key(|group| place(group));
+        ordered.sort_by_key(|group| position_in_scenario(group));
         RunFigures {
-            window_ns: self.window.1.saturating_sub(self.window.0),
+            window_ns: self.window_ns.1.saturating_sub(self.window_ns.0),
             groups: ordered
                 .iter()
-                .map(|group| group.figures(self.window))
+                .map(|group| group.group_figures(self.window_ns))
                 .collect(),
             problems: self.problems.clone(),
             account: self.account.clone(),

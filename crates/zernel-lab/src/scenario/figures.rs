@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zernel_workload::Histogram;
 
-use crate::account::Account;
+use crate::cpu_time_account::CpuTimeAccount;
 
 /// The figures of one run, as the virtual machine prints them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -18,14 +18,14 @@ pub struct RunFigures {
     /// One per group, in the scenario's order.
     pub groups: Vec<GroupFigures>,
     /// Where the CPU time went; `None` if it could not be read.
-    pub account: Option<AccountFigures>,
+    pub account: Option<CpuTimeFigures>,
     /// What went wrong in the guest, such as a step that the kernel refused.
     pub problems: Vec<String>,
 }
 
 /// Where the CPU time of all CPUs went, in CPUs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct AccountFigures {
+pub struct CpuTimeFigures {
     /// CPUs of the machine, which the rest must add up to.
     pub cpus: usize,
     /// The groups, and the observer.
@@ -44,36 +44,36 @@ pub struct AccountFigures {
     pub stuck: Vec<(usize, f64)>,
 }
 
-impl AccountFigures {
+impl CpuTimeFigures {
     /// All parts together.
     #[must_use]
-    pub fn sum(&self) -> f64 {
+    pub fn sum_cpus(&self) -> f64 {
         let groups: f64 = self.groups.iter().map(|(_, cpus)| cpus).sum();
         groups + self.kernel + self.other + self.idle + self.offline
     }
 }
 
-impl fmt::Display for AccountFigures {
+impl fmt::Display for CpuTimeFigures {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut parts: Vec<(&str, f64)> = Vec::new();
+        let mut names_and_cpus: Vec<(&str, f64)> = Vec::new();
         // A group that was moved is there once per cgroup.
         for (name, cpus) in &self.groups {
-            match parts.iter_mut().find(|(known, _)| known == name) {
+            match names_and_cpus.iter_mut().find(|(known, _)| known == name) {
                 Some((_, sum)) => *sum += cpus,
-                None => parts.push((name, *cpus)),
+                None => names_and_cpus.push((name, *cpus)),
             }
         }
-        parts.push(("kernel threads", self.kernel));
-        parts.push(("other", self.other));
-        parts.push(("idle", self.idle));
+        names_and_cpus.push(("kernel threads", self.kernel));
+        names_and_cpus.push(("other", self.other));
+        names_and_cpus.push(("idle", self.idle));
         if self.offline > 0.0 {
-            parts.push(("offline", self.offline));
+            names_and_cpus.push(("offline", self.offline));
         }
-        let texts: Vec<String> = parts
+        let texts: Vec<String> = names_and_cpus
             .iter()
             .map(|(name, cpus)| format!("{name} {cpus:.3}"))
             .collect();
-        let (texts, sum) = (texts.join(" + "), self.sum());
+        let (texts, sum) = (texts.join(" + "), self.sum_cpus());
         write!(formatter, "{texts} = {sum:.3} of {} CPUs", self.cpus)?;
         match self.adds_up {
             true => Ok(()),
@@ -82,21 +82,21 @@ impl fmt::Display for AccountFigures {
     }
 }
 
-impl From<Account> for AccountFigures {
-    fn from(account: Account) -> Self {
+impl From<CpuTimeAccount> for CpuTimeFigures {
+    fn from(account: CpuTimeAccount) -> Self {
         Self {
-            cpus: account.cpus,
-            kernel: account.kernel,
-            other: account.other,
-            idle: account.idle,
-            offline: account.offline,
+            cpus: account.cpu_count,
+            kernel: account.kernel_cpus,
+            other: account.other_cpus,
+            idle: account.idle_cpus,
+            offline: account.offline_cpus,
             adds_up: account.adds_up(),
             stuck: account
-                .stuck
+                .stuck_cpus
                 .iter()
                 .map(|(cpu, missed)| (*cpu, missed.as_secs_f64()))
                 .collect(),
-            groups: account.parts,
+            groups: account.cgroups,
         }
     }
 }
@@ -148,14 +148,14 @@ pub struct GroupFigures {
 impl RunFigures {
     /// The figures of a group.
     #[must_use]
-    pub fn group(&self, name: &str) -> Option<&GroupFigures> {
+    pub fn find_group(&self, name: &str) -> Option<&GroupFigures> {
         self.groups.iter().find(|group| group.name == name)
     }
 
     /// CPUs that some groups used on average.
     #[must_use]
-    pub fn cpus_used_by(&self, names: &[String]) -> f64 {
-        let used = names.iter().filter_map(|name| self.group(name));
+    pub fn cpus_used_by_groups(&self, names: &[String]) -> f64 {
+        let used = names.iter().filter_map(|name| self.find_group(name));
         let cpu_ns: u64 = used.map(|group| group.cpu_ns).sum();
         cpu_ns as f64 / self.window_ns.max(1) as f64
     }
@@ -164,7 +164,7 @@ impl RunFigures {
 impl GroupFigures {
     /// Steps, or rounds of a group that has no steps, per second.
     #[must_use]
-    pub fn rate(&self, window_ns: u64) -> f64 {
+    pub fn rate_per_second(&self, window_ns: u64) -> f64 {
         let count = match self.steps_ns.is_empty() {
             true => self.rounds,
             false => self.steps_ns.len() as u64,
@@ -188,14 +188,14 @@ mod tests {
 
     #[test]
     fn an_account_names_each_group_once() {
-        let account = AccountFigures {
+        let account = CpuTimeFigures {
             cpus: 4,
             groups: [("a", 1.0), ("b", 0.5), ("a", 0.25)]
                 .map(|(name, cpus)| (name.to_owned(), cpus))
                 .into(),
             idle: 2.25,
             adds_up: true,
-            ..AccountFigures::default()
+            ..CpuTimeFigures::default()
         };
         assert_eq!(
             account.to_string(),

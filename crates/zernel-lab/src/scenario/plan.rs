@@ -4,28 +4,28 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::seed::{self, StartOffsets};
-use super::{Control, Scenario};
-use crate::peers::{PEERS, Peer, PeerCache, peer};
+use super::seed::{self, StartOffsetsUs};
+use super::{EevdfControl, Scenario};
+use crate::peer_schedulers::{PEER_SCHEDULERS, PeerCache, PeerScheduler, find_peer_scheduler};
 
 /// Where the plan is in the virtual machine.
-pub const PLAN: &str = "/lab/plan.json";
+pub const PLAN_PATH: &str = "/lab/plan.json";
 /// Where the guest program is in the virtual machine.
-pub const GUEST: &str = "/lab/zernel";
+pub const GUEST_PROGRAM_PATH: &str = "/lab/zernel";
 /// Where a scheduler given by path is in the virtual machine.
-pub const SCHEDULER: &str = "/lab/scheduler";
+pub const SCHEDULER_PROGRAM_PATH: &str = "/lab/scheduler";
 /// The name of this project's scheduler on a command line.
-const ZERNEL: &str = "zernel";
+const ZERNEL_SCHEDULER_NAME: &str = "zernel";
 
 /// A scheduler to run a scenario under.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Scheduler {
+pub enum SchedulerChoice {
     /// The kernel's own.
     Eevdf,
     /// The kernel's own, with settings that an administrator could make.
-    Control(Control),
+    EevdfWithControl(EevdfControl),
     /// One of the lab's schedulers, which this program contains, by name.
-    Own(String),
+    LabScheduler(String),
     /// `zernel sched` with these arguments.
     Zernel(Vec<String>),
     /// A program that loads a sched_ext scheduler.
@@ -37,38 +37,38 @@ pub enum Scheduler {
     },
 }
 
-impl Scheduler {
-    /// Reads `eevdf`, a control, `zernel[:ARGUMENTS]`, one of the `own` schedulers, the name of a peer, or
+impl SchedulerChoice {
+    /// Reads `eevdf`, a control, `zernel[:ARGUMENTS]`, one of `lab_schedulers`, the name of a peer, or
     /// `PATH[:ARGUMENTS]`.
     ///
     /// # Errors
     /// It is none of these, and no such file exists.
-    pub fn parse(text: &str, own: &[&str]) -> Result<Self, String> {
+    pub fn parse_argument(text: &str, lab_schedulers: &[&str]) -> Result<Self, String> {
         if text == "eevdf" {
             return Ok(Self::Eevdf);
         }
         if let Ok(control) = text.parse() {
-            return Ok(Self::Control(control));
+            return Ok(Self::EevdfWithControl(control));
         }
-        if own.contains(&text) {
-            return Ok(Self::Own(text.to_owned()));
+        if lab_schedulers.contains(&text) {
+            return Ok(Self::LabScheduler(text.to_owned()));
         }
         let (path, arguments) = text.split_once(':').unwrap_or((text, ""));
         let arguments = arguments.split_whitespace().map(str::to_owned);
-        if path == ZERNEL {
+        if path == ZERNEL_SCHEDULER_NAME {
             return Ok(Self::Zernel(arguments.collect()));
         }
-        if let Ok(peer) = peer(path) {
-            return Self::of_peer(peer, arguments.collect());
+        if let Ok(peer) = find_peer_scheduler(path) {
+            return Self::from_peer(peer, arguments.collect());
         }
         let path = PathBuf::from(path);
         if !path.is_file() {
-            let controls = Control::ALL.map(Control::name).join(", ");
+            let controls = EevdfControl::ALL.map(EevdfControl::name).join(", ");
             return Err(format!(
                 "there is no scheduler `{text}`; use eevdf, zernel, a control ({controls}), one of the lab's ({}), a peer ({}), \
                  or the path of a program",
-                own.join(", "),
-                PEERS.map(|peer| peer.name).join(", ")
+                lab_schedulers.join(", "),
+                PEER_SCHEDULERS.map(|peer| peer.name).join(", ")
             ));
         }
         Ok(Self::Program {
@@ -78,9 +78,9 @@ impl Scheduler {
     }
 
     /// A peer with these arguments, or with those that its authors recommend.
-    fn of_peer(peer: Peer, arguments: Vec<String>) -> Result<Self, String> {
+    fn from_peer(peer: PeerScheduler, arguments: Vec<String>) -> Result<Self, String> {
         let cache = PeerCache::from_environment().map_err(|error| error.to_string())?;
-        let path = cache.program(peer).ok_or_else(|| {
+        let path = cache.program_path(peer).ok_or_else(|| {
             let name = peer.name;
             format!("{name} is not built; build it with `zernel lab peers {name}`")
         })?;
@@ -96,28 +96,28 @@ impl Scheduler {
     pub fn name(&self) -> String {
         match self {
             Self::Eevdf => "eevdf".to_owned(),
-            Self::Control(control) => control.name().to_owned(),
-            Self::Own(name) => name.clone(),
+            Self::EevdfWithControl(control) => control.name().to_owned(),
+            Self::LabScheduler(name) => name.clone(),
             Self::Program { path, arguments } => {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
-                with_arguments(&name, arguments)
+                name_with_arguments(&name, arguments)
             }
-            Self::Zernel(arguments) => with_arguments(ZERNEL, arguments),
+            Self::Zernel(arguments) => name_with_arguments(ZERNEL_SCHEDULER_NAME, arguments),
         }
     }
 
     /// How it is loaded in the virtual machine.
-    fn command(&self) -> SchedulerCommand {
+    fn guest_command(&self) -> SchedulerCommand {
         match self {
-            Self::Eevdf | Self::Control(_) => SchedulerCommand::None,
-            Self::Own(name) => SchedulerCommand::Own(name.clone()),
+            Self::Eevdf | Self::EevdfWithControl(_) => SchedulerCommand::None,
+            Self::LabScheduler(name) => SchedulerCommand::LabScheduler(name.clone()),
             Self::Zernel(arguments) => SchedulerCommand::Zernel(arguments.clone()),
             Self::Program { arguments, .. } => SchedulerCommand::Program(arguments.clone()),
         }
     }
 }
 
-fn with_arguments(name: &str, arguments: &[String]) -> String {
+fn name_with_arguments(name: &str, arguments: &[String]) -> String {
     let words = std::iter::once(name).chain(arguments.iter().map(String::as_str));
     words.collect::<Vec<_>>().join(" ")
 }
@@ -128,26 +128,27 @@ pub enum SchedulerCommand {
     /// It loads none.
     None,
     /// The guest program contains it.
-    Own(String),
+    #[serde(rename = "Own")]
+    LabScheduler(String),
     /// The guest program's `sched`, with these arguments.
     Zernel(Vec<String>),
-    /// [`SCHEDULER`], with these arguments.
+    /// [`SCHEDULER_PROGRAM_PATH`], with these arguments.
     Program(Vec<String>),
 }
 
 /// The option of a scheduler that names a map of hints.
-const HINT_OPTION: &str = "--task-hint-map";
+const HINT_MAP_OPTION: &str = "--task-hint-map";
 
 impl SchedulerCommand {
     /// Path of the map in which the scheduler expects hints, if it does.
     #[must_use]
-    pub fn hint_map(&self) -> Option<&str> {
+    pub fn hint_map_path(&self) -> Option<&str> {
         let Self::Program(arguments) = self else {
             return None;
         };
         let mut arguments = arguments
             .iter()
-            .skip_while(|argument| *argument != HINT_OPTION);
+            .skip_while(|argument| *argument != HINT_MAP_OPTION);
         arguments.nth(1).map(String::as_str)
     }
 }
@@ -158,7 +159,7 @@ pub struct GuestPlan {
     /// The scenario, with the control and the seed applied.
     pub scenario: Scenario,
     /// Delays of the groups' starts, in microseconds.
-    pub start_offsets: StartOffsets,
+    pub start_offsets: StartOffsetsUs,
     /// The scheduler.
     pub scheduler: SchedulerCommand,
 }
@@ -168,16 +169,20 @@ impl GuestPlan {
     ///
     /// # Errors
     /// The control means nothing in this scenario.
-    pub fn new(scenario: &Scenario, scheduler: &Scheduler, seed: u64) -> Result<Self, String> {
+    pub fn new(
+        scenario: &Scenario,
+        scheduler: &SchedulerChoice,
+        seed: u64,
+    ) -> Result<Self, String> {
         let mut scenario = match scheduler {
-            Scheduler::Control(control) => control.apply(scenario)?,
+            SchedulerChoice::EevdfWithControl(control) => control.apply_to_scenario(scenario)?,
             _ => scenario.clone(),
         };
-        let start_offsets = seed::apply(&mut scenario, seed)?;
+        let start_offsets = seed::apply_seed(&mut scenario, seed)?;
         Ok(Self {
             scenario,
             start_offsets,
-            scheduler: scheduler.command(),
+            scheduler: scheduler.guest_command(),
         })
     }
 }
@@ -188,16 +193,25 @@ mod tests {
 
     #[test]
     fn schedulers_are_read_from_a_command_line() {
-        let parse = |text: &str| Scheduler::parse(text, &["fair"]);
-        assert_eq!(parse("eevdf"), Ok(Scheduler::Eevdf));
-        assert_eq!(parse("fifo"), Ok(Scheduler::Control(Control::Fifo)));
-        assert_eq!(parse("fair"), Ok(Scheduler::Own("fair".to_owned())));
+        let parse = |text: &str| SchedulerChoice::parse_argument(text, &["fair"]);
+        assert_eq!(parse("eevdf"), Ok(SchedulerChoice::Eevdf));
+        assert_eq!(
+            parse("fifo"),
+            Ok(SchedulerChoice::EevdfWithControl(EevdfControl::Fifo))
+        );
+        assert_eq!(
+            parse("fair"),
+            Ok(SchedulerChoice::LabScheduler("fair".to_owned()))
+        );
         let hinted = parse("/bin/true:--task-hint-map /sys/fs/bpf/hints []").unwrap();
-        assert_eq!(hinted.command().hint_map(), Some("/sys/fs/bpf/hints"));
-        assert_eq!(Scheduler::Eevdf.command().hint_map(), None);
+        assert_eq!(
+            hinted.guest_command().hint_map_path(),
+            Some("/sys/fs/bpf/hints")
+        );
+        assert_eq!(SchedulerChoice::Eevdf.guest_command().hint_map_path(), None);
         let program = parse("/bin/true:-s 20000 --fast").unwrap();
         assert_eq!(program.name(), "true -s 20000 --fast");
-        assert_eq!(parse("zernel"), Ok(Scheduler::Zernel(Vec::new())));
+        assert_eq!(parse("zernel"), Ok(SchedulerChoice::Zernel(Vec::new())));
         let zernel = parse("zernel:--slice-us 2000").unwrap();
         assert_eq!(zernel.name(), "zernel --slice-us 2000");
         let error = parse("fifa").unwrap_err();
@@ -212,7 +226,12 @@ mod tests {
         let text =
             "about = 'x'\ntraining = ['a']\n[[group]]\nname = 'a'\nworkers = 2\nwork.bursty = {}";
         let scenario = Scenario::parse(text, "x.toml").unwrap();
-        let plan = GuestPlan::new(&scenario, &Scheduler::Control(Control::Fifo), 7).unwrap();
+        let plan = GuestPlan::new(
+            &scenario,
+            &SchedulerChoice::EevdfWithControl(EevdfControl::Fifo),
+            7,
+        )
+        .unwrap();
         let json = serde_json::to_string(&plan).unwrap();
         let mut back: GuestPlan = serde_json::from_str(&json).unwrap();
         back.scenario.name = "x".to_owned();

@@ -10,10 +10,10 @@ use zernel_workload::WorkType;
 use super::Scenario;
 
 /// Numbers from a seed (splitmix64).
-struct Random(u64);
+struct SeededRandom(u64);
 
-impl Random {
-    fn next(&mut self) -> u64 {
+impl SeededRandom {
+    fn next_word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
         word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -22,48 +22,52 @@ impl Random {
     }
 
     /// A number from 0 to 1.
-    fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    fn next_fraction(&mut self) -> f64 {
+        (self.next_word() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
 /// Delays of the groups' starts, in microseconds.
-pub(super) type StartOffsets = BTreeMap<String, u64>;
+pub(super) type StartOffsetsUs = BTreeMap<String, u64>;
 
 /// Changes the service times of a scenario, and gives the start offsets.
-pub(super) fn apply(scenario: &mut Scenario, seed: u64) -> Result<StartOffsets, String> {
-    let mut random = Random(seed);
-    let mut offsets = StartOffsets::new();
+pub(super) fn apply_seed(scenario: &mut Scenario, seed: u64) -> Result<StartOffsetsUs, String> {
+    let mut random = SeededRandom(seed);
+    let mut offsets = StartOffsetsUs::new();
     let spread = scenario.service_spread_percent / 100.0;
     for group in &mut scenario.groups {
-        let offset = random.fraction() * scenario.start_spread_us as f64;
+        let offset = random.next_fraction() * scenario.start_spread_us as f64;
         offsets.insert(group.name.clone(), offset as u64);
-        group.work_type = vary(&group.work_type, spread, &mut random)
+        group.work_type = vary_work(&group.work_type, spread, &mut random)
             .map_err(|error| format!("group `{}`: {error}", group.name))?;
     }
     Ok(offsets)
 }
 
 /// The same work with every `_us` parameter changed by at most the share `spread`.
-fn vary(work: &WorkType, spread: f64, random: &mut Random) -> Result<WorkType, toml::ser::Error> {
+fn vary_work(
+    work: &WorkType,
+    spread: f64,
+    random: &mut SeededRandom,
+) -> Result<WorkType, toml::ser::Error> {
     let mut value = toml::Value::try_from(work)?;
-    vary_value(&mut value, spread, random);
+    vary_durations(&mut value, spread, random);
     value
         .try_into()
         .map_err(|error: toml::de::Error| serde::ser::Error::custom(error))
 }
 
-fn vary_value(value: &mut toml::Value, spread: f64, random: &mut Random) {
+fn vary_durations(value: &mut toml::Value, spread: f64, random: &mut SeededRandom) {
     let toml::Value::Table(table) = value else {
         return;
     };
     for (key, value) in table.iter_mut() {
         match value {
             toml::Value::Integer(number) if key.ends_with("_us") && *number > 0 => {
-                let factor = 1.0 + spread * (2.0 * random.fraction() - 1.0);
+                let factor = 1.0 + spread * (2.0 * random.next_fraction() - 1.0);
                 *number = ((*number as f64 * factor).round() as i64).max(1);
             }
-            other => vary_value(other, spread, random),
+            other => vary_durations(other, spread, random),
         }
     }
 }
@@ -72,7 +76,7 @@ fn vary_value(value: &mut toml::Value, spread: f64, random: &mut Random) {
 mod tests {
     use super::*;
 
-    fn scenario() -> Scenario {
+    fn bursty_scenario() -> Scenario {
         let text = "about = 'x'\nservice_spread_percent = 10\n[[group]]\nname = 'a'\n\
                     work.bursty = { burst_us = 1000, sleep_us = 5000 }\n[[group]]\nname = 'b'";
         Scenario::parse(text, "x.toml").unwrap()
@@ -88,8 +92,8 @@ mod tests {
     #[test]
     fn the_same_seed_gives_the_same_scenario_and_another_one_does_not() {
         let with_seed = |seed| {
-            let mut scenario = scenario();
-            let offsets = apply(&mut scenario, seed).unwrap();
+            let mut scenario = bursty_scenario();
+            let offsets = apply_seed(&mut scenario, seed).unwrap();
             (scenario, offsets)
         };
         assert_eq!(with_seed(3), with_seed(3));
@@ -98,7 +102,7 @@ mod tests {
             let (varied, offsets) = with_seed(seed);
             assert!((900..=1100).contains(&burst_us(&varied)), "seed {seed}");
             assert!(offsets.values().all(|offset| *offset <= 4000));
-            assert_eq!(varied.groups[1], scenario().groups[1]);
+            assert_eq!(varied.groups[1], bursty_scenario().groups[1]);
         }
     }
 }

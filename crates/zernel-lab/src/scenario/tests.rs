@@ -2,21 +2,24 @@ use std::process::Command;
 
 use super::*;
 
-const SMALL: &str = "about = 'a test'\n[[group]]\nname = 'a'\n";
+const SMALL_SCENARIO: &str = "about = 'a test'\n[[group]]\nname = 'a'\n";
 
-fn refused(text: &str) -> String {
+fn scenario_error(text: &str) -> String {
     Scenario::parse(text, "some.toml").unwrap_err().to_string()
 }
 
 #[test]
 fn a_file_is_a_scenario_of_its_name() {
     let text = format!(
-        "{SMALL}[[cgroup]]\nname = 'c'\ngroups = ['a']\nweight = 200\n[[step]]\nat_ms = 5\naction = {{ freeze = 'c' }}"
+        "{SMALL_SCENARIO}[[cgroup]]\nname = 'c'\ngroups = ['a']\nweight = 200\n[[step]]\nat_ms = 5\naction = {{ freeze = 'c' }}"
     );
     let scenario = Scenario::parse(&text, "scenarios/some.toml").unwrap();
     assert_eq!(scenario.name, "some");
-    assert_eq!(scenario.cgroup_of("a").unwrap().weight, Some(200));
-    assert_eq!(scenario.steps[0].action, Action::Freeze("c".to_owned()));
+    assert_eq!(scenario.cgroup_of_group("a").unwrap().weight, Some(200));
+    assert_eq!(
+        scenario.steps[0].action,
+        ScenarioAction::Freeze("c".to_owned())
+    );
     assert!(!scenario.needs_software_gpu());
 }
 
@@ -24,54 +27,70 @@ fn a_file_is_a_scenario_of_its_name() {
 fn what_is_wrong_is_named_with_its_key() {
     for (text, expected) in [
         ("[[group]]\nname = 'a'".to_owned(), "key `about` is missing"),
-        (format!("colour = 1\n{SMALL}"), "unknown field `colour`"),
-        (format!("{SMALL}colour = 1"), "unknown field `colour`"),
         (
-            format!("{SMALL}[[group]]\nname = 'a'"),
+            format!("colour = 1\n{SMALL_SCENARIO}"),
+            "unknown field `colour`",
+        ),
+        (
+            format!("{SMALL_SCENARIO}colour = 1"),
+            "unknown field `colour`",
+        ),
+        (
+            format!("{SMALL_SCENARIO}[[group]]\nname = 'a'"),
             "two groups have this name",
         ),
-        (format!("topology = '4x'\n{SMALL}"), "key `topology`"),
         (
-            format!("training = ['b']\n{SMALL}"),
+            format!("topology = '4x'\n{SMALL_SCENARIO}"),
+            "key `topology`",
+        ),
+        (
+            format!("training = ['b']\n{SMALL_SCENARIO}"),
             "there is no group `b`; there are [a]",
         ),
         (
-            format!("{SMALL}[[cgroup]]\nname = 'x/y'"),
+            format!("{SMALL_SCENARIO}[[cgroup]]\nname = 'x/y'"),
             "there is no cgroup `x` before it",
         ),
         (
-            format!("{SMALL}[[cgroup]]\nname = 'x'\nweight = 0"),
+            format!("{SMALL_SCENARIO}[[cgroup]]\nname = 'x'\nweight = 0"),
             "cgroup `x`, key `weight`",
         ),
         (
-            format!("{SMALL}[[cgroup]]\nname = 'x'\ngroups = ['a']\n[[cgroup]]\nname = 'x/y'"),
+            format!(
+                "{SMALL_SCENARIO}[[cgroup]]\nname = 'x'\ngroups = ['a']\n[[cgroup]]\nname = 'x/y'"
+            ),
             "holds processes or children",
         ),
         (
-            format!("{SMALL}[[step]]\nat_ms = 9000\naction = {{ add = 'a' }}"),
+            format!("{SMALL_SCENARIO}[[step]]\nat_ms = 9000\naction = {{ add = 'a' }}"),
             "comes after the end at 2000 ms",
         ),
         (
-            format!("{SMALL}[[step]]\nat_ms = 9\naction = {{ freeze = 'a' }}"),
+            format!("{SMALL_SCENARIO}[[step]]\nat_ms = 9\naction = {{ freeze = 'a' }}"),
             "there is no cgroup `a`",
         ),
         (
-            format!("{SMALL}[[step]]\nat_ms = 9\naction = {{ offline = 0 }}"),
+            format!("{SMALL_SCENARIO}[[step]]\nat_ms = 9\naction = {{ offline = 0 }}"),
             "CPU 0 cannot be switched",
         ),
         (
             format!(
-                "{SMALL}[[assert]]\nlatency = {{ group = 'b', quantile = 0.5, at_most_us = 1 }}"
+                "{SMALL_SCENARIO}[[assert]]\nlatency = {{ group = 'b', quantile = 0.5, at_most_us = 1 }}"
             ),
             "there is no group `b`",
         ),
         (
-            format!("{SMALL}work.inference = {{ gpu = {{ driver = '/lib/libcuda.so.1' }} }}"),
+            format!(
+                "{SMALL_SCENARIO}work.inference = {{ gpu = {{ driver = '/lib/libcuda.so.1' }} }}"
+            ),
             "the driver in the virtual machine is `/softgpu/libcuda.so.1`",
         ),
-        (format!("{SMALL}nice = 40"), "group `a`, field `nice`"),
+        (
+            format!("{SMALL_SCENARIO}nice = 40"),
+            "group `a`, field `nice`",
+        ),
     ] {
-        let error = refused(&text);
+        let error = scenario_error(&text);
         assert!(error.starts_with("some.toml: "), "{error}");
         assert!(error.contains(expected), "{text}\n{error}");
     }
@@ -127,15 +146,15 @@ fn the_shipped_scenarios_are_the_frozen_ones() {
             .eq(present.iter().map(String::as_str)),
         "scenarios/frozen.sha256 lists {listed:?}, there are {present:?}"
     );
-    let check = Command::new("sha256sum")
+    let checksum_run = Command::new("sha256sum")
         .args(["--check", "--strict", "--quiet", "frozen.sha256"])
         .current_dir(&folder)
         .output()
         .unwrap();
     assert!(
-        check.status.success(),
+        checksum_run.status.success(),
         "a frozen scenario changed, and with it every figure that was measured with it:\n{}\
          if that is wanted, run `sha256sum *.toml >frozen.sha256` in scenarios/ and measure anew",
-        String::from_utf8_lossy(&check.stdout)
+        String::from_utf8_lossy(&checksum_run.stdout)
     );
 }

@@ -10,91 +10,95 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::deterministic::{Determinism, Digest};
-use crate::guest::{self, Progress};
-use crate::qemu::{self, Programs, Qemu};
+use crate::deterministic::{DeterministicRunRecord, RunDigest};
+use crate::guest::{self, GuestProgress};
+use crate::qemu::{self, QemuProcess, QemuPrograms};
 
-use super::{Accelerator, CommandOutcome, CommandStatus, Remains, VmError, VmSpec};
+use super::{Accelerator, CommandOutcome, CommandStatus, PartialOutput, VmError, VmSpec};
 
 /// How often the guest's progress is looked at.
-const POLL: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How long a guest may take to switch itself off after the command of a deterministic run. It prints to the console
 /// then, so the console is complete only after QEMU's exit.
-const POWER_OFF_PATIENCE: Duration = Duration::from_secs(60);
+const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long an attempt may take until the command starts, and the command from then on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
-    pub(super) boot: Duration,
-    pub(super) command: Duration,
+pub(super) struct AttemptLimits {
+    pub(super) boot_limit: Duration,
+    pub(super) command_limit: Duration,
 }
 
 /// One boot that is over.
 #[derive(Debug)]
-pub(super) struct Attempt {
-    ending: Ending,
+pub(super) struct BootAttempt {
+    ending: BootEnding,
     /// None when the command was never started.
     boot_time: Option<Duration>,
     total_time: Duration,
 }
 
 #[derive(Debug)]
-enum Ending {
-    Finished(CommandStatus),
+enum BootEnding {
+    CommandEnded(CommandStatus),
     QemuExited(ExitStatus),
-    KvmGaveUp,
+    KvmFailed,
     BootTimedOut(Duration),
-    TimedOut(Duration),
-    VirtualLimitReached,
+    CommandTimedOut(Duration),
+    VirtualTimeLimitReached,
     Interrupted,
 }
 
-impl Attempt {
+impl BootAttempt {
     /// Boots the machine and waits for its end. QEMU has exited when this returns.
-    pub(super) fn make(
-        programs: &Programs,
+    pub(super) fn boot_and_wait(
+        programs: &QemuPrograms,
         arguments: &[OsString],
         folder: &RunFolder,
-        limits: Limits,
+        limits: AttemptLimits,
         spec: &VmSpec,
     ) -> Result<Self, VmError> {
-        folder.clear_outputs()?;
-        let here = |source| VmError::File {
-            path: folder.folder().to_owned(),
+        folder.clear_output_files()?;
+        let folder_unusable = |source| VmError::FileUnusable {
+            path: folder.folder_path().to_owned(),
             source,
         };
         let start = Instant::now();
-        let mut qemu = Qemu::start(
+        let mut qemu = QemuProcess::start(
             programs,
             arguments,
-            folder.folder(),
+            folder.folder_path(),
             spec.deterministic.is_some(),
         )
-        .map_err(here)?;
+        .map_err(folder_unusable)?;
         let mut boot_time = None;
         let mut command_end = None;
         loop {
             // Checked before the files are read, because QEMU writes nothing after its exit.
-            let exited = qemu.exited().map_err(here)?;
-            let progress = Progress::read(&folder.text(guest::STATUS)?);
+            let qemu_exit_status = qemu.exit_status().map_err(folder_unusable)?;
+            let progress = GuestProgress::parse_status(&folder.read_text(guest::STATUS_FILE)?);
             let now = start.elapsed();
-            if progress != Progress::Booting {
+            if progress != GuestProgress::Booting {
                 boot_time = boot_time.or(Some(now));
             }
-            let ending = match (progress, exited) {
-                (Progress::Done(status), _) => {
+            let ending = match (progress, qemu_exit_status) {
+                (GuestProgress::CommandEnded(status), _) => {
                     let end = *command_end.get_or_insert(now);
                     let is_over = spec.deterministic.is_none()
-                        || exited.is_some()
-                        || now - end >= POWER_OFF_PATIENCE;
-                    is_over.then_some(Ending::Finished(status))
+                        || qemu_exit_status.is_some()
+                        || now - end >= POWER_OFF_LIMIT;
+                    is_over.then_some(BootEnding::CommandEnded(status))
                 }
-                (Progress::VirtualLimitReached, _) => Some(Ending::VirtualLimitReached),
-                (_, Some(status)) => Some(Ending::QemuExited(status)),
-                _ if qemu::kvm_gave_up(&folder.text(qemu::LOG)?) => Some(Ending::KvmGaveUp),
-                _ if spec.interrupt.load(Ordering::Relaxed) => Some(Ending::Interrupted),
-                _ => overdue(now, boot_time, limits),
+                (GuestProgress::VirtualTimeLimitReached, _) => {
+                    Some(BootEnding::VirtualTimeLimitReached)
+                }
+                (_, Some(status)) => Some(BootEnding::QemuExited(status)),
+                _ if qemu::kvm_failed(&folder.read_text(qemu::LOG_FILE)?) => {
+                    Some(BootEnding::KvmFailed)
+                }
+                _ if spec.interrupt_flag.load(Ordering::Relaxed) => Some(BootEnding::Interrupted),
+                _ => exceeded_limit(now, boot_time, limits),
             };
             if let Some(ending) = ending {
                 return Ok(Self {
@@ -103,74 +107,91 @@ impl Attempt {
                     total_time: command_end.unwrap_or(now),
                 });
             }
-            thread::sleep(POLL);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// Whether another boot may end better: the command was not started, and KVM failed in any way or the
     /// emulated kernel crashed. A boot that is only slow would be slow again.
-    pub(super) fn deserves_another(&self, accelerator: Accelerator) -> bool {
-        let crashed = matches!(self.ending, Ending::QemuExited(status) if status.success());
-        let interrupted = matches!(self.ending, Ending::Interrupted);
-        let kvm = accelerator == Accelerator::Kvm;
-        self.boot_time.is_none() && !interrupted && (kvm || crashed)
+    pub(super) fn should_boot_again(&self, accelerator: Accelerator) -> bool {
+        let has_crashed = matches!(self.ending, BootEnding::QemuExited(status) if status.success());
+        let was_interrupted = matches!(self.ending, BootEnding::Interrupted);
+        let uses_kvm = accelerator == Accelerator::Kvm;
+        self.boot_time.is_none() && !was_interrupted && (uses_kvm || has_crashed)
     }
 
     /// What the boot's end means to the caller.
-    pub(super) fn outcome(
+    pub(super) fn into_outcome(
         self,
         folder: &RunFolder,
         accelerator: Accelerator,
-        boots: usize,
+        boot_count: usize,
     ) -> Result<CommandOutcome, VmError> {
-        let remains = folder.remains()?;
-        let message = folder.text(qemu::LOG)?.trim().to_owned();
+        let partial_output = folder.read_partial_output()?;
+        let message = folder.read_text(qemu::LOG_FILE)?.trim().to_owned();
         match self.ending {
-            Ending::Finished(status) => Ok(CommandOutcome {
+            BootEnding::CommandEnded(status) => Ok(CommandOutcome {
                 status,
-                stdout: remains.stdout,
-                stderr: remains.stderr,
-                console_log: remains.console_log,
+                stdout: partial_output.stdout,
+                stderr: partial_output.stderr,
+                console_log: partial_output.console_log,
                 accelerator,
-                boots,
+                boot_count,
                 boot_time: self.boot_time.unwrap_or(self.total_time),
                 total_time: self.total_time,
-                determinism: None,
+                deterministic_run: None,
             }),
-            Ending::QemuExited(status) if status.success() => Err(guest_ended(remains)),
-            Ending::QemuExited(status) => Err(VmError::QemuFailed {
+            BootEnding::QemuExited(status) if status.success() => {
+                Err(error_of_ended_guest(partial_output))
+            }
+            BootEnding::QemuExited(status) => Err(VmError::QemuFailed {
                 status,
                 message,
-                remains,
+                partial_output,
             }),
-            Ending::KvmGaveUp => Err(VmError::KvmUnusable { message }),
-            Ending::BootTimedOut(limit) => Err(VmError::BootTimedOut { limit, remains }),
-            Ending::TimedOut(limit) => Err(VmError::TimedOut { limit, remains }),
-            Ending::VirtualLimitReached => Err(VmError::VirtualLimitReached { remains }),
-            Ending::Interrupted => Err(VmError::Interrupted { remains }),
+            BootEnding::KvmFailed => Err(VmError::KvmUnusable { message }),
+            BootEnding::BootTimedOut(limit) => Err(VmError::BootTimedOut {
+                limit,
+                partial_output,
+            }),
+            BootEnding::CommandTimedOut(limit) => Err(VmError::CommandTimedOut {
+                limit,
+                partial_output,
+            }),
+            BootEnding::VirtualTimeLimitReached => {
+                Err(VmError::VirtualTimeLimitReached { partial_output })
+            }
+            BootEnding::Interrupted => Err(VmError::Interrupted { partial_output }),
         }
     }
 }
 
-fn overdue(elapsed: Duration, boot_time: Option<Duration>, limits: Limits) -> Option<Ending> {
+fn exceeded_limit(
+    elapsed: Duration,
+    boot_time: Option<Duration>,
+    limits: AttemptLimits,
+) -> Option<BootEnding> {
     match boot_time {
-        None if elapsed >= limits.boot => Some(Ending::BootTimedOut(limits.boot)),
-        Some(boot_time) if elapsed - boot_time >= limits.command => {
-            Some(Ending::TimedOut(limits.command))
+        None if elapsed >= limits.boot_limit => Some(BootEnding::BootTimedOut(limits.boot_limit)),
+        Some(boot_time) if elapsed - boot_time >= limits.command_limit => {
+            Some(BootEnding::CommandTimedOut(limits.command_limit))
         }
         _ => None,
     }
 }
 
 /// A guest that went away in good order: crashed (which restarts it, which ends QEMU), or switched off.
-fn guest_ended(remains: Box<Remains>) -> VmError {
-    let panic = remains
+fn error_of_ended_guest(partial_output: Box<PartialOutput>) -> VmError {
+    let panic = partial_output
         .console_log
         .lines()
         .find_map(|line| line.split_once("Kernel panic - "));
     match panic.map(|(_, message)| message.to_owned()) {
-        Some(message) => VmError::KernelPanic { message, remains },
-        None => VmError::GuestStopped { remains },
+        Some(message) => VmError::KernelPanic {
+            message,
+            partial_output,
+        },
+        None => VmError::GuestStopped { partial_output },
     }
 }
 
@@ -184,65 +205,70 @@ impl RunFolder {
     pub(super) fn create() -> Result<Self, VmError> {
         match tempfile::Builder::new().prefix("zernel-lab-").tempdir() {
             Ok(folder) => Ok(Self { folder }),
-            Err(source) => Err(VmError::File {
+            Err(source) => Err(VmError::FileUnusable {
                 path: std::env::temp_dir(),
                 source,
             }),
         }
     }
 
-    pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.folder().join(name)
+    pub(super) fn file_path(&self, name: &str) -> PathBuf {
+        self.folder_path().join(name)
     }
 
-    fn folder(&self) -> &Path {
+    fn folder_path(&self) -> &Path {
         self.folder.path()
     }
 
     /// Empties what an earlier attempt wrote.
-    fn clear_outputs(&self) -> Result<(), VmError> {
-        for name in [guest::STDOUT, guest::STDERR, guest::STATUS, qemu::CONSOLE] {
-            let path = self.path(name);
-            File::create(&path).map_err(|source| VmError::File { path, source })?;
+    fn clear_output_files(&self) -> Result<(), VmError> {
+        for name in [
+            guest::STDOUT_FILE,
+            guest::STDERR_FILE,
+            guest::STATUS_FILE,
+            qemu::CONSOLE_FILE,
+        ] {
+            let path = self.file_path(name);
+            File::create(&path).map_err(|source| VmError::FileUnusable { path, source })?;
         }
         Ok(())
     }
 
-    fn bytes(&self, name: &str) -> Result<Vec<u8>, VmError> {
-        let path = self.path(name);
-        fs::read(&path).map_err(|source| VmError::File { path, source })
+    fn read_bytes(&self, name: &str) -> Result<Vec<u8>, VmError> {
+        let path = self.file_path(name);
+        fs::read(&path).map_err(|source| VmError::FileUnusable { path, source })
     }
 
-    fn text(&self, name: &str) -> Result<String, VmError> {
-        Ok(String::from_utf8_lossy(&self.bytes(name)?).into_owned())
+    fn read_text(&self, name: &str) -> Result<String, VmError> {
+        Ok(String::from_utf8_lossy(&self.read_bytes(name)?).into_owned())
     }
 
     /// What to compare with another run. QEMU must have written everything.
-    pub(super) fn determinism(&self) -> Result<Determinism, VmError> {
-        if !self.path(qemu::THREADS_EVIDENCE).exists() {
-            let message = self.text(qemu::LOG)?.trim().to_owned();
+    pub(super) fn read_deterministic_run_record(&self) -> Result<DeterministicRunRecord, VmError> {
+        if !self.file_path(qemu::THREADS_EVIDENCE_FILE).exists() {
+            let message = self.read_text(qemu::LOG_FILE)?.trim().to_owned();
             return Err(VmError::NotDeterministic { message });
         }
-        let remains = self.remains()?;
-        let status = self.text(guest::STATUS)?;
+        let partial_output = self.read_partial_output()?;
+        let status = self.read_text(guest::STATUS_FILE)?;
         let texts = [
-            &remains.stdout,
-            &remains.stderr,
-            remains.console_log.as_bytes(),
+            &partial_output.stdout,
+            &partial_output.stderr,
+            partial_output.console_log.as_bytes(),
             status.as_bytes(),
         ];
-        Ok(Determinism {
-            digest: Digest::of(texts),
-            virtual_time: guest::virtual_time(&status).unwrap_or_default(),
-            counters: status,
+        Ok(DeterministicRunRecord {
+            digest: RunDigest::of_texts(texts),
+            virtual_time: guest::virtual_time_in_status(&status).unwrap_or_default(),
+            kernel_counters: status,
         })
     }
 
-    fn remains(&self) -> Result<Box<Remains>, VmError> {
-        Ok(Box::new(Remains {
-            console_log: self.text(qemu::CONSOLE)?.replace('\r', ""),
-            stdout: self.bytes(guest::STDOUT)?,
-            stderr: self.bytes(guest::STDERR)?,
+    fn read_partial_output(&self) -> Result<Box<PartialOutput>, VmError> {
+        Ok(Box::new(PartialOutput {
+            console_log: self.read_text(qemu::CONSOLE_FILE)?.replace('\r', ""),
+            stdout: self.read_bytes(guest::STDOUT_FILE)?,
+            stderr: self.read_bytes(guest::STDERR_FILE)?,
         }))
     }
 }
@@ -253,21 +279,21 @@ mod tests {
 
     #[test]
     fn a_crash_is_distinguished_from_a_shutdown() {
-        let remains = |console_log: &str| {
-            Box::new(Remains {
+        let partial_output = |console_log: &str| {
+            Box::new(PartialOutput {
                 console_log: console_log.to_owned(),
                 stdout: Vec::new(),
                 stderr: Vec::new(),
             })
         };
         let console = "[    1.0] Booting\n[    1.2] Kernel panic - not syncing: sysrq triggered crash\nmore\n";
-        let error = guest_ended(remains(console));
+        let error = error_of_ended_guest(partial_output(console));
         assert!(
             matches!(&error, VmError::KernelPanic { message, .. } if message == "not syncing: sysrq triggered crash")
         );
         assert!(error.to_string().contains("Booting"), "{error}");
         assert!(matches!(
-            guest_ended(remains("all fine\n")),
+            error_of_ended_guest(partial_output("all fine\n")),
             VmError::GuestStopped { .. }
         ));
     }
@@ -275,19 +301,19 @@ mod tests {
     #[test]
     fn boot_and_command_have_limits_of_their_own() {
         let seconds = Duration::from_secs;
-        let limits = Limits {
-            boot: seconds(10),
-            command: seconds(3),
+        let limits = AttemptLimits {
+            boot_limit: seconds(10),
+            command_limit: seconds(3),
         };
-        assert!(overdue(seconds(9), None, limits).is_none());
+        assert!(exceeded_limit(seconds(9), None, limits).is_none());
         assert!(matches!(
-            overdue(seconds(10), None, limits),
-            Some(Ending::BootTimedOut(_))
+            exceeded_limit(seconds(10), None, limits),
+            Some(BootEnding::BootTimedOut(_))
         ));
-        assert!(overdue(seconds(11), Some(seconds(9)), limits).is_none());
+        assert!(exceeded_limit(seconds(11), Some(seconds(9)), limits).is_none());
         assert!(matches!(
-            overdue(seconds(12), Some(seconds(9)), limits),
-            Some(Ending::TimedOut(_))
+            exceeded_limit(seconds(12), Some(seconds(9)), limits),
+            Some(BootEnding::CommandTimedOut(_))
         ));
     }
 }

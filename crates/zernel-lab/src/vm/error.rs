@@ -21,12 +21,12 @@ pub enum VmError {
     /// QEMU is not installed.
     #[error(
         "{} is not on PATH; install the package qemu-system-x86",
-        qemu::PROGRAM
+        qemu::QEMU_PROGRAM
     )]
     QemuMissing,
     /// The program that ties QEMU's life to ours is not installed.
     #[error("setpriv is not on PATH; install the package util-linux")]
-    TetherMissing,
+    SetprivMissing,
     /// There is nothing to make the guest's first process of.
     #[error("busybox is not on PATH; install the package busybox-static")]
     BusyboxMissing,
@@ -46,7 +46,7 @@ pub enum VmError {
     #[error(
         "{word:?} cannot be passed into the guest: no zero bytes, and in variable names only letters, digits and _"
     )]
-    BadWord {
+    BadArgumentOrVariableName {
         /// The text.
         word: OsString,
     },
@@ -55,21 +55,21 @@ pub enum VmError {
     Initramfs(#[from] InitramfsError),
     /// A file of the run could not be written or read.
     #[error("cannot use {path} for running a VM: {source}", path = path.display())]
-    File {
+    FileUnusable {
         /// The file or folder.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
     /// QEMU did not start, or ended by itself with an error.
-    #[error("QEMU failed ({status}): {message}\n{remains}")]
+    #[error("QEMU failed ({status}): {message}\n{partial_output}")]
     QemuFailed {
         /// How it ended.
         status: ExitStatus,
         /// Its error output.
         message: String,
         /// What is left of the run.
-        remains: Box<Remains>,
+        partial_output: Box<PartialOutput>,
     },
     /// KVM cannot run this guest on this machine.
     #[error(
@@ -80,34 +80,36 @@ pub enum VmError {
         message: String,
     },
     /// The guest's kernel crashed.
-    #[error("the guest's kernel crashed: {message}\n{remains}")]
+    #[error("the guest's kernel crashed: {message}\n{partial_output}")]
     KernelPanic {
         /// The kernel's message.
         message: String,
         /// What is left of the run.
-        remains: Box<Remains>,
+        partial_output: Box<PartialOutput>,
     },
     /// The guest switched itself off before the command ended.
-    #[error("the guest switched itself off before the command ended\n{remains}")]
+    #[error("the guest switched itself off before the command ended\n{partial_output}")]
     GuestStopped {
         /// What is left of the run.
-        remains: Box<Remains>,
+        partial_output: Box<PartialOutput>,
     },
     /// The command took too long.
-    #[error("the command did not end within {limit:?} and was stopped with its VM\n{remains}")]
-    TimedOut {
+    #[error(
+        "the command did not end within {limit:?} and was stopped with its VM\n{partial_output}"
+    )]
+    CommandTimedOut {
         /// The time it had.
         limit: Duration,
         /// What is left of the run.
-        remains: Box<Remains>,
+        partial_output: Box<PartialOutput>,
     },
     /// The command of a deterministic run took too much virtual time.
     #[error(
-        "the command reached the limit of virtual time and was stopped with its VM; shorten it or raise the limit\n{remains}"
+        "the command reached the limit of virtual time and was stopped with its VM; shorten it or raise the limit\n{partial_output}"
     )]
-    VirtualLimitReached {
+    VirtualTimeLimitReached {
         /// What is left of the run.
-        remains: Box<Remains>,
+        partial_output: Box<PartialOutput>,
     },
     /// QEMU ran without the library of deterministic runs.
     #[error(
@@ -119,56 +121,60 @@ pub enum VmError {
         message: String,
     },
     /// The guest never came as far as starting the command.
-    #[error("the guest did not start the command within {limit:?}; give it more time\n{remains}")]
+    #[error(
+        "the guest did not start the command within {limit:?}; give it more time\n{partial_output}"
+    )]
     BootTimedOut {
         /// The time it had.
         limit: Duration,
         /// What is left of the run.
-        remains: Box<Remains>,
+        partial_output: Box<PartialOutput>,
     },
     /// The caller wanted no more of it.
     #[error("interrupted")]
     Interrupted {
         /// What is left of the run.
-        remains: Box<Remains>,
+        partial_output: Box<PartialOutput>,
     },
 }
 
 impl VmError {
     /// What the command had written, if it was started at all.
     #[must_use]
-    pub fn remains(&self) -> Option<&Remains> {
+    pub fn partial_output(&self) -> Option<&PartialOutput> {
         match self {
-            Self::QemuFailed { remains, .. }
-            | Self::KernelPanic { remains, .. }
-            | Self::GuestStopped { remains }
-            | Self::TimedOut { remains, .. }
-            | Self::VirtualLimitReached { remains }
-            | Self::BootTimedOut { remains, .. }
-            | Self::Interrupted { remains } => Some(remains),
+            Self::QemuFailed { partial_output, .. }
+            | Self::KernelPanic { partial_output, .. }
+            | Self::GuestStopped { partial_output }
+            | Self::CommandTimedOut { partial_output, .. }
+            | Self::VirtualTimeLimitReached { partial_output }
+            | Self::BootTimedOut { partial_output, .. }
+            | Self::Interrupted { partial_output } => Some(partial_output),
             _ => None,
         }
     }
 
     /// Whether the emulator crashed the guest: after cmpxchg16b, QEMU 7.2 computes the flags from those of an
     /// earlier instruction, and an interrupt right after it saves flags that no processor has.
-    pub(crate) fn is_the_emulators(&self) -> bool {
-        let console = self.remains().map_or("", |remains| &remains.console_log);
-        matches!(self, Self::KernelPanic { .. }) && has_impossible_flags(console)
+    pub(crate) fn is_emulator_crash(&self) -> bool {
+        let console = self
+            .partial_output()
+            .map_or("", |partial_output| &partial_output.console_log);
+        matches!(self, Self::KernelPanic { .. }) && has_undefined_cpu_flags(console)
     }
 }
 
-fn has_impossible_flags(console: &str) -> bool {
+fn has_undefined_cpu_flags(console: &str) -> bool {
     /// The flags that a processor has. The others are always 0.
-    const FLAGS: u32 = 0x003f_7fd7;
+    const DEFINED_FLAGS: u32 = 0x003f_7fd7;
     let flags = |rest: &str| u32::from_str_radix(rest.get(..8)?, 16).ok();
     let printed = console.split("EFLAGS: ").skip(1).filter_map(flags);
-    printed.into_iter().any(|flags| flags & !FLAGS != 0)
+    printed.into_iter().any(|flags| flags & !DEFINED_FLAGS != 0)
 }
 
 /// What a run that failed leaves behind.
 #[derive(Debug, Clone)]
-pub struct Remains {
+pub struct PartialOutput {
     /// What the kernel printed.
     pub console_log: String,
     /// What the command had written to its stdout.
@@ -177,7 +183,7 @@ pub struct Remains {
     pub stderr: Vec<u8>,
 }
 
-impl fmt::Display for Remains {
+impl fmt::Display for PartialOutput {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lines: Vec<&str> = self.console_log.lines().collect();
         if lines.is_empty() {
@@ -199,8 +205,8 @@ mod tests {
     #[test]
     fn a_crash_of_the_emulator_is_distinguished_from_one_of_the_kernel() {
         let garbage = "[ 2.8] RSP: 0018:ffa00000003d7ad0 EFLAGS: 04ce2be2\n[ 2.8] RSP: 002b:00 EFLAGS: 00000293";
-        assert!(has_impossible_flags(garbage));
-        assert!(!has_impossible_flags(
+        assert!(has_undefined_cpu_flags(garbage));
+        assert!(!has_undefined_cpu_flags(
             "[ 2.8] RSP: 002b:00 EFLAGS: 00010246\nEFLAGS: 0"
         ));
     }
@@ -208,7 +214,7 @@ mod tests {
     #[test]
     fn an_error_repeats_only_the_end_of_the_console() {
         let console_log = (0..100).map(|line| format!("line {line}\n")).collect();
-        let text = Remains {
+        let text = PartialOutput {
             console_log,
             stdout: Vec::new(),
             stderr: Vec::new(),

@@ -16,14 +16,14 @@ pub(super) fn lab_rows() -> Vec<CheckRow> {
 fn virtual_machines_row() -> CheckRow {
     let name = "virtual machines";
     let request = KernelRequest::SchedExt;
-    if let Err(unavailable) = zernel_lab::available(&request) {
+    if let Err(unavailable) = zernel_lab::check_vm_available(&request) {
         return CheckRow::missing(
             name,
-            unavailable.reasons.join("; "),
+            unavailable.lacks.join("; "),
             "schedulers cannot be compared in the lab",
         );
     }
-    match KernelCache::from_environment().and_then(|cache| cache.cached(&request)) {
+    match KernelCache::from_environment().and_then(|cache| cache.newest_cached(&request)) {
         Ok(Some(kernel)) => CheckRow::ok(name, format!("kernel {} is there", kernel.version)),
         _ => CheckRow::degraded(
             name,

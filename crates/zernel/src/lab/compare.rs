@@ -8,8 +8,10 @@ use std::process::ExitCode;
 use std::thread::available_parallelism;
 
 use clap::Args;
-use zernel_lab::compare::baseline::regressions;
-use zernel_lab::compare::{ComparisonProgress, ComparisonReport, RULE, SchedulerComparison};
+use zernel_lab::compare::baseline::find_regressions;
+use zernel_lab::compare::{
+    COMPARISON_RULE, ComparisonProgress, ComparisonReport, SchedulerComparison,
+};
 
 use super::scenario::{CommonOptions, WRONG_INPUT_EXIT_CODE, load_scenarios_and_schedulers};
 use crate::{help, interrupt_flags, print_to_stdout};
@@ -68,10 +70,10 @@ pub(super) fn run(options: &CompareOptions) -> Result<ExitCode, Box<dyn Error>> 
     let comparison = SchedulerComparison {
         scenarios,
         schedulers,
-        seeds: options.seeds,
-        jobs: options.jobs.unwrap_or(cpus),
+        seed_count: options.seeds,
+        parallel_boots: options.jobs.unwrap_or(cpus),
     };
-    eprintln!("zernel: {RULE}");
+    eprintln!("zernel: {COMPARISON_RULE}");
     let interrupt = interrupt_flags::interrupt_flag()?;
     let report = comparison.run(
         &interrupt,
@@ -93,7 +95,7 @@ pub(super) fn run(options: &CompareOptions) -> Result<ExitCode, Box<dyn Error>> 
             fs::write(&file, scenario.to_svg()).map_err(|error| error_with_path(&file, &error))?;
         }
     }
-    let worse = baseline.map_or_else(Vec::new, |baseline| regressions(&report, &baseline));
+    let worse = baseline.map_or_else(Vec::new, |baseline| find_regressions(&report, &baseline));
     for regression in &worse {
         eprintln!("zernel: worse than the baseline: {regression}");
     }
@@ -111,14 +113,14 @@ fn error_with_path(file: &Path, error: &io::Error) -> String {
 }
 
 fn show_progress(progress: &ComparisonProgress<'_>) {
-    let last = progress.last;
+    let last = progress.last_result;
     let left = progress.time_left.map_or_else(String::new, |left| {
         format!(", about {} s left", left.as_secs())
     });
     let text = format!(
         "zernel: {} of {}: {}, {}, seed {}: {}{left}",
-        progress.done,
-        progress.total,
+        progress.finished_runs,
+        progress.total_runs,
         last.scenario,
         last.scheduler,
         last.seed,
@@ -130,7 +132,7 @@ fn show_progress(progress: &ComparisonProgress<'_>) {
         true => write!(
             stderr,
             "\r\x1b[K{text}{}",
-            if progress.done == progress.total {
+            if progress.finished_runs == progress.total_runs {
                 "\n"
             } else {
                 ""

@@ -54,11 +54,11 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
         Command::List { available } => list_kernels(&cache, *available)?,
         Command::Get { kernel } => {
             eprintln!("zernel: downloading the kernel {kernel}");
-            let kernel = cache.fetch(kernel)?;
+            let kernel = cache.fetch_newest(kernel)?;
             let support = kernel.scheduler_support();
             crate::print_to_stdout(format!("{}  {support}\n", kernel.version).as_bytes())?;
         }
-        Command::Use { kernel: None, .. } => cache.set_default(None)?,
+        Command::Use { kernel: None, .. } => cache.set_default_kernel(None)?,
         Command::Use {
             kernel: Some(path),
             config,
@@ -72,16 +72,16 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 pub(super) fn obtain_kernel(request: Option<&KernelRequest>) -> Result<Kernel, Box<dyn Error>> {
     let cache = KernelCache::from_environment()?;
     if request.is_none()
-        && let Some(kernel) = cache.chosen()?
+        && let Some(kernel) = cache.default_kernel()?
     {
         return Ok(kernel);
     }
     let request = request.unwrap_or(&KernelRequest::SchedExt);
-    let kernel = match cache.cached(request)? {
+    let kernel = match cache.newest_cached(request)? {
         Some(kernel) => kernel,
         None => {
             eprintln!("zernel: downloading the kernel {request}");
-            cache.fetch(request)?
+            cache.fetch_newest(request)?
         }
     };
     if let support @ SchedulerSupport::MalformedBtf(_) = kernel.scheduler_support() {
@@ -91,14 +91,14 @@ pub(super) fn obtain_kernel(request: Option<&KernelRequest>) -> Result<Kernel, B
 }
 
 fn list_kernels(cache: &KernelCache, available: bool) -> Result<(), Box<dyn Error>> {
-    let mut kernels = cache.kernels()?;
+    let mut kernels = cache.cached_kernels()?;
     kernels.sort_by(|left, right| left.version.cmp(&right.version));
-    let default = match cache.chosen()? {
+    let default = match cache.default_kernel()? {
         Some(kernel) => Some(kernel),
-        None => cache.cached(&KernelRequest::SchedExt)?,
+        None => cache.newest_cached(&KernelRequest::SchedExt)?,
     };
     let offered = match available {
-        true => cache.available()?,
+        true => cache.kernels_offered_by_debian()?,
         false => Vec::new(),
     };
     crate::print_to_stdout(kernel_table(&kernels, default.as_ref(), &offered).as_bytes())?;
@@ -159,9 +159,9 @@ fn use_kernel(
         }
         Kernel::from_image(path, config.as_deref())?
     } else {
-        cache.by_release(&path.to_string_lossy())?
+        cache.kernel_of_release(&path.to_string_lossy())?
     };
-    cache.set_default(Some(&kernel))?;
+    cache.set_default_kernel(Some(&kernel))?;
     let support = kernel.scheduler_support();
     crate::print_to_stdout(format!("{}  {support}\n", kernel.version).as_bytes())?;
     Ok(())

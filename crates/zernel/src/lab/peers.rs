@@ -4,7 +4,7 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::Args;
-use zernel_lab::peers::{PEERS, Peer, PeerCache, peer};
+use zernel_lab::peer_schedulers::{PEER_SCHEDULERS, PeerCache, PeerScheduler, find_peer_scheduler};
 
 use crate::help;
 
@@ -28,12 +28,12 @@ pub(super) struct Options {
 
 pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     let cache = PeerCache::from_environment()?;
-    let chosen: Vec<Peer> = match options.names.is_empty() {
-        true => PEERS.to_vec(),
+    let chosen: Vec<PeerScheduler> = match options.names.is_empty() {
+        true => PEER_SCHEDULERS.to_vec(),
         false => options
             .names
             .iter()
-            .map(|name| peer(name))
+            .map(|name| find_peer_scheduler(name))
             .collect::<Result<_, _>>()?,
     };
     if options.list {
@@ -43,10 +43,10 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     }
     let mut failed = false;
     for peer in chosen {
-        if cache.program(peer).is_none() || options.update {
+        if cache.program_path(peer).is_none() || options.update {
             eprintln!("zernel: building {}", peer.name);
             // One scheduler that does not build is no reason to go without the others.
-            if let Err(error) = cache.build(peer) {
+            if let Err(error) = cache.build_peer(peer) {
                 crate::print_error(&error);
                 failed = true;
                 continue;
@@ -57,8 +57,8 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::from(u8::from(failed)))
 }
 
-fn peer_row(cache: &PeerCache, peer: Peer) -> String {
-    let state = match (cache.program(peer), cache.version(peer)) {
+fn peer_row(cache: &PeerCache, peer: PeerScheduler) -> String {
+    let state = match (cache.program_path(peer), cache.built_version(peer)) {
         (None, _) => "not built".to_owned(),
         (Some(_), version) => version.unwrap_or_else(|| "built".to_owned()),
     };

@@ -7,9 +7,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use zernel_lab::scenario::execute::execute;
+use zernel_lab::scenario::execute::execute_plan;
 use zernel_lab::scenario::figures::{GroupFigures, RunFigures, exact_quantile};
-use zernel_lab::{GuestAnswer, RunResult, Scenario, ScenarioRun, Scheduler, Ticks, Verdict};
+use zernel_lab::{
+    GuestAnswer, RunResult, Scenario, ScenarioRun, SchedulerChoice, TickAlignment, Verdict,
+};
 use zernel_lab_schedulers::Fault;
 
 use crate::{help, interrupt_flags, print_to_stdout};
@@ -76,8 +78,8 @@ pub(super) struct CommonOptions {
 impl CommonOptions {
     pub(super) fn apply_to_run(&self, run: ScenarioRun) -> ScenarioRun {
         let ticks = match self.skew_ticks {
-            true => Ticks::Skewed,
-            false => Ticks::Aligned,
+            true => TickAlignment::Skewed,
+            false => TickAlignment::Aligned,
         };
         let mut run = run.ticks(ticks);
         let is_unobserved = |name: &String| name == "all" || *name == run.scheduler_name();
@@ -85,7 +87,7 @@ impl CommonOptions {
             run = run.without_observer();
         }
         if let Some(guest) = &self.guest {
-            run = run.guest(guest);
+            run = run.guest_program(guest);
         }
         match self.no_cache {
             true => run.without_cache(),
@@ -113,11 +115,11 @@ pub(super) const WRONG_INPUT_EXIT_CODE: u8 = 2;
 pub(super) fn load_scenarios_and_schedulers(
     files: &[PathBuf],
     schedulers: &[String],
-) -> Result<(Vec<Scenario>, Vec<Scheduler>), Box<dyn Error>> {
+) -> Result<(Vec<Scenario>, Vec<SchedulerChoice>), Box<dyn Error>> {
     let scenarios = files.iter().map(|file| Scenario::load(file));
     let schedulers = schedulers
         .iter()
-        .map(|text| Scheduler::parse(text, &Fault::ALL.map(Fault::name)));
+        .map(|text| SchedulerChoice::parse_argument(text, &Fault::ALL.map(Fault::name)));
     Ok((
         scenarios.collect::<Result<_, _>>()?,
         schedulers.collect::<Result<_, String>>()?,
@@ -216,7 +218,7 @@ fn group_row(group: &GroupFigures, window_ns: u64) -> String {
         "{:<16} {:>6.3} {:>9.1} {:>10} {:>10} {:>10} {:>10} {:>10} {:>9.1}\n",
         group.name,
         group.cpu_ns as f64 / window_ns.max(1) as f64,
-        group.rate(window_ns),
+        group.rate_per_second(window_ns),
         ms(exact_quantile(&group.steps_ns, 0.5)),
         ms(exact_quantile(&group.steps_ns, 0.99)),
         us(wake.quantile(0.5)),
@@ -230,7 +232,7 @@ fn group_row(group: &GroupFigures, window_ns: u64) -> String {
 pub(super) fn run_plan_in_guest(options: &GuestOptions) -> Result<ExitCode, Box<dyn Error>> {
     let plan = serde_json::from_slice(&fs::read(&options.plan)?)?;
     let program = std::env::current_exe()?;
-    let answer = match execute(&plan, &program) {
+    let answer = match execute_plan(&plan, &program) {
         Ok(figures) => GuestAnswer::Figures(figures),
         Err(problem) => GuestAnswer::Error(problem),
     };

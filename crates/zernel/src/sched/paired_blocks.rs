@@ -92,7 +92,7 @@ impl PairedBlocks {
     /// of six decide, or 11 of 13.
     pub(super) fn sign_test_outcome(&self) -> SignTestOutcome {
         let pairs = self.log_ratios.iter().map(|logarithm| (0.0, *logarithm));
-        SignTest::of(pairs, true).outcome()
+        SignTest::from_pairs(pairs, true).outcome()
     }
 
     /// The ratio of steps per second, with its 95 % interval. `None` with less than two pairs.

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use zernel_lab::assertion::{first_warning, judge};
-use zernel_lab::scenario::SOFTWARE_GPU;
-use zernel_lab::scenario::plan::{GUEST, GuestPlan};
+use zernel_lab::assertion::{first_kernel_warning, judge_run};
+use zernel_lab::scenario::SOFTWARE_GPU_DRIVER_PATH;
+use zernel_lab::scenario::plan::{GUEST_PROGRAM_PATH, GuestPlan};
 use zernel_lab::{
-    Deterministic, GuestAnswer, Initramfs, RunResult, Scenario, ScenarioRun, Scheduler, Verdict,
-    VmSpec,
+    DeterministicSettings, GuestAnswer, Initramfs, RunResult, Scenario, ScenarioRun,
+    SchedulerChoice, Verdict, VmSpec,
 };
 use zernel_softgpu::install::built_libraries;
 use zernel_testkit::vm;
@@ -63,7 +63,7 @@ const FAKER: &str = "first-faker";
 const LARGEST_GAIN: f64 = 0.02;
 
 /// A scenario and the scheduler that it runs under.
-type PlannedRun = (Scenario, Scheduler);
+type PlannedRun = (Scenario, SchedulerChoice);
 
 /// A shipped scenario, shortened.
 fn shipped_scenario(name: &str) -> PlannedRun {
@@ -71,7 +71,7 @@ fn shipped_scenario(name: &str) -> PlannedRun {
     let mut scenario = Scenario::load(&folder.join(name).with_extension("toml")).unwrap();
     scenario.warmup_ms = 300;
     scenario.duration_ms = 1300;
-    (scenario, Scheduler::Zernel(Vec::new()))
+    (scenario, SchedulerChoice::Zernel(Vec::new()))
 }
 
 /// Boots once and runs all. What the emulator spoilt runs again in a boot of its own.
@@ -91,7 +91,7 @@ fn run_together(runs: &[PlannedRun]) -> Vec<RunResult> {
 
 fn run_alone((scenario, scheduler): &PlannedRun) -> RunResult {
     ScenarioRun::new(scenario.clone(), scheduler.clone())
-        .guest(ZERNEL_PATH)
+        .guest_program(ZERNEL_PATH)
         .seed(SCENARIO_SEED + 1)
         .run_twice_if_inconclusive()
 }
@@ -100,27 +100,29 @@ fn run_alone((scenario, scheduler): &PlannedRun) -> RunResult {
 fn boot_and_run(runs: &[PlannedRun]) -> Option<Vec<RunResult>> {
     let mut files = Initramfs::new();
     files
-        .add_program_at(stripped_copy(ZERNEL_PATH.as_ref()), GUEST)
+        .add_program_at(stripped_copy(ZERNEL_PATH.as_ref()), GUEST_PROGRAM_PATH)
         .unwrap();
     for (index, (scenario, scheduler)) in runs.iter().enumerate() {
         let plan = GuestPlan::new(scenario, scheduler, SCENARIO_SEED).unwrap();
         let plan = serde_json::to_vec(&plan).unwrap();
         files
-            .add_bytes(format!("/lab/plan-{index}.json"), plan, 0o644)
+            .add_file_with_content(format!("/lab/plan-{index}.json"), plan, 0o644)
             .unwrap();
     }
     add_software_gpu(&mut files);
-    let outcome = VmSpec::new(vm::kernel(&runs[0].0.kernel).unwrap())
+    let outcome = VmSpec::new(vm::obtain_kernel_of_version(&runs[0].0.kernel).unwrap())
         .cpus(4)
         .memory_mib(1024)
         .files(files)
-        .timeout(Duration::from_secs(900))
+        .command_timeout(Duration::from_secs(900))
         .boot_timeout(Duration::from_secs(900))
-        .deterministic(Deterministic::new(SCENARIO_SEED).virtual_limit(Duration::from_secs(100)))
+        .deterministic(
+            DeterministicSettings::new(SCENARIO_SEED).virtual_time_limit(Duration::from_secs(100)),
+        )
         .run("/bin/busybox", ["sh", "-c", RUN_PLANS_SCRIPT])
         .ok()?;
     let output = String::from_utf8_lossy(&outcome.stdout);
-    let warning = first_warning(&outcome.console_log);
+    let warning = first_kernel_warning(&outcome.console_log);
     let answers = output
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok());
@@ -134,7 +136,7 @@ fn boot_and_run(runs: &[PlannedRun]) -> Option<Vec<RunResult>> {
         .map(|((scenario, scheduler), answer)| {
             let (figures, findings) = match answer {
                 GuestAnswer::Figures(figures) => {
-                    let findings = judge(scenario, &figures, warning.as_deref());
+                    let findings = judge_run(scenario, &figures, warning.as_deref());
                     (Some(figures), findings)
                 }
                 GuestAnswer::Error(problem) => panic!("{}: {problem}", scenario.name),
@@ -156,13 +158,13 @@ fn boot_and_run(runs: &[PlannedRun]) -> Option<Vec<RunResult>> {
 /// Adds the libraries that training needs.
 pub(super) fn add_software_gpu(files: &mut Initramfs) {
     let built = built_libraries().unwrap();
-    let folder = Path::new(SOFTWARE_GPU).parent().unwrap();
+    let folder = Path::new(SOFTWARE_GPU_DRIVER_PATH).parent().unwrap();
     for (library, name) in [
         ("libzernel_softgpu_cuda.so", "libcuda.so.1"),
         ("libzernel_softgpu_nccl.so", "libnccl.so.2"),
     ] {
         let library = stripped_copy(&built.join(library));
-        files.add_file(library, folder.join(name)).unwrap();
+        files.add_host_file(library, folder.join(name)).unwrap();
     }
 }
 
@@ -171,7 +173,7 @@ pub(super) fn add_software_gpu(files: &mut Initramfs) {
 pub(super) fn scenarios_pass() {
     let trainers = Scenario::parse(TRAINERS_SCENARIO, "trainers.toml").unwrap();
     // All tasks of the guest are tasks of root.
-    let privileged = Scheduler::Zernel(["--privilege", "user=0"].map(str::to_owned).to_vec());
+    let privileged = SchedulerChoice::Zernel(["--privilege", "user=0"].map(str::to_owned).to_vec());
     let mut boots = SCENARIOS_BY_BOOT.map(|names| {
         names
             .iter()
@@ -219,7 +221,7 @@ pub(super) fn a_tenant_pays_for_a_pinned_faker() {
 /// Runs `fakers` with its first cgroup privileged. The faker has a CPU to itself, and its tenant no more than its share.
 fn is_paid_for(scenario: Scenario) {
     let arguments = ["--privilege", "cgroup=/sys/fs/cgroup/first"];
-    let privileged = Scheduler::Zernel(arguments.map(str::to_owned).to_vec());
+    let privileged = SchedulerChoice::Zernel(arguments.map(str::to_owned).to_vec());
     let result = run_alone(&(scenario, privileged));
     let figures = result.figures.as_ref().expect("the machine ran");
     let groups = || figures.groups.iter();

@@ -12,7 +12,7 @@ pub(super) struct TaskTimes {
 }
 
 impl TaskTimes {
-    fn read(task: &Path) -> Option<Self> {
+    fn read_schedstat(task: &Path) -> Option<Self> {
         let text = fs::read_to_string(task.join("schedstat")).ok()?;
         let mut fields = text.split_whitespace().map(str::parse);
         Some(Self {
@@ -25,11 +25,11 @@ impl TaskTimes {
 /// Whether a task is running or waiting for a CPU.
 fn is_runnable(task: &Path) -> bool {
     let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
-    state(&stat) == Some('R')
+    state_in_stat(&stat) == Some('R')
 }
 
 /// The state in a `stat` file. The name before it may hold anything.
-fn state(stat: &str) -> Option<char> {
+fn state_in_stat(stat: &str) -> Option<char> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.trim_start().chars().next()
 }
@@ -39,7 +39,7 @@ fn state(stat: &str) -> Option<char> {
 pub(super) struct TaskSampler {
     tasks: BTreeMap<i32, SampledTask>,
     /// Times of tasks that have ended.
-    ended: TaskTimes,
+    times_of_ended_tasks: TaskTimes,
     longest_wait_ns: u64,
 }
 
@@ -53,34 +53,43 @@ struct SampledTask {
 impl TaskSampler {
     /// Samples the threads of these processes and of their descendants.
     pub(super) fn sample(&mut self, pids: &[i32], now_ns: u64) {
-        let mut seen = BTreeMap::new();
+        let mut sampled_tasks = BTreeMap::new();
         let mut processes = pids.to_vec();
         while let Some(process) = processes.pop() {
-            for task in threads(process) {
+            for task in thread_ids(process) {
                 let folder = format!("/proc/{process}/task/{task}");
                 let folder = Path::new(&folder);
-                if let Some(times) = TaskTimes::read(folder) {
-                    seen.insert(task, self.look(task, times, is_runnable(folder), now_ns));
+                if let Some(times) = TaskTimes::read_schedstat(folder) {
+                    sampled_tasks.insert(
+                        task,
+                        self.update_task(task, times, is_runnable(folder), now_ns),
+                    );
                 }
-                processes.extend(children(folder));
+                processes.extend(child_pids(folder));
             }
         }
-        for (task, sampled) in std::mem::replace(&mut self.tasks, seen) {
+        for (task, sampled) in std::mem::replace(&mut self.tasks, sampled_tasks) {
             if !self.tasks.contains_key(&task) {
-                self.ended.cpu_ns += sampled.times.cpu_ns;
-                self.ended.run_delay_ns += sampled.times.run_delay_ns;
+                self.times_of_ended_tasks.cpu_ns += sampled.times.cpu_ns;
+                self.times_of_ended_tasks.run_delay_ns += sampled.times.run_delay_ns;
             }
         }
     }
 
-    fn look(&mut self, task: i32, times: TaskTimes, runnable: bool, now_ns: u64) -> SampledTask {
-        let before = self.tasks.get(&task).copied();
-        let has_run = before.is_none_or(|before| before.times.cpu_ns != times.cpu_ns);
-        let waiting_since_ns = match (runnable, has_run) {
+    fn update_task(
+        &mut self,
+        task: i32,
+        times: TaskTimes,
+        is_runnable: bool,
+        now_ns: u64,
+    ) -> SampledTask {
+        let earlier = self.tasks.get(&task).copied();
+        let has_run = earlier.is_none_or(|earlier| earlier.times.cpu_ns != times.cpu_ns);
+        let waiting_since_ns = match (is_runnable, has_run) {
             (false, _) => None,
             (true, true) => Some(now_ns),
-            (true, false) => before
-                .and_then(|before| before.waiting_since_ns)
+            (true, false) => earlier
+                .and_then(|earlier| earlier.waiting_since_ns)
                 .or(Some(now_ns)),
         };
         if let Some(since_ns) = waiting_since_ns {
@@ -93,11 +102,11 @@ impl TaskSampler {
     }
 
     /// CPU and waiting time of all tasks so far, also of those that have ended.
-    pub(super) fn total(&self) -> TaskTimes {
-        let all = self.tasks.values().map(|sampled| sampled.times);
-        all.fold(self.ended, |sum, times| TaskTimes {
-            cpu_ns: sum.cpu_ns + times.cpu_ns,
-            run_delay_ns: sum.run_delay_ns + times.run_delay_ns,
+    pub(super) fn total_times(&self) -> TaskTimes {
+        let times = self.tasks.values().map(|sampled| sampled.times);
+        times.fold(self.times_of_ended_tasks, |sum, task_times| TaskTimes {
+            cpu_ns: sum.cpu_ns + task_times.cpu_ns,
+            run_delay_ns: sum.run_delay_ns + task_times.run_delay_ns,
         })
     }
 
@@ -107,7 +116,7 @@ impl TaskSampler {
     }
 }
 
-fn threads(process: i32) -> Vec<i32> {
+fn thread_ids(process: i32) -> Vec<i32> {
     let Ok(entries) = fs::read_dir(format!("/proc/{process}/task")) else {
         return Vec::new();
     };
@@ -117,7 +126,7 @@ fn threads(process: i32) -> Vec<i32> {
     entries.filter_map(tid).collect()
 }
 
-fn children(task: &Path) -> Vec<i32> {
+fn child_pids(task: &Path) -> Vec<i32> {
     let text = fs::read_to_string(task.join("children")).unwrap_or_default();
     text.split_whitespace()
         .filter_map(|pid| pid.parse().ok())
@@ -132,39 +141,43 @@ mod tests {
 
     #[test]
     fn a_state_is_found_behind_any_name() {
-        assert_eq!(state("12 (a) R) x) S 1 2"), Some('S'));
-        assert_eq!(state("12 (cat) R 1 2"), Some('R'));
-        assert_eq!(state("malformed"), None);
+        assert_eq!(state_in_stat("12 (a) R) x) S 1 2"), Some('S'));
+        assert_eq!(state_in_stat("12 (cat) R 1 2"), Some('R'));
+        assert_eq!(state_in_stat("malformed"), None);
     }
 
     #[test]
     fn waiting_counts_while_a_runnable_task_does_not_run() {
         let mut sampler = TaskSampler::default();
-        let mut look = |cpu_ns, runnable, now_ns| {
+        let mut update_task = |cpu_ns, runnable, now_ns| {
             let times = TaskTimes {
                 cpu_ns,
                 run_delay_ns: 0,
             };
-            let sampled = sampler.look(1, times, runnable, now_ns);
+            let sampled = sampler.update_task(1, times, runnable, now_ns);
             sampler.tasks.insert(1, sampled);
             sampler.longest_wait_ns()
         };
-        assert_eq!(look(5, true, SECOND), 0);
-        assert_eq!(look(5, true, 3 * SECOND), 2 * SECOND);
-        assert_eq!(look(6, true, 4 * SECOND), 2 * SECOND, "it has run");
-        assert_eq!(look(6, false, 9 * SECOND), 2 * SECOND, "it sleeps");
-        assert_eq!(look(6, true, 10 * SECOND), 2 * SECOND);
-        assert_eq!(look(6, true, 13 * SECOND), 3 * SECOND);
+        assert_eq!(update_task(5, true, SECOND), 0);
+        assert_eq!(update_task(5, true, 3 * SECOND), 2 * SECOND);
+        assert_eq!(update_task(6, true, 4 * SECOND), 2 * SECOND, "it has run");
+        assert_eq!(update_task(6, false, 9 * SECOND), 2 * SECOND, "it sleeps");
+        assert_eq!(update_task(6, true, 10 * SECOND), 2 * SECOND);
+        assert_eq!(update_task(6, true, 13 * SECOND), 3 * SECOND);
     }
 
     #[test]
     fn this_process_uses_cpu_time() {
         let mut sampler = TaskSampler::default();
-        let own = i32::try_from(std::process::id()).unwrap();
-        sampler.sample(&[own], 1);
-        assert!(sampler.total().cpu_ns > 0);
-        let before = sampler.total();
+        let own_pid = i32::try_from(std::process::id()).unwrap();
+        sampler.sample(&[own_pid], 1);
+        assert!(sampler.total_times().cpu_ns > 0);
+        let before = sampler.total_times();
         sampler.sample(&[], 2);
-        assert_eq!(sampler.total(), before, "tasks that ended keep their times");
+        assert_eq!(
+            sampler.total_times(),
+            before,
+            "tasks that ended keep their times"
+        );
     }
 }

@@ -12,14 +12,14 @@ pub(crate) struct PackagedKernel {
 }
 
 /// The flavour without drivers for real hardware: small, and with what a VM needs built in.
-const FLAVOUR: &str = "-cloud-amd64";
+const FLAVOUR_SUFFIX: &str = "-cloud-amd64";
 
 /// The complete kernels among package names, oldest first.
 ///
 /// Up to 6.18 one package holds everything. Later ones only pull in `linux-binary-…` (the image) and
 /// `linux-base-…` (the configuration). Backports keeps the signed part of old kernels after it has
 /// removed the rest; such kernels are skipped.
-pub(crate) fn kernels_among(names: &[String]) -> Vec<PackagedKernel> {
+pub(crate) fn kernels_in_packages(names: &[String]) -> Vec<PackagedKernel> {
     let names: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     let mut kernels: Vec<PackagedKernel> = names
         .iter()
@@ -33,18 +33,18 @@ fn packaged_kernel(name: &str, names: &BTreeSet<&str>) -> Option<PackagedKernel>
     // Debug symbols and unsigned images have further suffixes; the metapackage has no version.
     let release = name
         .strip_prefix("linux-image-")
-        .filter(|release| release.ends_with(FLAVOUR))?;
+        .filter(|release| release.ends_with(FLAVOUR_SUFFIX))?;
     let version: KernelVersion = release.parse().ok()?;
-    let (binary, base) = (
+    let (binary_package, base_package) = (
         format!("linux-binary-{release}"),
         format!("linux-base-{release}"),
     );
     let packages = match (
-        names.contains(binary.as_str()),
-        names.contains(base.as_str()),
+        names.contains(binary_package.as_str()),
+        names.contains(base_package.as_str()),
     ) {
         (false, _) => vec![name.to_owned()],
-        (true, true) => vec![binary, base],
+        (true, true) => vec![binary_package, base_package],
         (true, false) => return None,
     };
     Some(PackagedKernel { version, packages })
@@ -54,9 +54,9 @@ fn packaged_kernel(name: &str, names: &BTreeSet<&str>) -> Option<PackagedKernel>
 mod tests {
     use super::*;
 
-    fn found(names: &[&str]) -> Vec<(String, Vec<String>)> {
+    fn versions_and_packages(names: &[&str]) -> Vec<(String, Vec<String>)> {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-        kernels_among(&names)
+        kernels_in_packages(&names)
             .into_iter()
             .map(|kernel| (kernel.version.to_string(), kernel.packages))
             .collect()
@@ -75,7 +75,7 @@ mod tests {
             "linux-image-6.16.3+deb13-amd64",
             "linux-headers-6.16.3+deb13-cloud-amd64",
         ];
-        let versions: Vec<String> = found(&names)
+        let versions: Vec<String> = versions_and_packages(&names)
             .into_iter()
             .map(|(version, _)| version)
             .collect();
@@ -104,7 +104,7 @@ mod tests {
         ]
         .map(str::to_owned);
         assert_eq!(
-            found(&names),
+            versions_and_packages(&names),
             [("7.2.12+deb13-cloud-amd64".to_owned(), expected.to_vec())]
         );
     }
@@ -115,6 +115,6 @@ mod tests {
             "linux-image-6.19.14+deb13-cloud-amd64",
             "linux-binary-6.19.14+deb13-cloud-amd64",
         ];
-        assert_eq!(found(&names), []);
+        assert_eq!(versions_and_packages(&names), []);
     }
 }

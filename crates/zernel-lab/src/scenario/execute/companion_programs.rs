@@ -10,24 +10,24 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::scenario::cgroup;
 use crate::scenario::figures::SchedulerFigures;
-use crate::scenario::plan::{SCHEDULER, SchedulerCommand};
+use crate::scenario::plan::{SCHEDULER_PROGRAM_PATH, SchedulerCommand};
 
-const STATE: &str = "/sys/kernel/sched_ext/state";
-const LOADED: &str = "/sys/kernel/sched_ext/root/ops";
-const SCHEDULER_LOG: &str = "/run/scheduler.log";
-const OBSERVER_LOG: &str = "/run/observer.log";
+const SCHED_EXT_STATE_PATH: &str = "/sys/kernel/sched_ext/state";
+const LOADED_SCHEDULER_PATH: &str = "/sys/kernel/sched_ext/root/ops";
+const SCHEDULER_LOG_PATH: &str = "/run/scheduler.log";
+const OBSERVER_LOG_PATH: &str = "/run/observer.log";
 /// The observer's name in an account.
-const OBSERVER: &str = "observer";
+const OBSERVER_NAME: &str = "observer";
 /// The observer pins this when it is ready.
-const HEARTBEAT: &str = "/sys/fs/bpf/zernel/heartbeat";
+const HEARTBEAT_PATH: &str = "/sys/fs/bpf/zernel/heartbeat";
 /// Time that a program has to become ready. A large BPF scheduler takes seconds to verify.
-const READY_WITHIN: Duration = Duration::from_secs(20);
+const READY_LIMIT: Duration = Duration::from_secs(20);
 /// Time that a program has to end after SIGINT.
-const END_WITHIN: Duration = Duration::from_secs(5);
+const END_LIMIT: Duration = Duration::from_secs(5);
 /// Time between two checks.
-const POLL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The part of a program's output that a result carries.
-const OUTPUT_BYTES: usize = 2000;
+const KEPT_OUTPUT_BYTES: usize = 2000;
 
 /// The scheduler under test.
 pub(super) struct RunningScheduler {
@@ -45,7 +45,7 @@ impl RunningScheduler {
                     figures: SchedulerFigures::default(),
                 });
             }
-            SchedulerCommand::Own(name) => {
+            SchedulerCommand::LabScheduler(name) => {
                 let mut process = Command::new(program);
                 process.args(["lab", "scheduler", name]);
                 process
@@ -56,16 +56,20 @@ impl RunningScheduler {
                 process
             }
             SchedulerCommand::Program(arguments) => {
-                let mut process = Command::new(SCHEDULER);
+                let mut process = Command::new(SCHEDULER_PROGRAM_PATH);
                 process.args(arguments);
                 process
             }
         };
-        if !Path::new(STATE).exists() {
-            return Err(format!("this kernel has no sched_ext ({STATE} is missing)"));
+        if !Path::new(SCHED_EXT_STATE_PATH).exists() {
+            return Err(format!(
+                "this kernel has no sched_ext ({SCHED_EXT_STATE_PATH} is missing)"
+            ));
         }
-        let mut child = spawn(&mut process, SCHEDULER_LOG)?;
-        let enabled = wait_for(&mut child, || read(STATE) == "enabled");
+        let mut child = spawn_with_log(&mut process, SCHEDULER_LOG_PATH)?;
+        let enabled = wait_until_ready(&mut child, || {
+            read_trimmed(SCHED_EXT_STATE_PATH) == "enabled"
+        });
         let mut scheduler = Self {
             child: Some(child),
             figures: SchedulerFigures {
@@ -73,7 +77,7 @@ impl RunningScheduler {
                 ..SchedulerFigures::default()
             },
         };
-        scheduler.figures.loaded = read(LOADED);
+        scheduler.figures.loaded = read_trimmed(LOADED_SCHEDULER_PATH);
         match enabled {
             true => Ok(scheduler),
             false => Err(format!(
@@ -84,110 +88,111 @@ impl RunningScheduler {
     }
 
     /// Records whether it is still loaded.
-    pub(super) fn look(&mut self) {
-        self.figures.at_end = read(STATE) == "enabled";
+    pub(super) fn record_whether_loaded(&mut self) {
+        self.figures.at_end = read_trimmed(SCHED_EXT_STATE_PATH) == "enabled";
     }
 
     /// Ends it.
     pub(super) fn stop(&mut self) -> SchedulerFigures {
         if let Some(mut child) = self.child.take() {
-            end(&mut child);
-            self.figures.output = tail(SCHEDULER_LOG);
+            stop_process(&mut child);
+            self.figures.output = end_of_log(SCHEDULER_LOG_PATH);
         }
         self.figures.clone()
     }
 }
 
 /// `zernel observe`, in a cgroup of its own.
-pub(super) struct Observer {
+pub(super) struct ObserverProcess {
     child: Child,
-    leaf: PathBuf,
+    leaf_cgroup: PathBuf,
 }
 
-impl Observer {
+impl ObserverProcess {
     /// Starts it, with hints at a path if the scheduler reads them.
-    pub(super) fn start(program: &Path, hints: Option<&str>) -> Result<Self, String> {
+    pub(super) fn start(program: &Path, hint_map_path: Option<&str>) -> Result<Self, String> {
         let mut command = Command::new(program);
         command.arg("observe");
-        if let Some(path) = hints {
+        if let Some(path) = hint_map_path {
             command.args(["--hints", path]);
         }
-        let mut child = spawn(&mut command, OBSERVER_LOG)?;
+        let mut child = spawn_with_log(&mut command, OBSERVER_LOG_PATH)?;
         let pid = i32::try_from(child.id()).unwrap_or(0);
-        let leaf = cgroup::place(None, OBSERVER, &[pid]).map_err(|error| error.to_string())?;
-        match wait_for(&mut child, || Path::new(HEARTBEAT).exists()) {
-            true => Ok(Self { child, leaf }),
+        let leaf_cgroup = cgroup::move_to_leaf_cgroup(None, OBSERVER_NAME, &[pid])
+            .map_err(|error| error.to_string())?;
+        match wait_until_ready(&mut child, || Path::new(HEARTBEAT_PATH).exists()) {
+            true => Ok(Self { child, leaf_cgroup }),
             false => {
-                end(&mut child);
+                stop_process(&mut child);
                 Err(format!(
                     "the observer did not start; it printed:\n{}",
-                    tail(OBSERVER_LOG)
+                    end_of_log(OBSERVER_LOG_PATH)
                 ))
             }
         }
     }
 
     /// Its name in an account, and its cgroup.
-    pub(super) fn part(&self) -> (String, PathBuf) {
-        (OBSERVER.to_owned(), self.leaf.clone())
+    pub(super) fn name_and_cgroup(&self) -> (String, PathBuf) {
+        (OBSERVER_NAME.to_owned(), self.leaf_cgroup.clone())
     }
 }
 
-impl Drop for Observer {
+impl Drop for ObserverProcess {
     fn drop(&mut self) {
-        end(&mut self.child);
+        stop_process(&mut self.child);
     }
 }
 
-fn spawn(command: &mut Command, log: &str) -> Result<Child, String> {
-    let failed = |error| format!("cannot start {}: {error}", command.get_program().display());
-    let file = File::create(log).map_err(failed)?;
-    let copy = file.try_clone().map_err(failed)?;
+fn spawn_with_log(command: &mut Command, log_path: &str) -> Result<Child, String> {
+    let start_error = |error| format!("cannot start {}: {error}", command.get_program().display());
+    let file = File::create(log_path).map_err(start_error)?;
+    let log_for_stderr = file.try_clone().map_err(start_error)?;
     let spawned = command
         .stdin(Stdio::null())
         .stdout(file)
-        .stderr(copy)
+        .stderr(log_for_stderr)
         .spawn();
     spawned.map_err(|error| format!("cannot start {}: {error}", command.get_program().display()))
 }
 
 /// Waits until a program is ready; false when it ended or took too long.
-fn wait_for(child: &mut Child, is_ready: impl Fn() -> bool) -> bool {
+fn wait_until_ready(child: &mut Child, is_ready: impl Fn() -> bool) -> bool {
     let begin = Instant::now();
     while !is_ready() {
         let ended = !matches!(child.try_wait(), Ok(None));
-        if ended || begin.elapsed() > READY_WITHIN {
+        if ended || begin.elapsed() > READY_LIMIT {
             return false;
         }
-        thread::sleep(POLL);
+        thread::sleep(POLL_INTERVAL);
     }
     true
 }
 
 /// Asks a program to end, and kills it if it does not.
-fn end(child: &mut Child) {
+fn stop_process(child: &mut Child) {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     if let Some(pid) = pid {
         let _ = kill_process(pid, Signal::INT);
     }
     let begin = Instant::now();
-    while matches!(child.try_wait(), Ok(None)) && begin.elapsed() < END_WITHIN {
-        thread::sleep(POLL);
+    while matches!(child.try_wait(), Ok(None)) && begin.elapsed() < END_LIMIT {
+        thread::sleep(POLL_INTERVAL);
     }
     // Both fail only when it has ended.
     let _ = child.kill();
     let _ = child.wait();
 }
 
-fn read(path: &str) -> String {
+fn read_trimmed(path: &str) -> String {
     fs::read_to_string(path)
         .unwrap_or_default()
         .trim()
         .to_owned()
 }
 
-fn tail(path: &str) -> String {
+fn end_of_log(path: &str) -> String {
     let bytes = fs::read(path).unwrap_or_default();
-    let start = bytes.len().saturating_sub(OUTPUT_BYTES);
+    let start = bytes.len().saturating_sub(KEPT_OUTPUT_BYTES);
     String::from_utf8_lossy(&bytes[start..]).trim().to_owned()
 }

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 pub const TOLERANCE_CPUS: f64 = 0.02;
 
 /// A CPU that misses ticks for this long was stuck. Rounding loses two ticks of 10 ms at most.
-pub const STUCK: Duration = Duration::from_millis(100);
+pub const STUCK_AFTER: Duration = Duration::from_millis(100);
 
 /// A reading that takes longer is repeated: its first and its last value would be of different moments.
-const LONGEST_READING: Duration = Duration::from_millis(2);
+const MAX_READING_TIME: Duration = Duration::from_millis(2);
 const READING_ATTEMPTS: usize = 10;
 
 /// Unit of `/proc/stat`.
@@ -27,16 +27,16 @@ const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// All CPU time used up to a moment.
 #[derive(Debug, Clone)]
 pub struct CpuTimeReading {
-    taken: Instant,
+    read_at: Instant,
     cpus: Vec<CpuStat>,
-    parts: Vec<PartReading>,
+    cgroups: Vec<CgroupReading>,
     kernel_ns: u64,
     other_ns: u64,
 }
 
 /// CPU time of one cgroup so far.
 #[derive(Debug, Clone)]
-struct PartReading {
+struct CgroupReading {
     name: String,
     cgroup: PathBuf,
     used_ns: u64,
@@ -47,11 +47,11 @@ impl CpuTimeReading {
     ///
     /// # Errors
     /// A cgroup or /proc cannot be read.
-    pub fn take(parts: &[(String, PathBuf)]) -> io::Result<Self> {
+    pub fn read_with_retries(cgroups: &[(String, PathBuf)]) -> io::Result<Self> {
         let mut best: Option<(Duration, Self)> = None;
         for _ in 0..READING_ATTEMPTS {
             let start = Instant::now();
-            let reading = Self::take_once(parts)?;
+            let reading = Self::read_once(cgroups)?;
             let duration = start.elapsed();
             if best
                 .as_ref()
@@ -59,7 +59,7 @@ impl CpuTimeReading {
             {
                 best = Some((duration, reading));
             }
-            if duration < LONGEST_READING {
+            if duration < MAX_READING_TIME {
                 break;
             }
         }
@@ -68,28 +68,28 @@ impl CpuTimeReading {
     }
 
     /// When it was taken.
-    pub(crate) fn taken(&self) -> Instant {
-        self.taken
+    pub(crate) fn read_at(&self) -> Instant {
+        self.read_at
     }
 
     /// One attempt, however long it takes.
-    pub(crate) fn take_once(parts: &[(String, PathBuf)]) -> io::Result<Self> {
-        let mut used = Vec::new();
-        for (name, cgroup) in parts {
+    pub(crate) fn read_once(cgroups: &[(String, PathBuf)]) -> io::Result<Self> {
+        let mut readings = Vec::new();
+        for (name, cgroup) in cgroups {
             let path = Path::new(CGROUP_ROOT).join(cgroup).join("cpu.stat");
-            used.push(PartReading {
+            readings.push(CgroupReading {
                 name: name.clone(),
                 cgroup: cgroup.clone(),
-                used_ns: cgroup_ns(&read(&path)?)?,
+                used_ns: cgroup_cpu_ns(&read_file(&path)?)?,
             });
         }
-        let taken = Instant::now();
-        let cpus = cpu_stats(&read(Path::new("/proc/stat"))?)?;
-        let (kernel_ns, other_ns) = outside_of(parts)?;
+        let read_at = Instant::now();
+        let cpus = parse_proc_stat(&read_file(Path::new("/proc/stat"))?)?;
+        let (kernel_ns, other_ns) = cpu_ns_outside_of_cgroups(cgroups)?;
         Ok(Self {
-            taken,
+            read_at,
             cpus,
-            parts: used,
+            cgroups: readings,
             kernel_ns,
             other_ns,
         })
@@ -98,112 +98,114 @@ impl CpuTimeReading {
 
 /// CPU time between two readings, in CPUs: 1.0 is one CPU all the time.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Account {
+pub struct CpuTimeAccount {
     /// Time between the readings.
-    pub wall: Duration,
+    pub wall_time: Duration,
     /// The number of CPUs, which the parts must add up to.
-    pub cpus: usize,
+    pub cpu_count: usize,
     /// The cgroups, by name.
-    pub parts: Vec<(String, f64)>,
+    pub cgroups: Vec<(String, f64)>,
     /// Kernel threads.
-    pub kernel: f64,
+    pub kernel_cpus: f64,
     /// Processes outside of the cgroups that still run, the reader among them.
-    pub other: f64,
+    pub other_cpus: f64,
     /// Idle time.
-    pub idle: f64,
+    pub idle_cpus: f64,
     /// Time in which CPUs were switched off.
-    pub offline: f64,
-    /// CPUs that missed their ticks for longer than [`STUCK`], with the time that they missed: they had interrupts
+    pub offline_cpus: f64,
+    /// CPUs that missed their ticks for longer than [`STUCK_AFTER`], with the time that they missed: they had interrupts
     /// disabled, or the host did not execute them.
-    pub stuck: Vec<(usize, Duration)>,
+    pub stuck_cpus: Vec<(usize, Duration)>,
 }
 
-impl Account {
+impl CpuTimeAccount {
     /// The account of the time between two readings. A cgroup that is only in the second one is new.
     #[must_use]
-    pub fn between(first: &CpuTimeReading, second: &CpuTimeReading) -> Self {
-        let wall = second.taken.saturating_duration_since(first.taken);
-        let wall_ns = wall.as_nanos().max(1) as f64;
-        let share = |before: u64, after: u64| after.saturating_sub(before) as f64 / wall_ns;
-        let used_before = |part: &PartReading| {
-            let mut parts = first.parts.iter();
-            let same = parts.find(|earlier| earlier.cgroup == part.cgroup);
-            same.map_or(0, |earlier| earlier.used_ns)
+    pub fn between_readings(first: &CpuTimeReading, second: &CpuTimeReading) -> Self {
+        let wall_time = second.read_at.saturating_duration_since(first.read_at);
+        let wall_time_ns = wall_time.as_nanos().max(1) as f64;
+        let cpus_used =
+            |before: u64, after: u64| after.saturating_sub(before) as f64 / wall_time_ns;
+        let used_before = |cgroup_and_cpus: &CgroupReading| {
+            let mut cgroups = first.cgroups.iter();
+            let same_cgroup = cgroups.find(|earlier| earlier.cgroup == cgroup_and_cpus.cgroup);
+            same_cgroup.map_or(0, |earlier| earlier.used_ns)
         };
-        let part = |part: &PartReading| {
-            let used = share(used_before(part), part.used_ns);
-            (part.name.clone(), used)
+        let cgroup_and_cpus = |cgroup_and_cpus: &CgroupReading| {
+            let used_cpus = cpus_used(used_before(cgroup_and_cpus), cgroup_and_cpus.used_ns);
+            (cgroup_and_cpus.name.clone(), used_cpus)
         };
         Self {
-            wall,
-            cpus: first.cpus.len().max(second.cpus.len()),
-            parts: second.parts.iter().map(part).collect(),
-            kernel: share(first.kernel_ns, second.kernel_ns),
-            other: share(first.other_ns, second.other_ns),
-            idle: pairs(first, second)
-                .map(|(before, after)| share(before.idle_ns, after.idle_ns))
+            wall_time,
+            cpu_count: first.cpus.len().max(second.cpus.len()),
+            cgroups: second.cgroups.iter().map(cgroup_and_cpus).collect(),
+            kernel_cpus: cpus_used(first.kernel_ns, second.kernel_ns),
+            other_cpus: cpus_used(first.other_ns, second.other_ns),
+            idle_cpus: cpus_in_both_readings(first, second)
+                .map(|(before, after)| cpus_used(before.idle_ns, after.idle_ns))
                 .sum(),
-            offline: 0.0,
-            stuck: pairs(first, second)
-                .filter_map(|(before, after)| stuck(before, after, wall))
+            offline_cpus: 0.0,
+            stuck_cpus: cpus_in_both_readings(first, second)
+                .filter_map(|(before, after)| missed_ticks(before, after, wall_time))
                 .collect(),
         }
     }
 
     /// The same with the time for which CPUs were switched off.
     #[must_use]
-    pub fn with_offline(mut self, offline: &[(usize, Duration)]) -> Self {
-        let total: Duration = offline.iter().map(|(_, time)| *time).sum();
-        self.offline = total.as_secs_f64() / self.wall.as_secs_f64().max(f64::MIN_POSITIVE);
-        for (cpu, missed) in &mut self.stuck {
-            let own = offline.iter().filter(|(number, _)| number == cpu);
-            *missed = missed.saturating_sub(own.map(|(_, time)| *time).sum());
+    pub fn with_offline_time(mut self, offline: &[(usize, Duration)]) -> Self {
+        let total_offline: Duration = offline.iter().map(|(_, time)| *time).sum();
+        self.offline_cpus =
+            total_offline.as_secs_f64() / self.wall_time.as_secs_f64().max(f64::MIN_POSITIVE);
+        for (cpu, missed) in &mut self.stuck_cpus {
+            let own_periods = offline.iter().filter(|(number, _)| number == cpu);
+            *missed = missed.saturating_sub(own_periods.map(|(_, time)| *time).sum());
         }
-        self.stuck.retain(|(_, missed)| *missed > STUCK);
+        self.stuck_cpus.retain(|(_, missed)| *missed > STUCK_AFTER);
         self
     }
 
     /// All parts together.
     #[must_use]
-    pub fn sum(&self) -> f64 {
-        let parts: f64 = self.parts.iter().map(|(_, cpus)| cpus).sum();
-        parts + self.kernel + self.other + self.idle + self.offline
+    pub fn sum_cpus(&self) -> f64 {
+        let cgroups: f64 = self.cgroups.iter().map(|(_, cpus)| cpus).sum();
+        cgroups + self.kernel_cpus + self.other_cpus + self.idle_cpus + self.offline_cpus
     }
 
     /// Whether the parts add up to the CPUs, within [`TOLERANCE_CPUS`] per four CPUs and the units of `/proc/stat`.
     #[must_use]
     pub fn adds_up(&self) -> bool {
-        let tolerance = TOLERANCE_CPUS * (self.cpus as f64 / 4.0).max(1.0);
-        (self.sum() - self.cpus as f64).abs() <= tolerance + self.idle_error()
+        let tolerance = TOLERANCE_CPUS * (self.cpu_count as f64 / 4.0).max(1.0);
+        (self.sum_cpus() - self.cpu_count as f64).abs() <= tolerance + self.idle_error_cpus()
     }
 
     /// Largest error of the idle time: it is rounded to 10 ms on each CPU. CPUs that are always busy have no such error.
-    fn idle_error(&self) -> f64 {
+    fn idle_error_cpus(&self) -> f64 {
         let unit_ns = NANOSECONDS_PER_TICK as f64;
-        let largest = self.cpus as f64 * unit_ns / self.wall.as_nanos().max(1) as f64;
-        largest.min(self.idle)
+        let largest = self.cpu_count as f64 * unit_ns / self.wall_time.as_nanos().max(1) as f64;
+        largest.min(self.idle_cpus)
     }
 }
 
-impl fmt::Display for Account {
+impl fmt::Display for CpuTimeAccount {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, cpus) in &self.parts {
+        for (name, cpus) in &self.cgroups {
             write!(formatter, "{name} {cpus:.3} + ")?;
         }
         write!(
             formatter,
             "kernel {:.3} + other {:.3} + idle {:.3} = {:.3} of {} CPUs in {:.3} s",
-            self.kernel,
-            self.other,
-            self.idle,
-            self.sum(),
-            self.cpus,
-            self.wall.as_secs_f64()
+            self.kernel_cpus,
+            self.other_cpus,
+            self.idle_cpus,
+            self.sum_cpus(),
+            self.cpu_count,
+            self.wall_time.as_secs_f64()
         )?;
         if !self.adds_up() {
             write!(formatter, ": does not add up")?;
         }
-        for (cpu, missed) in &self.stuck {
+        for (cpu, missed) in &self.stuck_cpus {
             let seconds = missed.as_secs_f64();
             write!(formatter, "; CPU {cpu} missed {seconds:.2} s of ticks")?;
         }
@@ -212,7 +214,7 @@ impl fmt::Display for Account {
 }
 
 /// The CPUs that are in both readings.
-fn pairs<'a>(
+fn cpus_in_both_readings<'a>(
     first: &'a CpuTimeReading,
     second: &'a CpuTimeReading,
 ) -> impl Iterator<Item = (&'a CpuStat, &'a CpuStat)> {
@@ -225,23 +227,27 @@ fn pairs<'a>(
 
 /// The time for which a busy CPU missed its ticks. A CPU that idles now and then cannot be judged: it stops its tick
 /// meanwhile, and what it does until the next tick is not counted.
-fn stuck(before: &CpuStat, after: &CpuStat, wall: Duration) -> Option<(usize, Duration)> {
+fn missed_ticks(
+    before: &CpuStat,
+    after: &CpuStat,
+    wall_time: Duration,
+) -> Option<(usize, Duration)> {
     let idle_ns = after.idle_ns.saturating_sub(before.idle_ns);
     if idle_ns > NANOSECONDS_PER_TICK {
         return None;
     }
-    let accounted = after.accounted_ns.saturating_sub(before.accounted_ns);
-    let missed = wall.saturating_sub(Duration::from_nanos(accounted));
-    (missed > STUCK).then_some((before.cpu, missed))
+    let accounted_ns = after.accounted_ns.saturating_sub(before.accounted_ns);
+    let missed = wall_time.saturating_sub(Duration::from_nanos(accounted_ns));
+    (missed > STUCK_AFTER).then_some((before.cpu, missed))
 }
 
-fn read(path: &Path) -> io::Result<String> {
+fn read_file(path: &Path) -> io::Result<String> {
     let named =
         |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     fs::read_to_string(path).map_err(named)
 }
 
-fn malformed(what: &str) -> io::Error {
+fn malformed_file(what: &str) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
         format!("{what} has another format than expected"),
@@ -249,14 +255,14 @@ fn malformed(what: &str) -> io::Error {
 }
 
 /// CPU time of a cgroup by its `cpu.stat`, which counts microseconds.
-fn cgroup_ns(text: &str) -> io::Result<u64> {
+fn cgroup_cpu_ns(text: &str) -> io::Result<u64> {
     let usage = text
         .lines()
         .find_map(|line| line.strip_prefix("usage_usec "));
     let usage: Option<u64> = usage.and_then(|value| value.trim().parse().ok());
     usage
         .map(|microseconds| microseconds.saturating_mul(1000))
-        .ok_or_else(|| malformed("cpu.stat"))
+        .ok_or_else(|| malformed_file("cpu.stat"))
 }
 
 /// Times of one CPU by `/proc/stat`.
@@ -270,17 +276,17 @@ struct CpuStat {
 }
 
 /// The times of all online CPUs in `/proc/stat`.
-fn cpu_stats(text: &str) -> io::Result<Vec<CpuStat>> {
+fn parse_proc_stat(text: &str) -> io::Result<Vec<CpuStat>> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("cpu"));
     let cpus = lines.filter(|line| !line.starts_with(' '));
-    let stats: Option<Vec<CpuStat>> = cpus.map(cpu_stat).collect();
+    let stats: Option<Vec<CpuStat>> = cpus.map(parse_cpu_line).collect();
     stats
         .filter(|stats| !stats.is_empty())
-        .ok_or_else(|| malformed("/proc/stat"))
+        .ok_or_else(|| malformed_file("/proc/stat"))
 }
 
 /// A line without its `cpu`: number, user, nice, system, idle, iowait, irq, softirq, steal, then parts of the former.
-fn cpu_stat(line: &str) -> Option<CpuStat> {
+fn parse_cpu_line(line: &str) -> Option<CpuStat> {
     let mut fields = line.split_whitespace();
     let cpu = fields.next()?.parse().ok()?;
     let ticks: Vec<u64> = fields
@@ -299,7 +305,7 @@ fn cpu_stat(line: &str) -> Option<CpuStat> {
 }
 
 /// CPU time of all kernel threads and of all processes outside of some cgroups.
-fn outside_of(parts: &[(String, PathBuf)]) -> io::Result<(u64, u64)> {
+fn cpu_ns_outside_of_cgroups(cgroups: &[(String, PathBuf)]) -> io::Result<(u64, u64)> {
     let (mut kernel_ns, mut other_ns) = (0_u64, 0_u64);
     for process in fs::read_dir("/proc")?.flatten() {
         let folder = process.path();
@@ -318,18 +324,18 @@ fn outside_of(parts: &[(String, PathBuf)]) -> io::Result<(u64, u64)> {
         ) else {
             continue;
         };
-        let used = threads_ns(&folder);
+        let used_ns = threads_cpu_ns(&folder);
         if is_kernel_thread(&stat) {
-            kernel_ns = kernel_ns.saturating_add(used);
-        } else if !parts.iter().any(|(_, part)| is_member(&cgroup, part)) {
-            other_ns = other_ns.saturating_add(used);
+            kernel_ns = kernel_ns.saturating_add(used_ns);
+        } else if !cgroups.iter().any(|(_, part)| is_in_cgroup(&cgroup, part)) {
+            other_ns = other_ns.saturating_add(used_ns);
         }
     }
     Ok((kernel_ns, other_ns))
 }
 
 /// CPU time of the threads of a process that have not exited.
-fn threads_ns(process: &Path) -> u64 {
+fn threads_cpu_ns(process: &Path) -> u64 {
     let threads = fs::read_dir(process.join("task"))
         .into_iter()
         .flatten()
@@ -342,10 +348,10 @@ fn threads_ns(process: &Path) -> u64 {
 }
 
 /// Whether `/proc/PID/stat` is that of a kernel thread.
-fn is_kernel_thread(stat: &str) -> bool {
+fn is_kernel_thread(proc_stat: &str) -> bool {
     const PF_KTHREAD: u64 = 0x0020_0000;
     // The name is in parentheses and may hold anything; flags are the seventh field after it.
-    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let fields = proc_stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let flags: Option<u64> = fields
         .split_whitespace()
         .nth(6)
@@ -354,18 +360,20 @@ fn is_kernel_thread(stat: &str) -> bool {
 }
 
 /// Whether `/proc/PID/cgroup` names a cgroup or one below it.
-fn is_member(text: &str, cgroup: &Path) -> bool {
-    let own = text.lines().find_map(|line| line.strip_prefix("0::/"));
-    own.is_some_and(|own| Path::new(own).starts_with(cgroup))
+fn is_in_cgroup(proc_cgroup: &str, cgroup: &Path) -> bool {
+    let process_cgroup = proc_cgroup
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"));
+    process_cgroup.is_some_and(|process_cgroup| Path::new(process_cgroup).starts_with(cgroup))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn reading(taken: Instant, training_ns: u64, idle_ns: u64) -> CpuTimeReading {
+    fn reading_with(read_at: Instant, training_ns: u64, idle_ns: u64) -> CpuTimeReading {
         CpuTimeReading {
-            taken,
+            read_at,
             cpus: (0..4)
                 .map(|cpu| CpuStat {
                     cpu,
@@ -373,7 +381,7 @@ mod tests {
                     accounted_ns: (idle_ns + training_ns) / 4,
                 })
                 .collect(),
-            parts: vec![PartReading {
+            cgroups: vec![CgroupReading {
                 name: "training".to_owned(),
                 cgroup: "training".into(),
                 used_ns: training_ns,
@@ -386,50 +394,57 @@ mod tests {
     #[test]
     fn a_cpu_that_misses_its_ticks_is_named() {
         let start = Instant::now();
-        let first = reading(start, 0, 0);
-        let mut second = reading(start + Duration::from_secs(2), 8_000_000_000, 0);
-        assert_eq!(Account::between(&first, &second).stuck, []);
+        let first = reading_with(start, 0, 0);
+        let mut second = reading_with(start + Duration::from_secs(2), 8_000_000_000, 0);
+        assert_eq!(
+            CpuTimeAccount::between_readings(&first, &second).stuck_cpus,
+            []
+        );
         second.cpus[2].accounted_ns = 400_000_000;
-        let account = Account::between(&first, &second);
-        assert_eq!(account.stuck, [(2, Duration::from_millis(1600))]);
+        let account = CpuTimeAccount::between_readings(&first, &second);
+        assert_eq!(account.stuck_cpus, [(2, Duration::from_millis(1600))]);
         let text = account.to_string();
         assert!(text.ends_with("; CPU 2 missed 1.60 s of ticks"), "{text}");
         second.cpus[2].idle_ns = 300_000_000;
-        assert_eq!(Account::between(&first, &second).stuck, [], "it idles");
+        assert_eq!(
+            CpuTimeAccount::between_readings(&first, &second).stuck_cpus,
+            [],
+            "it idles"
+        );
     }
 
     #[test]
     fn a_cpu_that_was_switched_off_is_not_stuck() {
         let start = Instant::now();
-        let first = reading(start, 0, 0);
-        let mut second = reading(start + Duration::from_secs(2), 4_000_000_000, 4_000_000_000);
+        let first = reading_with(start, 0, 0);
+        let mut second = reading_with(start + Duration::from_secs(2), 4_000_000_000, 4_000_000_000);
         second.cpus[3].idle_ns = 0;
         for (cpu, seconds) in [2, 2, 2, 1].into_iter().enumerate() {
             second.cpus[cpu].accounted_ns = seconds * 1_000_000_000;
         }
         let off = [(3, Duration::from_secs(1))];
-        let account = Account::between(&first, &second).with_offline(&off);
-        assert_eq!((account.offline, account.stuck.len()), (0.5, 0));
+        let account = CpuTimeAccount::between_readings(&first, &second).with_offline_time(&off);
+        assert_eq!((account.offline_cpus, account.stuck_cpus.len()), (0.5, 0));
         assert!(account.adds_up(), "{account}");
         let short = [(3, Duration::from_millis(500))];
-        let account = Account::between(&first, &second).with_offline(&short);
-        assert_eq!(account.stuck, [(3, Duration::from_millis(500))]);
+        let account = CpuTimeAccount::between_readings(&first, &second).with_offline_time(&short);
+        assert_eq!(account.stuck_cpus, [(3, Duration::from_millis(500))]);
         assert!(!account.adds_up(), "{account}");
     }
 
     #[test]
     fn a_cgroup_that_is_new_counts_from_its_start() {
         let start = Instant::now();
-        let first = reading(start, 1_000_000_000, 0);
-        let mut second = reading(start + Duration::from_secs(2), 2_000_000_000, 0);
-        second.parts.push(PartReading {
+        let first = reading_with(start, 1_000_000_000, 0);
+        let mut second = reading_with(start + Duration::from_secs(2), 2_000_000_000, 0);
+        second.cgroups.push(CgroupReading {
             name: "late".to_owned(),
             cgroup: "late".into(),
             used_ns: 4_000_000_000,
         });
-        let parts = Account::between(&first, &second).parts;
+        let cgroups = CpuTimeAccount::between_readings(&first, &second).cgroups;
         assert_eq!(
-            parts,
+            cgroups,
             [("training".to_owned(), 0.5), ("late".to_owned(), 2.0)]
         );
     }
@@ -437,12 +452,12 @@ mod tests {
     #[test]
     fn an_account_that_misses_time_does_not_add_up() {
         let start = Instant::now();
-        let first = reading(start, 500, 700);
+        let first = reading_with(start, 500, 700);
         let end = start + Duration::from_secs(2);
         let account = |training_ms: u64, idle_ms: u64| {
-            Account::between(
+            CpuTimeAccount::between_readings(
                 &first,
-                &reading(
+                &reading_with(
                     end,
                     500 + training_ms * 1_000_000,
                     700 + idle_ms * 1_000_000,
@@ -464,33 +479,38 @@ mod tests {
     #[test]
     fn the_kernels_texts_are_read() {
         assert_eq!(
-            cgroup_ns("usage_usec 1500\nuser_usec 1000\n").unwrap(),
+            cgroup_cpu_ns("usage_usec 1500\nuser_usec 1000\n").unwrap(),
             1_500_000
         );
-        assert!(cgroup_ns("nothing").is_err());
+        assert!(cgroup_cpu_ns("nothing").is_err());
         let stat = "cpu  9 9 9 9 9\ncpu0 1 2 3 40 5 6 7 8 9 9\ncpu3 1 2 3 10 0 0 0 0\nintr 1\n";
-        let stats = cpu_stats(stat).unwrap();
+        let stats = parse_proc_stat(stat).unwrap();
         let cpu = |cpu, idle, accounted| CpuStat {
             cpu,
             idle_ns: idle * NANOSECONDS_PER_TICK,
             accounted_ns: accounted * NANOSECONDS_PER_TICK,
         };
         assert_eq!(stats, [cpu(0, 45, 72), cpu(3, 10, 16)]);
-        assert!(cpu_stats("cpu0 1 2 x y\n").is_err() && cpu_stats("").is_err());
-        assert!(cpu_stats("cpu0 1 2 3\n").is_err());
+        assert!(parse_proc_stat("cpu0 1 2 x y\n").is_err() && parse_proc_stat("").is_err());
+        assert!(parse_proc_stat("cpu0 1 2 3\n").is_err());
         assert!(is_kernel_thread("2 (kthreadd) S 0 0 0 0 -1 2129984 0"));
         assert!(!is_kernel_thread("7 (a) b) 2) R 0 0 0 0 -1 4194304 0"));
         assert!(
-            is_member("0::/a/b\n", Path::new("a"))
-                && is_member("1:cpu:/x\n0::/a\n", Path::new("a"))
+            is_in_cgroup("0::/a/b\n", Path::new("a"))
+                && is_in_cgroup("1:cpu:/x\n0::/a\n", Path::new("a"))
         );
-        assert!(!is_member("0::/ab\n", Path::new("a")) && !is_member("0::/\n", Path::new("a")));
+        assert!(
+            !is_in_cgroup("0::/ab\n", Path::new("a")) && !is_in_cgroup("0::/\n", Path::new("a"))
+        );
     }
 
     #[test]
     fn this_machine_has_cpu_time_outside_of_any_part() {
-        let reading = CpuTimeReading::take(&[]).unwrap();
+        let reading = CpuTimeReading::read_with_retries(&[]).unwrap();
         assert!(!reading.cpus.is_empty() && reading.other_ns > 0);
-        assert!(CpuTimeReading::take(&[("a".to_owned(), "no/such/cgroup".into())]).is_err());
+        assert!(
+            CpuTimeReading::read_with_retries(&[("a".to_owned(), "no/such/cgroup".into())])
+                .is_err()
+        );
     }
 }

@@ -9,12 +9,12 @@ use std::process::{Command, ExitStatus};
 
 use thiserror::Error;
 
-use crate::host::find_program;
 use crate::kernel::{KernelError, cache_folder};
+use crate::program_search::find_program;
 
 /// A public scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerScheduler {
     /// Its crate and its program.
     pub name: &'static str,
     /// The options that its authors recommend, beside the defaults.
@@ -24,48 +24,48 @@ pub struct Peer {
 }
 
 /// All peers, in the order in which they are built: small ones first.
-pub const PEERS: [Peer; 9] = [
-    Peer {
+pub const PEER_SCHEDULERS: [PeerScheduler; 9] = [
+    PeerScheduler {
         name: "scx_bpfland",
         arguments: &[],
         about: "virtual deadlines, favours tasks that block often",
     },
-    Peer {
+    PeerScheduler {
         name: "scx_cosmos",
         arguments: &[],
         about: "per-CPU queues until the machine is saturated, then deadlines",
     },
-    Peer {
+    PeerScheduler {
         name: "scx_flash",
         arguments: &[],
         about: "earliest deadline first, for predictable latency",
     },
-    Peer {
+    PeerScheduler {
         name: "scx_beerland",
         arguments: &[],
         about: "locality first, for many CPUs",
     },
-    Peer {
+    PeerScheduler {
         name: "scx_tickless",
         arguments: &[],
         about: "a few CPUs decide for all others, which then need no tick",
     },
-    Peer {
+    PeerScheduler {
         name: "scx_p2dq",
         arguments: &[],
         about: "multi-level queues, two random choices between caches",
     },
-    Peer {
+    PeerScheduler {
         name: "scx_rusty",
         arguments: &[],
         about: "one queue per last-level cache, balanced from user space",
     },
-    Peer {
+    PeerScheduler {
         name: "scx_lavd",
         arguments: &[],
         about: "latency criticality from wake-up chains, for games",
     },
-    Peer {
+    PeerScheduler {
         name: "scx_layered",
         // Without a configuration it does not start; this one is built in.
         arguments: &["--run-example"],
@@ -78,7 +78,7 @@ pub const PEERS: [Peer; 9] = [
 pub enum PeerError {
     /// No folder for the programs.
     #[error(transparent)]
-    Cache(#[from] KernelError),
+    NoCacheFolder(#[from] KernelError),
     /// A tool of the build is missing.
     #[error("{program} is not on PATH; {remedy}")]
     ToolMissing {
@@ -89,7 +89,7 @@ pub enum PeerError {
     },
     /// The build could not be started.
     #[error("cannot start {program}: {source}", program = program.display())]
-    Start {
+    BuildNotStarted {
         /// cargo.
         program: PathBuf,
         /// Why.
@@ -97,7 +97,7 @@ pub enum PeerError {
     },
     /// The build failed.
     #[error("building {name} failed ({status}); the end of its output:\n{output}")]
-    Build {
+    BuildFailed {
         /// The scheduler.
         name: &'static str,
         /// How cargo ended.
@@ -106,8 +106,8 @@ pub enum PeerError {
         output: String,
     },
     /// The name is none of a peer.
-    #[error("there is no peer `{name}`; there are {}", PEERS.map(|peer| peer.name).join(", "))]
-    Unknown {
+    #[error("there is no peer `{name}`; there are {}", PEER_SCHEDULERS.map(|peer| peer.name).join(", "))]
+    UnknownPeer {
         /// The name.
         name: String,
     },
@@ -117,9 +117,9 @@ pub enum PeerError {
 ///
 /// # Errors
 /// There is none.
-pub fn peer(name: &str) -> Result<Peer, PeerError> {
-    let found = PEERS.into_iter().find(|peer| peer.name == name);
-    found.ok_or_else(|| PeerError::Unknown {
+pub fn find_peer_scheduler(name: &str) -> Result<PeerScheduler, PeerError> {
+    let peer = PEER_SCHEDULERS.into_iter().find(|peer| peer.name == name);
+    peer.ok_or_else(|| PeerError::UnknownPeer {
         name: name.to_owned(),
     })
 }
@@ -136,11 +136,11 @@ impl PeerCache {
     /// # Errors
     /// No variable names a folder.
     pub fn from_environment() -> Result<Self, PeerError> {
-        Ok(Self::at(cache_folder()?))
+        Ok(Self::in_folder(cache_folder()?))
     }
 
     /// A cache in a given folder, which need not exist yet.
-    pub fn at(folder: impl AsRef<Path>) -> Self {
+    pub fn in_folder(folder: impl AsRef<Path>) -> Self {
         Self {
             folder: folder.as_ref().join("peers"),
         }
@@ -148,16 +148,16 @@ impl PeerCache {
 
     /// The program of a peer, if it is built.
     #[must_use]
-    pub fn program(&self, peer: Peer) -> Option<PathBuf> {
+    pub fn program_path(&self, peer: PeerScheduler) -> Option<PathBuf> {
         let path = self.folder.join("bin").join(peer.name);
         path.is_file().then_some(path)
     }
 
     /// The version of a built peer, by cargo's own list.
     #[must_use]
-    pub fn version(&self, peer: Peer) -> Option<String> {
+    pub fn built_version(&self, peer: PeerScheduler) -> Option<String> {
         let list = fs::read_to_string(self.folder.join(".crates.toml")).ok()?;
-        version_in(&list, peer.name)
+        version_in_crate_list(&list, peer.name)
     }
 
     /// Builds the newest published version with the dependencies that its authors locked. The first build takes some
@@ -165,7 +165,7 @@ impl PeerCache {
     ///
     /// # Errors
     /// cargo or clang is missing, or the build fails.
-    pub fn build(&self, peer: Peer) -> Result<PathBuf, PeerError> {
+    pub fn build_peer(&self, peer: PeerScheduler) -> Result<PathBuf, PeerError> {
         let cargo = find_program("cargo").ok_or(PeerError::ToolMissing {
             program: "cargo",
             remedy: "install Rust, for example with rustup",
@@ -179,13 +179,13 @@ impl PeerCache {
             // A configuration of the current folder is not meant for foreign crates.
             .current_dir(env::temp_dir())
             .output()
-            .map_err(|source| PeerError::Start {
+            .map_err(|source| PeerError::BuildNotStarted {
                 program: cargo,
                 source,
             })?;
-        match self.program(peer) {
+        match self.program_path(peer) {
             Some(program) if output.status.success() => Ok(program),
-            _ => Err(PeerError::Build {
+            _ => Err(PeerError::BuildFailed {
                 name: peer.name,
                 status: output.status,
                 output: last_lines(&output.stderr),
@@ -196,21 +196,21 @@ impl PeerCache {
 
 /// The compiler for BPF: `$BPF_CLANG`, else the newest clang on `PATH`.
 fn bpf_clang() -> Result<OsString, PeerError> {
-    const NAMES: [&str; 6] = [
+    const CLANG_NAMES: [&str; 6] = [
         "clang-21", "clang-20", "clang-19", "clang-18", "clang-17", "clang",
     ];
-    if let Some(chosen) = env::var_os("BPF_CLANG").filter(|value| !value.is_empty()) {
-        return Ok(chosen);
+    if let Some(configured) = env::var_os("BPF_CLANG").filter(|value| !value.is_empty()) {
+        return Ok(configured);
     }
-    let found = NAMES.iter().find_map(|name| find_program(name));
-    found.map(Into::into).ok_or(PeerError::ToolMissing {
+    let clang = CLANG_NAMES.iter().find_map(|name| find_program(name));
+    clang.map(Into::into).ok_or(PeerError::ToolMissing {
         program: "clang",
         remedy: "install the package clang-19",
     })
 }
 
 /// The version in a line such as `"scx_bpfland 1.1.4 (registry+…)" = ["scx_bpfland"]`.
-fn version_in(list: &str, name: &str) -> Option<String> {
+fn version_in_crate_list(list: &str, name: &str) -> Option<String> {
     let entry = list.lines().find_map(|line| {
         line.strip_prefix('"')?
             .strip_prefix(name)?
@@ -233,23 +233,29 @@ mod tests {
     #[test]
     fn cargos_list_names_the_version() {
         let list = "[v1]\n\"scx_bpfland 1.1.4 (registry+https://x)\" = [\"scx_bpfland\"]\n\"scx_bpfland_extra 9.9 (x)\" = []\n";
-        assert_eq!(version_in(list, "scx_bpfland").as_deref(), Some("1.1.4"));
-        assert_eq!(version_in(list, "scx_bpf"), None);
-        assert_eq!(version_in("", "scx_bpfland"), None);
+        assert_eq!(
+            version_in_crate_list(list, "scx_bpfland").as_deref(),
+            Some("1.1.4")
+        );
+        assert_eq!(version_in_crate_list(list, "scx_bpf"), None);
+        assert_eq!(version_in_crate_list("", "scx_bpfland"), None);
     }
 
     #[test]
     fn a_peer_is_found_by_name_and_built_only_where_its_program_is() {
-        assert_eq!(peer("scx_lavd").unwrap().name, "scx_lavd");
-        let error = peer("scx_none").unwrap_err().to_string();
+        assert_eq!(find_peer_scheduler("scx_lavd").unwrap().name, "scx_lavd");
+        let error = find_peer_scheduler("scx_none").unwrap_err().to_string();
         assert!(error.contains("scx_layered"), "{error}");
         let folder = tempfile::tempdir().unwrap();
-        let cache = PeerCache::at(folder.path());
-        assert_eq!(cache.program(PEERS[0]), None);
-        let program = folder.path().join("peers/bin").join(PEERS[0].name);
+        let cache = PeerCache::in_folder(folder.path());
+        assert_eq!(cache.program_path(PEER_SCHEDULERS[0]), None);
+        let program = folder
+            .path()
+            .join("peers/bin")
+            .join(PEER_SCHEDULERS[0].name);
         fs::create_dir_all(program.parent().unwrap()).unwrap();
         fs::write(&program, "").unwrap();
-        assert_eq!(cache.program(PEERS[0]), Some(program));
-        assert_eq!(cache.version(PEERS[0]), None);
+        assert_eq!(cache.program_path(PEER_SCHEDULERS[0]), Some(program));
+        assert_eq!(cache.built_version(PEER_SCHEDULERS[0]), None);
     }
 }

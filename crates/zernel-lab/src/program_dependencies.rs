@@ -17,7 +17,7 @@ use thiserror::Error;
 pub enum ProgramError {
     /// The file could not be read.
     #[error("cannot read the program {path}: {source}", path = path.display())]
-    Unreadable {
+    ProgramUnreadable {
         /// The program.
         path: PathBuf,
         /// Why.
@@ -59,18 +59,18 @@ pub enum ProgramError {
 }
 
 /// The files a program needs at run time, none for a static one.
-pub(crate) fn needs(path: &Path) -> Result<Vec<PathBuf>, ProgramError> {
-    let Some(loader) = loader(path)? else {
+pub(crate) fn needed_files(path: &Path) -> Result<Vec<PathBuf>, ProgramError> {
+    let Some(loader) = dynamic_loader(path)? else {
         return Ok(Vec::new());
     };
-    let mut files = libraries(path, &loader)?;
+    let mut files = list_libraries(path, &loader)?;
     files.push(loader);
     Ok(files)
 }
 
 /// The dynamic loader a program asks for, none for a static one.
-pub(crate) fn loader(path: &Path) -> Result<Option<PathBuf>, ProgramError> {
-    let unreadable = |source| ProgramError::Unreadable {
+pub(crate) fn dynamic_loader(path: &Path) -> Result<Option<PathBuf>, ProgramError> {
+    let unreadable = |source| ProgramError::ProgramUnreadable {
         path: path.to_owned(),
         source,
     };
@@ -78,11 +78,17 @@ pub(crate) fn loader(path: &Path) -> Result<Option<PathBuf>, ProgramError> {
         path: path.to_owned(),
         reason: error.to_string(),
     };
-    let data = ReadCache::new(File::open(path).map_err(unreadable)?);
-    let header = FileHeader64::<Endianness>::parse(&data).map_err(malformed)?;
+    let file_content = ReadCache::new(File::open(path).map_err(unreadable)?);
+    let header = FileHeader64::<Endianness>::parse(&file_content).map_err(malformed)?;
     let endian = header.endian().map_err(malformed)?;
-    for segment in header.program_headers(endian, &data).map_err(malformed)? {
-        if let Some(name) = segment.interpreter(endian, &data).map_err(malformed)? {
+    for segment in header
+        .program_headers(endian, &file_content)
+        .map_err(malformed)?
+    {
+        if let Some(name) = segment
+            .interpreter(endian, &file_content)
+            .map_err(malformed)?
+        {
             return Ok(Some(PathBuf::from(std::ffi::OsStr::from_bytes(name))));
         }
     }
@@ -91,7 +97,7 @@ pub(crate) fn loader(path: &Path) -> Result<Option<PathBuf>, ProgramError> {
 
 /// Lists the libraries by the loader itself, so that the list is the one that it would load. Library
 /// settings of the environment are removed, because the guest does not have them.
-fn libraries(path: &Path, loader: &Path) -> Result<Vec<PathBuf>, ProgramError> {
+fn list_libraries(path: &Path, loader: &Path) -> Result<Vec<PathBuf>, ProgramError> {
     let failed = |reason| ProgramError::LoaderFailed {
         path: path.to_owned(),
         loader: loader.to_owned(),
@@ -119,14 +125,16 @@ fn libraries(path: &Path, loader: &Path) -> Result<Vec<PathBuf>, ProgramError> {
             String::from_utf8_lossy(&listing.stderr).trim().to_owned(),
         ));
     }
-    Ok(text.lines().filter_map(listed_library).collect())
+    Ok(text.lines().filter_map(parse_listed_library).collect())
 }
 
 /// The path in a line such as `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f…)`. The kernel's
 /// own library and the loader are listed without an arrow.
-fn listed_library(line: &str) -> Option<PathBuf> {
-    let (_, found) = line.split_once(" => ")?;
-    let path = found.rsplit_once(" (").map_or(found, |(path, _)| path);
+fn parse_listed_library(line: &str) -> Option<PathBuf> {
+    let (_, path_and_address) = line.split_once(" => ")?;
+    let path = path_and_address
+        .rsplit_once(" (")
+        .map_or(path_and_address, |(path, _)| path);
     Some(PathBuf::from(path.trim()))
 }
 
@@ -136,14 +144,20 @@ mod tests {
 
     #[test]
     fn a_dynamic_program_needs_its_loader_and_libraries() {
-        let needed = needs(Path::new("/bin/cat")).unwrap();
-        let named = |part: &str| {
+        let needed = needed_files(Path::new("/bin/cat")).unwrap();
+        let has_file_named = |part: &str| {
             needed
                 .iter()
                 .any(|path| path.to_string_lossy().contains(part))
         };
-        assert!(named("ld-linux") || named("ld-musl"), "{needed:?}");
-        assert!(named("libc.so") || named("libc.musl"), "{needed:?}");
+        assert!(
+            has_file_named("ld-linux") || has_file_named("ld-musl"),
+            "{needed:?}"
+        );
+        assert!(
+            has_file_named("libc.so") || has_file_named("libc.musl"),
+            "{needed:?}"
+        );
         assert!(
             needed
                 .iter()
@@ -156,7 +170,7 @@ mod tests {
     fn a_script_is_refused_with_the_remedy() {
         let mut script = tempfile::NamedTempFile::new().unwrap();
         io::Write::write_all(&mut script, b"#!/bin/sh\necho hello\n").unwrap();
-        let error = needs(script.path()).unwrap_err();
+        let error = needed_files(script.path()).unwrap_err();
         assert!(
             matches!(error, ProgramError::NotAnExecutable { .. }),
             "{error}"
@@ -169,12 +183,13 @@ mod tests {
 
     #[test]
     fn reads_the_loader_listing() {
-        let library = listed_library("\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f0d)");
+        let library =
+            parse_listed_library("\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f0d)");
         assert_eq!(
             library,
             Some(PathBuf::from("/lib/x86_64-linux-gnu/libc.so.6"))
         );
-        assert_eq!(listed_library("\tlinux-vdso.so.1 (0x00007ffc)"), None);
-        assert_eq!(listed_library("\tstatically linked"), None);
+        assert_eq!(parse_listed_library("\tlinux-vdso.so.1 (0x00007ffc)"), None);
+        assert_eq!(parse_listed_library("\tstatically linked"), None);
     }
 }
