@@ -79,7 +79,7 @@ pub struct ScenarioReport {
     pub rows: Vec<SchedulerRow>,
 }
 
-/// Place of a run: scenario, scheduler, seed.
+/// A run of the comparison: indices of its scenario and its scheduler, and its seed.
 type RunKey = (usize, usize, u64);
 
 impl SchedulerComparison {

@@ -126,14 +126,14 @@ impl CpuTimeAccount {
         let wall_time_ns = wall_time.as_nanos().max(1) as f64;
         let cpus_used =
             |before: u64, after: u64| after.saturating_sub(before) as f64 / wall_time_ns;
-        let used_before = |cgroup_and_cpus: &CgroupReading| {
+        let used_before = |reading: &CgroupReading| {
             let mut cgroups = first.cgroups.iter();
-            let same_cgroup = cgroups.find(|earlier| earlier.cgroup == cgroup_and_cpus.cgroup);
+            let same_cgroup = cgroups.find(|earlier| earlier.cgroup == reading.cgroup);
             same_cgroup.map_or(0, |earlier| earlier.used_ns)
         };
-        let cgroup_and_cpus = |cgroup_and_cpus: &CgroupReading| {
-            let used_cpus = cpus_used(used_before(cgroup_and_cpus), cgroup_and_cpus.used_ns);
-            (cgroup_and_cpus.name.clone(), used_cpus)
+        let cgroup_and_cpus = |reading: &CgroupReading| {
+            let used_cpus = cpus_used(used_before(reading), reading.used_ns);
+            (reading.name.clone(), used_cpus)
         };
         Self {
             wall_time,

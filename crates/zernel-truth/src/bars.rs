@@ -7,7 +7,7 @@ use crate::report::TruthReport;
 /// Bars of one trace. A bar that is not set is not checked.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Bars {
+pub struct ScoreBars {
     /// Least macro-F1 of phases.
     pub phase_f1: Option<f64>,
     /// Least macro-F1 of thread classes.
@@ -26,10 +26,10 @@ pub struct Bars {
     pub verdict: Option<bool>,
 }
 
-impl Bars {
+impl ScoreBars {
     /// Sentences about the bars that a score does not reach.
     #[must_use]
-    pub fn missed(&self, report: &TruthReport) -> Vec<String> {
+    pub fn missed_bars(&self, report: &TruthReport) -> Vec<String> {
         let phases = &report.phases;
         let at_least = [
             ("phase_f1", self.phase_f1, phases.macro_f1),
@@ -54,20 +54,21 @@ impl Bars {
                 report.gpu_busy.map(|busy| busy.median_points),
             ),
         ];
-        let low = at_least.into_iter().filter_map(|(name, bar, value)| {
+        let too_low = at_least.into_iter().filter_map(|(name, bar, value)| {
             let bar = bar?;
             let is_reached = value.is_some_and(|value| value >= bar);
             (!is_reached).then(|| format!("{name} is {value:?}, at least {bar} is required"))
         });
-        let high = at_most.into_iter().filter_map(|(name, bar, value)| {
+        let too_high = at_most.into_iter().filter_map(|(name, bar, value)| {
             let bar = bar?;
             let is_reached = value.is_some_and(|value| value <= bar);
             (!is_reached).then(|| format!("{name} is {value:?}, at most {bar} is allowed"))
         });
         let verdict = report.reported.as_ref();
-        let is_right = verdict.is_some_and(|it| it.is_right == Some(true) && !it.overstates);
-        let wrong = (self.verdict == Some(true) && !is_right)
+        let is_right =
+            verdict.is_some_and(|verdict| verdict.is_right == Some(true) && !verdict.overstates);
+        let wrong_verdict = (self.verdict == Some(true) && !is_right)
             .then(|| format!("the verdict is wrong: {verdict:?}"));
-        low.chain(high).chain(wrong).collect()
+        too_low.chain(too_high).chain(wrong_verdict).collect()
     }
 }

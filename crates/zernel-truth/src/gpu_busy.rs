@@ -21,33 +21,36 @@ pub struct GpuBusyScore {
 impl GpuBusyScore {
     /// Compares each second that a script measured with the samples of its training thread in that second.
     #[must_use]
-    pub fn new(trace: &TraceFile, log: &StampLog) -> Option<Self> {
-        let training = log.training_thread?;
+    pub fn from_trace(trace: &TraceFile, log: &StampLog) -> Option<Self> {
+        let training_thread = log.training_thread?;
         let samples: Vec<(u64, f64)> = trace
             .entries
             .iter()
             .filter_map(|entry| match entry {
-                TraceEntry::Sample(sample) if sample.tid == training => {
-                    Some((sample.at_ns, f64::from(sample.gpu_utilization)))
+                TraceEntry::Sample(sample) if sample.tid == training_thread => {
+                    Some((sample.at_ns, f64::from(sample.gpu_utilization_percent)))
                 }
                 _ => None,
             })
             .collect();
         let mut pairs = Vec::new();
-        for (end_ns, share) in &log.gpu_busy {
+        for (end_ns, share) in &log.gpu_busy_by_second {
             let second = end_ns.saturating_sub(SECOND_NS)..*end_ns;
-            let inside = samples.iter().filter(|sample| second.contains(&sample.0));
-            let inside: Vec<f64> = inside.map(|sample| sample.1).collect();
-            if !inside.is_empty() {
+            let samples_in_second = samples.iter().filter(|sample| second.contains(&sample.0));
+            let samples_in_second: Vec<f64> = samples_in_second.map(|sample| sample.1).collect();
+            if !samples_in_second.is_empty() {
                 pairs.push((
                     share * 100.0,
-                    inside.iter().sum::<f64>() / inside.len() as f64,
+                    samples_in_second.iter().sum::<f64>() / samples_in_second.len() as f64,
                 ));
             }
         }
-        let mut errors: Vec<f64> = pairs.iter().map(|(truth, it)| (truth - it).abs()).collect();
+        let mut errors: Vec<f64> = pairs
+            .iter()
+            .map(|(truth, reported)| (truth - reported).abs())
+            .collect();
         errors.sort_by(f64::total_cmp);
-        let sum: f64 = pairs.iter().map(|(truth, it)| it - truth).sum();
+        let sum: f64 = pairs.iter().map(|(truth, reported)| reported - truth).sum();
         Some(Self {
             seconds: errors.len(),
             median_points: *errors.get(errors.len() / 2)?,
@@ -66,7 +69,7 @@ mod tests {
         let text = "{\"version\": 1, \"pid\": 7, \"begin\": 0}\n[1, 7, \"+step\"]\n[2, 7, \"-\"]\n\
                     {\"end\": 9, \"gpu_busy\": [[1000000000, 0.5], [2000000000, 0.9], [9000000000, 1.0]]}\n";
         let log = StampLog::parse(text).unwrap();
-        let sample = |at_ms: u64, gpu_utilization: u8| {
+        let sample = |at_ms: u64, gpu_utilization_percent: u8| {
             TraceEntry::Sample(SampleEntry {
                 at_ns: at_ms * 1_000_000,
                 tid: 7,
@@ -75,7 +78,7 @@ mod tests {
                 cpu_burst_ns: 0,
                 io_wait_q16: 0,
                 futex_waits: 0,
-                gpu_utilization,
+                gpu_utilization_percent,
                 nccl_active: false,
             })
         };
@@ -83,10 +86,10 @@ mod tests {
             entries: vec![sample(100, 40), sample(900, 50), sample(1500, 80)],
             ..TraceFile::default()
         };
-        let score = GpuBusyScore::new(&trace, &log).unwrap();
+        let score = GpuBusyScore::from_trace(&trace, &log).unwrap();
         assert_eq!(score.seconds, 2);
         assert!((score.median_points - 10.0).abs() < 1e-9);
         assert!((score.mean_points + 7.5).abs() < 1e-9);
-        assert_eq!(GpuBusyScore::new(&TraceFile::default(), &log), None);
+        assert_eq!(GpuBusyScore::from_trace(&TraceFile::default(), &log), None);
     }
 }

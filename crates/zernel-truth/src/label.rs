@@ -7,11 +7,11 @@ macro_rules! labels {
     ($($(#[$doc:meta])* $label:ident = $name:literal,)*) => {
         /// What a thread does, by its own account. The innermost label counts.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum Label {
+        pub enum StampLabel {
             $($(#[$doc])* $label,)*
         }
 
-        impl Label {
+        impl StampLabel {
             /// All labels.
             pub const ALL: &[Self] = &[$(Self::$label,)*];
 
@@ -66,11 +66,11 @@ labels! {
     Other = "other",
 }
 
-impl Label {
+impl StampLabel {
     /// The phase that a process with this label is in.
     #[must_use]
-    pub fn phase(self) -> WorkloadPhase {
-        match self.activity() {
+    pub fn workload_phase(self) -> WorkloadPhase {
+        match self.process_activity() {
             ProcessActivity::DataWait => WorkloadPhase::DataLoading,
             ProcessActivity::HostWork | ProcessActivity::GpuWait => WorkloadPhase::GpuCompute,
             ProcessActivity::PeerWait => WorkloadPhase::NcclCollective,
@@ -81,7 +81,7 @@ impl Label {
 
     /// The phase with GPU waits apart, as reports for people show it.
     #[must_use]
-    pub fn activity(self) -> ProcessActivity {
+    pub fn process_activity(self) -> ProcessActivity {
         match self {
             Self::Data => ProcessActivity::DataWait,
             Self::Forward | Self::Backward | Self::Host => ProcessActivity::HostWork,
@@ -100,7 +100,7 @@ impl Label {
 
     /// The class of a thread with this label, for a scheduler.
     #[must_use]
-    pub fn class(self) -> ThreadClass {
+    pub fn thread_class(self) -> ThreadClass {
         match self {
             Self::Forward | Self::Backward | Self::Optimizer | Self::Host | Self::Peer => {
                 ThreadClass::Critical
@@ -131,12 +131,12 @@ pub enum ProcessActivity {
 }
 
 impl ProcessActivity {
-    /// The activity of a thread in a phase. `in_sync`: it is in a call that waits for the GPU.
+    /// The activity of a thread in a phase. `is_in_gpu_sync`: it is in a call that waits for the GPU.
     #[must_use]
-    pub fn of(phase: WorkloadPhase, in_sync: bool) -> Self {
+    pub fn of_phase(phase: WorkloadPhase, is_in_gpu_sync: bool) -> Self {
         match phase {
             WorkloadPhase::DataLoading => Self::DataWait,
-            WorkloadPhase::GpuCompute if in_sync => Self::GpuWait,
+            WorkloadPhase::GpuCompute if is_in_gpu_sync => Self::GpuWait,
             WorkloadPhase::GpuCompute => Self::HostWork,
             WorkloadPhase::NcclCollective => Self::PeerWait,
             WorkloadPhase::OptimizerStep => Self::Optimizer,
@@ -156,7 +156,7 @@ pub enum ThreadClass {
 }
 
 /// A set of categories that time is divided into.
-pub trait Category: Copy + Ord + 'static {
+pub trait TimeCategory: Copy + Ord + 'static {
     /// All categories.
     const ALL: &'static [Self];
     /// The category without evidence.
@@ -188,7 +188,7 @@ impl From<WorkloadPhase> for PhaseCategory {
     }
 }
 
-impl Category for PhaseCategory {
+impl TimeCategory for PhaseCategory {
     const ALL: &'static [Self] = &[
         Self::DataLoading,
         Self::GpuCompute,
@@ -209,7 +209,7 @@ impl Category for PhaseCategory {
     }
 }
 
-impl Category for ProcessActivity {
+impl TimeCategory for ProcessActivity {
     const ALL: &'static [Self] = &[
         Self::DataWait,
         Self::HostWork,
@@ -232,7 +232,7 @@ impl Category for ProcessActivity {
     }
 }
 
-impl Category for ThreadClass {
+impl TimeCategory for ThreadClass {
     const ALL: &'static [Self] = &[Self::Critical, Self::Feed, Self::GpuWait, Self::Other];
     const UNKNOWN: Self = Self::Other;
 
@@ -252,10 +252,10 @@ mod tests {
 
     #[test]
     fn every_label_has_its_own_name() {
-        for label in Label::ALL {
-            assert_eq!(Label::from_name(label.name()), Some(*label));
+        for label in StampLabel::ALL {
+            assert_eq!(StampLabel::from_name(label.name()), Some(*label));
         }
-        assert_eq!(Label::from_name("step"), None);
+        assert_eq!(StampLabel::from_name("step"), None);
     }
 
     #[test]
@@ -270,9 +270,9 @@ mod tests {
             ("feed", "Unknown", ThreadClass::Feed),
         ];
         for (name, phase, class) in expected {
-            let label = Label::from_name(name).unwrap();
-            assert_eq!(PhaseCategory::from(label.phase()).name(), phase);
-            assert_eq!(label.class(), class);
+            let label = StampLabel::from_name(name).unwrap();
+            assert_eq!(PhaseCategory::from(label.workload_phase()).name(), phase);
+            assert_eq!(label.thread_class(), class);
         }
     }
 }

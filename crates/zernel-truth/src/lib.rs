@@ -6,7 +6,7 @@
 //! | [`stamps`] | the logs that a program writes: its own labels |
 //! | [`label`] | labels, and the phase, activity and class that each stands for |
 //! | [`timeline`] | a value over time |
-//! | [`detected`] | what was detected, as timelines: recorded, or replayed through this version's tracker |
+//! | [`detected_phases`] | what was detected, as timelines: recorded, or replayed through this version's tracker |
 //! | [`score`] | confusion matrix, F1, shares, boundaries and delays of two timelines |
 //! | [`gpu_busy`] | the reported utilization of the GPU, second by second |
 //! | [`verdict`] | the verdict of the run's report |
@@ -17,7 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bars;
-pub mod detected;
+pub mod detected_phases;
 pub mod gpu_busy;
 pub mod label;
 pub mod render;

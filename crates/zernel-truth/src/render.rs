@@ -3,11 +3,11 @@
 use std::fmt::Write;
 
 use crate::report::TruthReport;
-use crate::score::{DistanceSummary, Score};
+use crate::score::{DetectionScore, DistanceSummary};
 
 /// Renders a score.
 #[must_use]
-pub fn render(report: &TruthReport) -> String {
+pub fn render_report(report: &TruthReport) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
     let _ = write_report(&mut text, report);
@@ -73,7 +73,7 @@ fn write_report(text: &mut String, report: &TruthReport) -> std::fmt::Result {
     write_score(text, "Classes of threads", &report.classes)
 }
 
-fn write_score(text: &mut String, title: &str, score: &Score) -> std::fmt::Result {
+fn write_score(text: &mut String, title: &str, score: &DetectionScore) -> std::fmt::Result {
     writeln!(
         text,
         "\n{title}: macro-F1 {}, shares within {:.1} points, unknown {:.1} %, absent {:.1} %",

@@ -6,10 +6,10 @@ use serde::Serialize;
 use zernel_phase::WorkloadPhase;
 use zernel_report::judge_again;
 
-use crate::detected::{DetectedProcess, PhaseSource, detect, sampled_phases};
+use crate::detected_phases::{DetectedProcess, PhaseSource, detect_phases, sampled_phases};
 use crate::gpu_busy::GpuBusyScore;
-use crate::label::{Label, PhaseCategory, ProcessActivity, ThreadClass};
-use crate::score::{Confusion, DistanceSummary, Distances, Score};
+use crate::label::{PhaseCategory, ProcessActivity, StampLabel, ThreadClass};
+use crate::score::{ChangeDistances, ConfusionMatrix, DetectionScore, DistanceSummary};
 use crate::stamps::StampLog;
 use crate::timeline::Timeline;
 use crate::trace::{CoverageEntry, DelaySummary, TraceEntry, TraceFile};
@@ -17,7 +17,7 @@ use crate::verdict::ReportedVerdict;
 use crate::warm_up::correct_warm_up;
 
 /// Shorter true spans have no boundaries of their own: consecutive stamps of a Python script are up to this far apart.
-const RESOLUTION_NS: u64 = 50_000;
+const STAMP_RESOLUTION_NS: u64 = 50_000;
 
 /// The score of one trace.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -35,13 +35,13 @@ pub struct TruthReport {
     /// Median step in microseconds.
     pub median_step_us: Option<f64>,
     /// The contract's five phases of each process.
-    pub phases: Score,
+    pub phases: DetectionScore,
     /// The five phases of each process by the sampled rule.
-    pub sampled_phases: Score,
+    pub sampled_phases: DetectionScore,
     /// Phases with GPU waits apart.
-    pub activities: Score,
+    pub activities: DetectionScore,
     /// The classes of all labelled threads.
-    pub classes: Score,
+    pub classes: DetectionScore,
     /// True changes of phase and the nearest detected ones.
     pub boundaries: DistanceSummary,
     /// From the start of a true phase until it was reported.
@@ -56,53 +56,53 @@ pub struct TruthReport {
 
 /// Sums over the processes of a trace.
 #[derive(Default)]
-struct Sums {
-    phases: Confusion<PhaseCategory>,
-    sampled: Confusion<PhaseCategory>,
-    activities: Confusion<ProcessActivity>,
-    classes: Confusion<ThreadClass>,
-    boundaries: Distances,
-    delays: Distances,
+struct ScoreSums {
+    phases: ConfusionMatrix<PhaseCategory>,
+    sampled_phases: ConfusionMatrix<PhaseCategory>,
+    activities: ConfusionMatrix<ProcessActivity>,
+    classes: ConfusionMatrix<ThreadClass>,
+    boundaries: ChangeDistances,
+    delays: ChangeDistances,
     training_ns: u128,
     observed_ns: u128,
-    steps_ns: Vec<u64>,
+    median_steps_ns: Vec<u64>,
     processes: usize,
 }
 
 /// Scores a trace.
 #[must_use]
-pub fn score(trace: &TraceFile, stamps: &[StampLog], source: PhaseSource) -> TruthReport {
-    let detected = detect(trace, source);
-    let nothing = DetectedProcess {
+pub fn score_trace(trace: &TraceFile, stamps: &[StampLog], source: PhaseSource) -> TruthReport {
+    let detected = detect_phases(trace, source);
+    let undetected_process = DetectedProcess {
         is_loader: false,
         threads: BTreeMap::new(),
     };
-    let mut sums = Sums::default();
+    let mut sums = ScoreSums::default();
     for log in stamps {
-        let process = detected.get(&log.pid).unwrap_or(&nothing);
+        let process = detected.get(&log.pid).unwrap_or(&undetected_process);
         sums.add_process(trace, log, process);
-        sums.add_classes(log, process, scored_time(log, stamps));
+        sums.add_thread_classes(log, process, scored_span_ns(log, stamps));
     }
-    sums.steps_ns.sort_unstable();
-    let median_ns = sums.steps_ns.get(sums.steps_ns.len() / 2);
-    let absent = stamps.iter().flat_map(|log| log.known.absent.clone());
+    sums.median_steps_ns.sort_unstable();
+    let median_ns = sums.median_steps_ns.get(sums.median_steps_ns.len() / 2);
+    let absent = stamps.iter().flat_map(|log| log.known_facts.absent.clone());
     let absent: Vec<String> = absent.collect();
-    let first = stamps.iter().find(|log| !log.steps.is_empty());
+    let first_training_log = stamps.iter().find(|log| !log.step_spans_ns.is_empty());
     TruthReport {
-        variant: first.map_or_else(String::new, |log| log.variant.clone()),
-        verdict: first.and_then(|log| log.known.verdict.clone()),
+        variant: first_training_log.map_or_else(String::new, |log| log.variant.clone()),
+        verdict: first_training_log.and_then(|log| log.known_facts.verdict.clone()),
         processes: sums.processes,
         lost_events: trace.header.lost_events,
         observed_share: sums.observed_ns as f64 / sums.training_ns.max(1) as f64,
         median_step_us: median_ns.map(|ns| *ns as f64 / 1e3),
-        phases: sums.phases.score(&absent),
-        sampled_phases: sums.sampled.score(&absent),
-        activities: sums.activities.score(&[]),
-        classes: sums.classes.score(&[]),
-        boundaries: sums.boundaries.summary(),
-        delays: sums.delays.summary(),
+        phases: sums.phases.compute_score(&absent),
+        sampled_phases: sums.sampled_phases.compute_score(&absent),
+        activities: sums.activities.compute_score(&[]),
+        classes: sums.classes.compute_score(&[]),
+        boundaries: sums.boundaries.summarize(),
+        delays: sums.delays.summarize(),
         kernel_delay: trace.header.delay,
-        gpu_busy: first.and_then(|log| GpuBusyScore::new(trace, log)),
+        gpu_busy: first_training_log.and_then(|log| GpuBusyScore::from_trace(trace, log)),
         reported: reported_verdict(trace, stamps, source),
     }
 }
@@ -121,82 +121,89 @@ fn reported_verdict(
             .as_object_mut()?
             .insert("verdict".to_owned(), verdict);
     }
-    let training = stamps.iter().filter(|log| !log.steps.is_empty());
-    let known = training.map(|log| (log.pid, log.known.verdict.clone()));
-    ReportedVerdict::new(&report, &known.collect())
+    let training_logs = stamps.iter().filter(|log| !log.step_spans_ns.is_empty());
+    let known_verdicts = training_logs.map(|log| (log.pid, log.known_facts.verdict.clone()));
+    ReportedVerdict::from_report(&report, &known_verdicts.collect())
 }
 
 /// The time in which the threads of a process are scored: that of its training, or for a loader that of all
 /// training in the trace.
-fn scored_time(log: &StampLog, all: &[StampLog]) -> Option<(u64, u64)> {
-    log.training_time().or_else(|| {
-        let times = all.iter().filter_map(StampLog::training_time);
-        times.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)))
+fn scored_span_ns(log: &StampLog, all_logs: &[StampLog]) -> Option<(u64, u64)> {
+    log.training_span_ns().or_else(|| {
+        let times = all_logs.iter().filter_map(StampLog::training_span_ns);
+        times.reduce(|sum, span| (sum.0.min(span.0), sum.1.max(span.1)))
     })
 }
 
-impl Sums {
+impl ScoreSums {
     /// Adds the process view, if the process has a training loop.
     fn add_process(&mut self, trace: &TraceFile, log: &StampLog, process: &DetectedProcess) {
-        let (Some(labels), Some((start_ns, end_ns))) = (log.process_labels(), log.training_time())
+        let (Some(labels), Some((start_ns, end_ns))) =
+            (log.process_labels(), log.training_span_ns())
         else {
             return;
         };
         self.processes += 1;
-        let labels = labels.clip(start_ns, end_ns);
-        let truth = labels.map(|label| PhaseCategory::from(label.phase()));
+        let labels = labels.clip_to(start_ns, end_ns);
+        let truth = labels.map(|label| PhaseCategory::from(label.workload_phase()));
         let thread = process.training_thread();
         let unknown = || Timeline::constant(PhaseCategory::Unknown, start_ns, end_ns);
         // Time before the first event of the thread is unknown.
-        let fill = |timeline: Timeline<PhaseCategory>| {
-            let filled = timeline.fill(PhaseCategory::Unknown, start_ns, end_ns);
-            filled.clip(start_ns, end_ns)
+        let fill_and_clip = |timeline: Timeline<PhaseCategory>| {
+            let filled = timeline.fill_gaps(PhaseCategory::Unknown, start_ns, end_ns);
+            filled.clip_to(start_ns, end_ns)
         };
-        let filled = |phases: Option<Timeline<WorkloadPhase>>| {
-            phases.map_or_else(unknown, |phases| fill(phases.map(PhaseCategory::from)))
+        let filled_or_unknown = |phases: Option<Timeline<WorkloadPhase>>| {
+            phases.map_or_else(unknown, |phases| {
+                fill_and_clip(phases.map(PhaseCategory::from))
+            })
         };
-        let phases = filled(process.phases());
-        let live = filled(process.live_phases());
-        let sampled = match thread.map(|it| it.tid).or(log.training_thread) {
-            Some(tid) => fill(sampled_phases(trace, tid).map(PhaseCategory::from)),
+        let phases = filled_or_unknown(process.phases());
+        let live = filled_or_unknown(process.live_phases());
+        let sampled = match thread.map(|thread| thread.tid).or(log.training_thread) {
+            Some(tid) => fill_and_clip(sampled_phases(trace, tid).map(PhaseCategory::from)),
             None => unknown(),
         };
         let activities = process.activities().map_or_else(
             || Timeline::constant(ProcessActivity::Unknown, start_ns, end_ns),
-            |activities| activities.fill(ProcessActivity::Unknown, start_ns, end_ns),
+            |activities| activities.fill_gaps(ProcessActivity::Unknown, start_ns, end_ns),
         );
-        self.phases.add(&truth, &phases);
-        self.sampled.add(&truth, &sampled);
-        let true_activities = labels.map(Label::activity);
-        self.activities.add(&true_activities, &activities);
-        let distinct = truth.without_shorter(RESOLUTION_NS);
-        self.boundaries.add_boundaries(&distinct, &phases);
-        self.delays.add_delays(&distinct, &live);
+        self.phases.add_timelines(&truth, &phases);
+        self.sampled_phases.add_timelines(&truth, &sampled);
+        let true_activities = labels.map(StampLabel::process_activity);
+        self.activities.add_timelines(&true_activities, &activities);
+        let truth_without_short_spans = truth.without_short_spans(STAMP_RESOLUTION_NS);
+        self.boundaries
+            .add_boundary_distances(&truth_without_short_spans, &phases);
+        self.delays
+            .add_report_delays(&truth_without_short_spans, &live);
         self.training_ns += u128::from(end_ns - start_ns);
         self.observed_ns += u128::from(observed_ns(trace, log.pid, start_ns, end_ns));
-        self.steps_ns.extend(log.median_step_ns());
+        self.median_steps_ns.extend(log.median_step_ns());
     }
 
     /// Adds the classes of all labelled threads.
-    fn add_classes(
+    fn add_thread_classes(
         &mut self,
         log: &StampLog,
         process: &DetectedProcess,
-        scored_time: Option<(u64, u64)>,
+        scored_span_ns: Option<(u64, u64)>,
     ) {
-        let Some((start_ns, end_ns)) = scored_time else {
+        let Some((start_ns, end_ns)) = scored_span_ns else {
             return;
         };
-        for (tid, labels) in &log.threads {
-            let truth = labels.clip(start_ns, end_ns).map(Label::class);
+        for (tid, labels) in &log.thread_labels {
+            let truth = labels
+                .clip_to(start_ns, end_ns)
+                .map(StampLabel::thread_class);
             let classes = process.threads.get(tid).map_or_else(
                 || Timeline::constant(ThreadClass::Other, start_ns, end_ns),
                 |thread| {
-                    let classes = thread.classes(process.is_loader);
-                    classes.fill(ThreadClass::Other, start_ns, end_ns)
+                    let classes = thread.scheduler_classes(process.is_loader);
+                    classes.fill_gaps(ThreadClass::Other, start_ns, end_ns)
                 },
             );
-            self.classes.add(&truth, &classes);
+            self.classes.add_timelines(&truth, &classes);
         }
     }
 }
@@ -204,23 +211,32 @@ impl Sums {
 /// How much of a time was observed.
 fn observed_ns(trace: &TraceFile, pid: u32, start_ns: u64, end_ns: u64) -> u64 {
     let mut handles = Vec::new();
-    let mut attached = Timeline::constant(true, trace.header.began_ns, trace.header.ended_ns);
-    let mut awake = attached.clone();
+    let mut probes_attached =
+        Timeline::constant(true, trace.header.began_ns, trace.header.ended_ns);
+    let mut process_observed = probes_attached.clone();
     for entry in &trace.entries {
         match entry {
             TraceEntry::Process(process) if process.pid == pid => handles.push(process.handle),
             TraceEntry::Coverage { at_ns, coverage } => match coverage {
-                CoverageEntry::Probes(on) => attached.set(*at_ns, *on),
-                CoverageEntry::Process { handle, observed } if handles.contains(handle) => {
-                    awake.set(*at_ns, *observed);
+                CoverageEntry::ProbesAttached(is_attached) => {
+                    probes_attached.set_from(*at_ns, *is_attached);
+                }
+                CoverageEntry::ProcessObserved {
+                    handle,
+                    is_observed,
+                } if handles.contains(handle) => {
+                    process_observed.set_from(*at_ns, *is_observed);
                 }
                 _ => {}
             },
             _ => {}
         }
     }
-    let both = attached.zip(&awake).clip(start_ns, end_ns);
-    both.spans()
+    let probes_and_process = probes_attached
+        .zip(&process_observed)
+        .clip_to(start_ns, end_ns);
+    probes_and_process
+        .spans()
         .filter(|span| span.2 == (true, true))
         .map(|(start_ns, end_ns, _)| end_ns - start_ns)
         .sum()

@@ -8,26 +8,26 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::label::Label;
+use crate::label::StampLabel;
 use crate::timeline::Timeline;
 
 /// Deepest nesting of labels.
-const MAX_DEPTH: usize = 64;
+const MAX_LABEL_DEPTH: usize = 64;
 
 /// Why a file is no stamp log.
 #[derive(Debug, thiserror::Error)]
 pub enum StampError {
     /// A line is not valid.
-    #[error("line {line} is not valid: {reason}")]
-    Line {
+    #[error("line {line_number} is not valid: {reason}")]
+    InvalidLine {
         /// Its number, from 1.
-        line: usize,
+        line_number: usize,
         /// What is wrong with it.
         reason: String,
     },
     /// It has no first line.
     #[error("it is empty")]
-    Empty,
+    EmptyLog,
 }
 
 /// The labels of one process.
@@ -38,25 +38,25 @@ pub struct StampLog {
     /// Name of the script's variant.
     pub variant: String,
     /// Known by construction.
-    pub known: Known,
+    pub known_facts: KnownFacts,
     /// Start of the log, in nanoseconds of CLOCK_MONOTONIC.
     pub begin_ns: u64,
     /// End of the log.
     pub end_ns: u64,
     /// Start and end of all steps.
-    pub steps: Vec<(u64, u64)>,
+    pub step_spans_ns: Vec<(u64, u64)>,
     /// The thread that makes the steps.
     pub training_thread: Option<u32>,
     /// Ends of seconds, and the share of each in which the GPU was busy.
-    pub gpu_busy: Vec<(u64, f64)>,
+    pub gpu_busy_by_second: Vec<(u64, f64)>,
     /// The label of each thread over time.
-    pub threads: BTreeMap<u32, Timeline<Label>>,
+    pub thread_labels: BTreeMap<u32, Timeline<StampLabel>>,
 }
 
 /// What is known about a script by construction.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
-pub struct Known {
+pub struct KnownFacts {
     /// The right verdict.
     pub verdict: Option<String>,
     /// Phases that do not occur.
@@ -71,12 +71,12 @@ struct StampHeader {
     variant: String,
     begin: u64,
     #[serde(default)]
-    known: Known,
+    known: KnownFacts,
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Line {
+enum StampLogLine {
     Stamp(u64, u32, String),
     Tail {
         end: u64,
@@ -89,9 +89,9 @@ enum Line {
 #[derive(Default)]
 struct ThreadStamps {
     /// Labels that were entered and not left; `None`: a step, with its start.
-    open: Vec<(Option<Label>, u64)>,
-    changes: Vec<(u64, Label)>,
-    steps: Vec<(u64, u64)>,
+    open_labels: Vec<(Option<StampLabel>, u64)>,
+    label_changes: Vec<(u64, StampLabel)>,
+    step_spans_ns: Vec<(u64, u64)>,
 }
 
 impl StampLog {
@@ -101,55 +101,64 @@ impl StampLog {
             .lines()
             .enumerate()
             .filter(|(_, line)| !line.trim().is_empty());
-        let (_, first) = lines.next().ok_or(StampError::Empty)?;
-        let invalid = |line: usize, reason: String| StampError::Line {
-            line: line + 1,
+        let (_, first_line) = lines.next().ok_or(StampError::EmptyLog)?;
+        let invalid = |line_index: usize, reason: String| StampError::InvalidLine {
+            line_number: line_index + 1,
             reason,
         };
-        let head: StampHeader =
-            serde_json::from_str(first).map_err(|error| invalid(0, error.to_string()))?;
-        if head.version != 1 {
-            let reason = format!("version {} is not known", head.version);
+        let header: StampHeader =
+            serde_json::from_str(first_line).map_err(|error| invalid(0, error.to_string()))?;
+        if header.version != 1 {
+            let reason = format!("version {} is not known", header.version);
             return Err(invalid(0, reason));
         }
         let mut threads: BTreeMap<u32, ThreadStamps> = BTreeMap::new();
-        let mut end_ns = head.begin;
-        let mut busy = Vec::new();
-        for (number, line) in lines {
-            match serde_json::from_str(line).map_err(|error| invalid(number, error.to_string()))? {
-                Line::Stamp(at_ns, tid, label) => {
+        let mut end_ns = header.begin;
+        let mut gpu_busy_by_second = Vec::new();
+        for (line_index, line) in lines {
+            match serde_json::from_str(line)
+                .map_err(|error| invalid(line_index, error.to_string()))?
+            {
+                StampLogLine::Stamp(at_ns, tid, label) => {
                     end_ns = end_ns.max(at_ns);
                     let thread = threads.entry(tid).or_default();
                     thread
-                        .stamp(at_ns, &label)
-                        .map_err(|reason| invalid(number, reason.to_owned()))?;
+                        .apply_stamp(at_ns, &label)
+                        .map_err(|reason| invalid(line_index, reason.to_owned()))?;
                 }
-                Line::Tail { end, gpu_busy } => {
+                StampLogLine::Tail { end, gpu_busy } => {
                     end_ns = end_ns.max(end);
-                    busy.extend(gpu_busy.unwrap_or_default());
+                    gpu_busy_by_second.extend(gpu_busy.unwrap_or_default());
                 }
             }
         }
-        let mut log = Self::new(head, threads, end_ns);
-        log.gpu_busy = busy;
+        let mut log = Self::from_threads(header, threads, end_ns);
+        log.gpu_busy_by_second = gpu_busy_by_second;
         Ok(log)
     }
 
-    fn new(head: StampHeader, threads: BTreeMap<u32, ThreadStamps>, end_ns: u64) -> Self {
-        let training = threads.iter().max_by_key(|(_, thread)| thread.steps.len());
-        let training = training.filter(|(_, thread)| !thread.steps.is_empty());
+    fn from_threads(
+        header: StampHeader,
+        threads: BTreeMap<u32, ThreadStamps>,
+        end_ns: u64,
+    ) -> Self {
+        let training = threads
+            .iter()
+            .max_by_key(|(_, thread)| thread.step_spans_ns.len());
+        let training = training.filter(|(_, thread)| !thread.step_spans_ns.is_empty());
         Self {
-            pid: head.pid,
-            variant: head.variant,
-            known: head.known,
-            begin_ns: head.begin,
+            pid: header.pid,
+            variant: header.variant,
+            known_facts: header.known,
+            begin_ns: header.begin,
             end_ns,
-            steps: training.map_or_else(Vec::new, |(_, thread)| thread.steps.clone()),
+            step_spans_ns: training
+                .map_or_else(Vec::new, |(_, thread)| thread.step_spans_ns.clone()),
             training_thread: training.map(|(tid, _)| *tid),
-            gpu_busy: Vec::new(),
-            threads: threads
+            gpu_busy_by_second: Vec::new(),
+            thread_labels: threads
                 .into_iter()
-                .map(|(tid, thread)| (tid, Timeline::new(thread.changes, end_ns)))
+                .map(|(tid, thread)| (tid, Timeline::new(thread.label_changes, end_ns)))
                 .collect(),
         }
     }
@@ -157,16 +166,16 @@ impl StampLog {
     /// The label of the process over time: that of its training thread. While that thread is in its backward pass,
     /// the label of another thread that works for it counts, such as the autograd thread's.
     #[must_use]
-    pub fn process_labels(&self) -> Option<Timeline<Label>> {
+    pub fn process_labels(&self) -> Option<Timeline<StampLabel>> {
         let training = self.training_thread?;
-        let mut labels = self.threads.get(&training)?.clone();
-        for (tid, other) in &self.threads {
+        let mut labels = self.thread_labels.get(&training)?.clone();
+        for (tid, other) in &self.thread_labels {
             if *tid == training {
                 continue;
             }
-            let other = other.fill(Label::Other, self.begin_ns, self.end_ns);
+            let other = other.fill_gaps(StampLabel::Other, self.begin_ns, self.end_ns);
             labels = labels.zip(&other).map(|(own, other)| match (own, other) {
-                (Label::Backward, Label::Gpu | Label::Peer) => other,
+                (StampLabel::Backward, StampLabel::Gpu | StampLabel::Peer) => other,
                 _ => own,
             });
         }
@@ -175,16 +184,16 @@ impl StampLog {
 
     /// From the first step to the end of the last.
     #[must_use]
-    pub fn training_time(&self) -> Option<(u64, u64)> {
-        let start_ns = self.steps.iter().map(|step| step.0).min()?;
-        let end_ns = self.steps.iter().map(|step| step.1).max()?;
+    pub fn training_span_ns(&self) -> Option<(u64, u64)> {
+        let start_ns = self.step_spans_ns.iter().map(|step| step.0).min()?;
+        let end_ns = self.step_spans_ns.iter().map(|step| step.1).max()?;
         Some((start_ns, end_ns))
     }
 
     /// The median length of a step.
     #[must_use]
     pub fn median_step_ns(&self) -> Option<u64> {
-        let steps = self.steps.iter();
+        let steps = self.step_spans_ns.iter();
         let mut lengths: Vec<u64> = steps
             .map(|(start, end)| end.saturating_sub(*start))
             .collect();
@@ -194,33 +203,33 @@ impl StampLog {
 }
 
 impl ThreadStamps {
-    fn stamp(&mut self, at_ns: u64, label: &str) -> Result<(), &'static str> {
-        if self.changes.last().is_some_and(|last| at_ns < last.0) {
+    fn apply_stamp(&mut self, at_ns: u64, label: &str) -> Result<(), &'static str> {
+        if self.label_changes.last().is_some_and(|last| at_ns < last.0) {
             return Err("its time is before that of the thread's last stamp");
         }
         match label.strip_prefix('+') {
-            Some("step") => self.open.push((None, at_ns)),
+            Some("step") => self.open_labels.push((None, at_ns)),
             Some(name) => {
-                let label = Label::from_name(name).ok_or("unknown label")?;
-                self.open.push((Some(label), at_ns));
+                let label = StampLabel::from_name(name).ok_or("unknown label")?;
+                self.open_labels.push((Some(label), at_ns));
             }
             None if label == "-" => {
-                let left = self
-                    .open
+                let left_label = self
+                    .open_labels
                     .pop()
                     .ok_or("it leaves a label that was not entered")?;
-                if let (None, start_ns) = left {
-                    self.steps.push((start_ns, at_ns));
+                if let (None, start_ns) = left_label {
+                    self.step_spans_ns.push((start_ns, at_ns));
                 }
             }
             None => return Err("a stamp is +label or -"),
         }
-        if self.open.len() > MAX_DEPTH {
+        if self.open_labels.len() > MAX_LABEL_DEPTH {
             return Err("labels nest too deep");
         }
-        let innermost = self.open.iter().rev().find_map(|(label, _)| *label);
-        self.changes
-            .push((at_ns, innermost.unwrap_or(Label::Other)));
+        let innermost = self.open_labels.iter().rev().find_map(|(label, _)| *label);
+        self.label_changes
+            .push((at_ns, innermost.unwrap_or(StampLabel::Other)));
         Ok(())
     }
 }
@@ -251,21 +260,21 @@ mod tests {
     fn the_innermost_label_counts() {
         let log = StampLog::parse(LOG).unwrap();
         assert_eq!((log.pid, log.training_thread), (7, Some(7)));
-        assert_eq!(log.training_time(), Some((100, 200)));
-        assert_eq!(log.known.absent, ["NcclCollective"]);
+        assert_eq!(log.training_span_ns(), Some((100, 200)));
+        assert_eq!(log.known_facts.absent, ["NcclCollective"]);
         let labels: Vec<_> = log.process_labels().unwrap().spans().collect();
         let expected = [
-            (100, 110, Label::Other),
-            (110, 120, Label::Data),
-            (120, 130, Label::Other),
-            (130, 140, Label::Forward),
-            (140, 150, Label::Gpu),
-            (150, 160, Label::Forward),
-            (160, 170, Label::Other),
-            (170, 175, Label::Backward),
-            (175, 178, Label::Gpu),
-            (178, 180, Label::Backward),
-            (180, 300, Label::Other),
+            (100, 110, StampLabel::Other),
+            (110, 120, StampLabel::Data),
+            (120, 130, StampLabel::Other),
+            (130, 140, StampLabel::Forward),
+            (140, 150, StampLabel::Gpu),
+            (150, 160, StampLabel::Forward),
+            (160, 170, StampLabel::Other),
+            (170, 175, StampLabel::Backward),
+            (175, 178, StampLabel::Gpu),
+            (178, 180, StampLabel::Backward),
+            (180, 300, StampLabel::Other),
         ];
         assert_eq!(labels, expected);
     }
@@ -274,12 +283,12 @@ mod tests {
     fn a_damaged_log_names_the_line() {
         let error = |text: &str| StampLog::parse(text).unwrap_err().to_string();
         assert_eq!(error(""), "it is empty");
-        let head = LOG.lines().next().unwrap();
+        let header = LOG.lines().next().unwrap();
         assert!(error("{}").starts_with("line 1 "));
         for line in ["[1, 2, \"-\"]", "[1, 2, \"+nothing\"]", "[1]", "{}"] {
-            let text = format!("{head}\n{line}");
+            let text = format!("{header}\n{line}");
             assert!(error(&text).starts_with("line 2 "), "{line}");
         }
-        assert!(StampLog::parse(head).unwrap().process_labels().is_none());
+        assert!(StampLog::parse(header).unwrap().process_labels().is_none());
     }
 }

@@ -18,7 +18,7 @@ impl<T: Copy + PartialEq> Timeline<T> {
             end_ns,
         };
         for (start_ns, value) in changes {
-            timeline.set(start_ns, value);
+            timeline.set_from(start_ns, value);
         }
         timeline
     }
@@ -33,7 +33,7 @@ impl<T: Copy + PartialEq> Timeline<T> {
     }
 
     /// Sets the value from `start_ns` to the end. Changes at or after `start_ns` are removed. Nothing changes at or after the end.
-    pub(crate) fn set(&mut self, start_ns: u64, value: T) {
+    pub(crate) fn set_from(&mut self, start_ns: u64, value: T) {
         if start_ns >= self.end_ns {
             return;
         }
@@ -47,9 +47,9 @@ impl<T: Copy + PartialEq> Timeline<T> {
 
     /// The value at a time.
     #[must_use]
-    pub fn at(&self, at_ns: u64) -> Option<T> {
-        let next = self.changes.partition_point(|change| change.0 <= at_ns);
-        let value = self.changes.get(next.checked_sub(1)?)?.1;
+    pub fn value_at(&self, at_ns: u64) -> Option<T> {
+        let next_index = self.changes.partition_point(|change| change.0 <= at_ns);
+        let value = self.changes.get(next_index.checked_sub(1)?)?.1;
         (at_ns < self.end_ns).then_some(value)
     }
 
@@ -74,36 +74,51 @@ impl<T: Copy + PartialEq> Timeline<T> {
     /// A timeline of pairs, over the time that both timelines cover.
     #[must_use]
     pub fn zip<U: Copy + PartialEq>(&self, other: &Timeline<U>) -> Timeline<(T, U)> {
-        let start_ns = |changes: Option<u64>| changes.unwrap_or(u64::MAX);
-        let first_ns = start_ns(self.changes.first().map(|change| change.0));
-        let first_ns = first_ns.max(start_ns(other.changes.first().map(|change| change.0)));
+        let start_or_max_ns = |start: Option<u64>| start.unwrap_or(u64::MAX);
+        let first_ns = start_or_max_ns(self.changes.first().map(|change| change.0));
+        let first_ns = first_ns.max(start_or_max_ns(
+            other.changes.first().map(|change| change.0),
+        ));
         let mut joined = Timeline {
             changes: Vec::new(),
             end_ns: self.end_ns.min(other.end_ns),
         };
-        let (mut one, mut two) = (0, 0);
+        let (mut own_index, mut other_index) = (0, 0);
         let mut now_ns = first_ns;
         while now_ns < joined.end_ns {
-            while self.changes.get(one + 1).is_some_and(|c| c.0 <= now_ns) {
-                one += 1;
+            while self
+                .changes
+                .get(own_index + 1)
+                .is_some_and(|change| change.0 <= now_ns)
+            {
+                own_index += 1;
             }
-            while other.changes.get(two + 1).is_some_and(|c| c.0 <= now_ns) {
-                two += 1;
+            while other
+                .changes
+                .get(other_index + 1)
+                .is_some_and(|change| change.0 <= now_ns)
+            {
+                other_index += 1;
             }
-            joined.set(now_ns, (self.changes[one].1, other.changes[two].1));
-            let next_ns = start_ns(self.changes.get(one + 1).map(|change| change.0));
-            now_ns = next_ns.min(start_ns(other.changes.get(two + 1).map(|change| change.0)));
+            joined.set_from(
+                now_ns,
+                (self.changes[own_index].1, other.changes[other_index].1),
+            );
+            let next_ns = start_or_max_ns(self.changes.get(own_index + 1).map(|change| change.0));
+            now_ns = next_ns.min(start_or_max_ns(
+                other.changes.get(other_index + 1).map(|change| change.0),
+            ));
         }
         joined
     }
 
     /// The timeline without spans shorter than `min_ns`: they become part of the span before. The first span stays.
     #[must_use]
-    pub fn without_shorter(&self, min_ns: u64) -> Self {
+    pub fn without_short_spans(&self, min_ns: u64) -> Self {
         let mut kept = Timeline::new(Vec::new(), self.end_ns);
         for (start_ns, end_ns, value) in self.spans() {
             if kept.changes.is_empty() || end_ns - start_ns >= min_ns {
-                kept.set(start_ns, value);
+                kept.set_from(start_ns, value);
             }
         }
         kept
@@ -111,14 +126,14 @@ impl<T: Copy + PartialEq> Timeline<T> {
 
     /// The part between two times.
     #[must_use]
-    pub fn clip(&self, start_ns: u64, end_ns: u64) -> Self {
+    pub fn clip_to(&self, start_ns: u64, end_ns: u64) -> Self {
         let window = Timeline::constant((), start_ns, end_ns);
         self.zip(&window).map(|(value, ())| value)
     }
 
     /// Fills the time between `start_ns` and `end_ns` that the timeline does not cover.
     #[must_use]
-    pub fn fill(&self, value: T, start_ns: u64, end_ns: u64) -> Self {
+    pub fn fill_gaps(&self, value: T, start_ns: u64, end_ns: u64) -> Self {
         let first_ns = self.changes.first().map_or(self.end_ns, |first| first.0);
         let before = (start_ns < first_ns).then_some((start_ns, value));
         let mut changes: Vec<_> = before.into_iter().collect();
@@ -138,17 +153,17 @@ mod tests {
         let timeline = Timeline::new(vec![(10, 'a'), (30, 'b'), (20, 'a'), (30, 'c')], 50);
         let spans: Vec<_> = timeline.spans().collect();
         assert_eq!(spans, [(10, 30, 'a'), (30, 50, 'c')]);
-        assert_eq!(timeline.at(9), None);
-        assert_eq!(timeline.at(10), Some('a'));
-        assert_eq!(timeline.at(49), Some('c'));
-        assert_eq!(timeline.at(50), None);
+        assert_eq!(timeline.value_at(9), None);
+        assert_eq!(timeline.value_at(10), Some('a'));
+        assert_eq!(timeline.value_at(49), Some('c'));
+        assert_eq!(timeline.value_at(50), None);
     }
 
     #[test]
     fn two_timelines_are_joined_where_both_are_known() {
-        let one = Timeline::new(vec![(0, 1), (10, 2), (40, 3)], 100);
-        let other = Timeline::new(vec![(5, 'a'), (20, 'b')], 50);
-        let spans: Vec<_> = one.zip(&other).spans().collect();
+        let numbers = Timeline::new(vec![(0, 1), (10, 2), (40, 3)], 100);
+        let letters = Timeline::new(vec![(5, 'a'), (20, 'b')], 50);
+        let spans: Vec<_> = numbers.zip(&letters).spans().collect();
         let expected = [
             (5, 10, (1, 'a')),
             (10, 20, (2, 'a')),
@@ -157,24 +172,24 @@ mod tests {
         ];
         assert_eq!(spans, expected);
         let empty = Timeline::<()>::new(Vec::new(), 100);
-        assert_eq!(one.zip(&empty).spans().count(), 0);
+        assert_eq!(numbers.zip(&empty).spans().count(), 0);
     }
 
     #[test]
     fn short_spans_become_part_of_the_span_before() {
         let timeline = Timeline::new(vec![(0, 'a'), (50, 'b'), (55, 'a'), (90, 'c')], 200);
-        let spans: Vec<_> = timeline.without_shorter(10).spans().collect();
+        let spans: Vec<_> = timeline.without_short_spans(10).spans().collect();
         assert_eq!(spans, [(0, 90, 'a'), (90, 200, 'c')]);
     }
 
     #[test]
     fn a_timeline_is_clipped_and_filled() {
         let timeline = Timeline::new(vec![(10, 1), (20, 2)], 30);
-        let clipped: Vec<_> = timeline.clip(15, 25).spans().collect();
+        let clipped: Vec<_> = timeline.clip_to(15, 25).spans().collect();
         assert_eq!(clipped, [(15, 20, 1), (20, 25, 2)]);
-        let filled: Vec<_> = timeline.fill(0, 0, 40).spans().collect();
+        let filled: Vec<_> = timeline.fill_gaps(0, 0, 40).spans().collect();
         assert_eq!(filled, [(0, 10, 0), (10, 20, 1), (20, 30, 2), (30, 40, 0)]);
-        let covered: Vec<_> = timeline.fill(0, 15, 25).spans().collect();
+        let covered: Vec<_> = timeline.fill_gaps(0, 15, 25).spans().collect();
         assert_eq!(covered, [(10, 20, 1), (20, 30, 2)]);
     }
 }

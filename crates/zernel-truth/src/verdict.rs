@@ -22,26 +22,28 @@ pub struct ReportedVerdict {
 }
 
 impl ReportedVerdict {
-    /// Reads the verdict from a report. `known`: the right one for each process that trains, by pid, as stamps name it.
+    /// Reads the verdict from a report. `known_verdicts`: the right one for each process that trains, by pid, as stamps name it.
     #[must_use]
-    pub fn new(report: &Value, known: &KnownVerdicts) -> Option<Self> {
+    pub fn from_report(report: &Value, known_verdicts: &KnownVerdicts) -> Option<Self> {
         let verdict = report.get("verdict")?;
-        let text = |key: &str| Some(verdict.get(key)?.as_str()?.to_owned());
-        let (bound, evidence) = (text("bound")?, text("evidence")?);
-        let seconds = |of: &Value, key: &str| of.get(key).and_then(Value::as_f64);
-        let at_most = seconds(verdict, "at_most_seconds").unwrap_or(0.0);
-        let wall = seconds(report, "wall_seconds")?;
-        let is_right = match straggler(report) {
-            Some((pid, cause)) if differ(known) => Some(is_slowed_by(known, pid, cause)),
+        let text_at = |key: &str| Some(verdict.get(key)?.as_str()?.to_owned());
+        let (bound, evidence) = (text_at("bound")?, text_at("evidence")?);
+        let seconds_at = |object: &Value, key: &str| object.get(key).and_then(Value::as_f64);
+        let at_most_seconds = seconds_at(verdict, "at_most_seconds").unwrap_or(0.0);
+        let wall_seconds = seconds_at(report, "wall_seconds")?;
+        let is_right = match straggler_and_cause(report) {
+            Some((pid, cause)) if verdicts_differ(known_verdicts) => {
+                Some(is_cause_of_straggler(known_verdicts, pid, cause))
+            }
             _ => {
-                let known = known.values().next()?.as_deref();
-                let known = known.filter(|known| !known.is_empty());
-                known.map(|known| is_right(known, &bound, &evidence))
+                let right_verdict = known_verdicts.values().next()?.as_deref();
+                let right_verdict = right_verdict.filter(|verdict| !verdict.is_empty());
+                right_verdict.map(|verdict| is_right_verdict(verdict, &bound, &evidence))
             }
         };
         Some(Self {
             is_right,
-            overstates: at_most > wall,
+            overstates: at_most_seconds > wall_seconds,
             bound,
             evidence,
         })
@@ -49,12 +51,14 @@ impl ReportedVerdict {
 }
 
 /// Whether the ranks have different bottlenecks.
-fn differ(known: &KnownVerdicts) -> bool {
-    known.values().any(|one| Some(one) != known.values().next())
+fn verdicts_differ(known_verdicts: &KnownVerdicts) -> bool {
+    known_verdicts
+        .values()
+        .any(|verdict| Some(verdict) != known_verdicts.values().next())
 }
 
 /// Pid of the straggler, and the part of its time that makes it slow.
-fn straggler(report: &Value) -> Option<(u32, &str)> {
+fn straggler_and_cause(report: &Value) -> Option<(u32, &str)> {
     let verdict = report.get("verdict")?;
     let index = usize::try_from(verdict.get("straggler")?.as_u64()?).ok()?;
     let pid = report.get("ranks")?.get(index)?.get("pid")?.as_u64()?;
@@ -62,21 +66,22 @@ fn straggler(report: &Value) -> Option<(u32, &str)> {
 }
 
 /// Whether a part of the straggler's time belongs to its bottleneck, and its peers are known to wait for others.
-fn is_slowed_by(known: &KnownVerdicts, pid: u32, cause: &str) -> bool {
-    let parts: &[&str] = match known.get(&pid).and_then(Option::as_deref) {
+fn is_cause_of_straggler(known_verdicts: &KnownVerdicts, pid: u32, cause: &str) -> bool {
+    let bottleneck_parts: &[&str] = match known_verdicts.get(&pid).and_then(Option::as_deref) {
         Some("input") => &["prepare", "fetch", "other-data"],
         Some("host") => &["host", "cpu-delay"],
         Some("gpu") => &["gpu"],
         Some("throttled") => &["throttled"],
         _ => &[],
     };
-    let mut peers = known.iter().filter(|(other, _)| **other != pid);
-    parts.contains(&cause) && peers.all(|(_, verdict)| verdict.as_deref() == Some("communication"))
+    let mut peers = known_verdicts.iter().filter(|(other, _)| **other != pid);
+    bottleneck_parts.contains(&cause)
+        && peers.all(|(_, verdict)| verdict.as_deref() == Some("communication"))
 }
 
 /// A job that compiles, or that is no machine learning, must get no verdict. Inference may be bound by anything, but must
 /// not be taken for training.
-fn is_right(known: &str, bound: &str, evidence: &str) -> bool {
+fn is_right_verdict(known: &str, bound: &str, evidence: &str) -> bool {
     match known {
         "host" => ["host", "cpu-scheduler"].contains(&bound),
         "compile" | "none" => bound == "cannot-tell",
@@ -89,7 +94,7 @@ fn is_right(known: &str, bound: &str, evidence: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn report(bound: &str, evidence: &str) -> Value {
+    fn report_with_verdict(bound: &str, evidence: &str) -> Value {
         serde_json::json!({
             "wall_seconds": 10.0,
             "verdict": {"bound": bound, "evidence": evidence, "at_most_seconds": 11.0},
@@ -98,30 +103,36 @@ mod tests {
 
     #[test]
     fn a_verdict_is_compared_with_the_known_one() {
-        let is_right = |known: &str, bound: &str, evidence: &str| {
+        let verdict_is_right = |known: &str, bound: &str, evidence: &str| {
             let known = BTreeMap::from([(7, Some(known.to_owned()))]);
-            let verdict = ReportedVerdict::new(&report(bound, evidence), &known).unwrap();
+            let verdict =
+                ReportedVerdict::from_report(&report_with_verdict(bound, evidence), &known)
+                    .unwrap();
             verdict.is_right
         };
-        assert_eq!(is_right("gpu", "gpu", ""), Some(true));
-        assert_eq!(is_right("gpu", "host", ""), Some(false));
-        assert_eq!(is_right("host", "cpu-scheduler", ""), Some(true));
-        assert_eq!(is_right("compile", "host", ""), Some(false));
-        assert_eq!(is_right("compile", "cannot-tell", ""), Some(true));
+        assert_eq!(verdict_is_right("gpu", "gpu", ""), Some(true));
+        assert_eq!(verdict_is_right("gpu", "host", ""), Some(false));
+        assert_eq!(verdict_is_right("host", "cpu-scheduler", ""), Some(true));
+        assert_eq!(verdict_is_right("compile", "host", ""), Some(false));
+        assert_eq!(verdict_is_right("compile", "cannot-tell", ""), Some(true));
         assert_eq!(
-            is_right("inference", "host", "; nothing shows training: …"),
+            verdict_is_right("inference", "host", "; nothing shows training: …"),
             Some(true)
         );
-        assert_eq!(is_right("inference", "host", "the host works"), Some(false));
-        assert_eq!(is_right("", "host", ""), None);
+        assert_eq!(
+            verdict_is_right("inference", "host", "the host works"),
+            Some(false)
+        );
+        assert_eq!(verdict_is_right("", "host", ""), None);
     }
 
     #[test]
     fn a_gain_above_the_wall_time_is_overstated() {
         let known = BTreeMap::from([(7, None)]);
-        let verdict = ReportedVerdict::new(&report("gpu", ""), &known).unwrap();
+        let verdict =
+            ReportedVerdict::from_report(&report_with_verdict("gpu", ""), &known).unwrap();
         assert!(verdict.overstates);
-        assert_eq!(ReportedVerdict::new(&Value::Null, &known), None);
+        assert_eq!(ReportedVerdict::from_report(&Value::Null, &known), None);
     }
 
     /// One rank loads slowly and the other waits for it: naming the slow rank and its cause says both.
@@ -131,17 +142,22 @@ mod tests {
             (7, Some("communication".to_owned())),
             (8, Some("input".to_owned())),
         ]);
-        let is_right = |known: &KnownVerdicts, straggler: usize, cause: &str| {
-            let mut report = report("straggler", "");
+        let verdict_is_right = |known_verdicts: &KnownVerdicts, straggler: usize, cause: &str| {
+            let mut report = report_with_verdict("straggler", "");
             report["ranks"] = serde_json::json!([{"pid": 7}, {"pid": 8}]);
             report["verdict"]["straggler"] = straggler.into();
             report["verdict"]["cause"] = cause.into();
-            ReportedVerdict::new(&report, known).unwrap().is_right
+            ReportedVerdict::from_report(&report, known_verdicts)
+                .unwrap()
+                .is_right
         };
-        assert_eq!(is_right(&known, 1, "other-data"), Some(true));
-        assert_eq!(is_right(&known, 1, "host"), Some(false));
-        assert_eq!(is_right(&known, 0, "other-data"), Some(false));
-        let alike = BTreeMap::from([(7, known[&7].clone()), (8, known[&7].clone())]);
-        assert_eq!(is_right(&alike, 1, "other-data"), Some(false));
+        assert_eq!(verdict_is_right(&known, 1, "other-data"), Some(true));
+        assert_eq!(verdict_is_right(&known, 1, "host"), Some(false));
+        assert_eq!(verdict_is_right(&known, 0, "other-data"), Some(false));
+        let same_bottleneck = BTreeMap::from([(7, known[&7].clone()), (8, known[&7].clone())]);
+        assert_eq!(
+            verdict_is_right(&same_bottleneck, 1, "other-data"),
+            Some(false)
+        );
     }
 }

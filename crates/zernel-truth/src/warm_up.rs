@@ -6,17 +6,17 @@ use serde_json::Value;
 use zernel_phase::ThreadEvent;
 use zernel_phase::steps::{Launches, Mark, Step, StepDetector, StepSummary};
 
-use crate::detected::EventNumbers;
+use crate::detected_phases::EventsByNumber;
 use crate::trace::{TraceEntry, TraceFile};
 
 /// Corrects the warm-up of the ranks of a report, if updates of the model separate their steps. Other marks are not all
 /// in a trace.
 pub(crate) fn correct_warm_up(report: &mut Value, trace: &TraceFile) {
-    let warm_ups = warm_ups(trace);
+    let seconds_by_pid = warm_up_seconds_by_pid(trace);
     let ranks = report.get_mut("ranks").and_then(Value::as_array_mut);
     for rank in ranks.into_iter().flatten() {
         let pid = rank.get("pid").and_then(Value::as_u64);
-        let warm_up = pid.and_then(|pid| warm_ups.get(&pid));
+        let warm_up = pid.and_then(|pid| seconds_by_pid.get(&pid));
         if let (Some(seconds), Some(Value::Object(steps))) = (warm_up, rank.get_mut("steps")) {
             steps.insert("warm_up_seconds".to_owned(), Value::from(*seconds));
         }
@@ -24,29 +24,31 @@ pub(crate) fn correct_warm_up(report: &mut Value, trace: &TraceFile) {
 }
 
 /// Seconds of warm-up by pid.
-fn warm_ups(trace: &TraceFile) -> BTreeMap<u64, f64> {
-    let numbers = EventNumbers::new(trace);
+fn warm_up_seconds_by_pid(trace: &TraceFile) -> BTreeMap<u64, f64> {
+    let events_by_number = EventsByNumber::new(trace);
     let mut pids = BTreeMap::new();
-    let mut loops: BTreeMap<u32, TrainingLoop> = BTreeMap::new();
+    let mut loops_by_process: BTreeMap<u32, TrainingLoop> = BTreeMap::new();
     for entry in &trace.entries {
         match entry {
             TraceEntry::Process(process) => drop(pids.insert(process.handle, process.pid)),
             TraceEntry::Event(event) => {
-                if let Some(known) = numbers.event(event.event) {
-                    let training = loops.entry(event.process).or_default();
-                    training.observe(known, event.at_ns);
+                if let Some(thread_event) = events_by_number.event_of_number(event.event_number) {
+                    let training_loop = loops_by_process.entry(event.process_handle).or_default();
+                    training_loop.observe_event(thread_event, event.at_ns);
                 }
             }
             _ => {}
         }
     }
-    let known = loops.iter().filter_map(|(handle, training)| {
-        let summary = StepSummary::from_whole_run(&training.steps, Mark::Optimizer)?;
-        let is_known = training.detector.boundary() == Some(Mark::Optimizer);
-        let pid = u64::from(*pids.get(handle)?);
-        is_known.then_some((pid, summary.warm_up_ns as f64 / 1e9))
-    });
-    known.collect()
+    let pids_and_seconds = loops_by_process
+        .iter()
+        .filter_map(|(handle, training_loop)| {
+            let summary = StepSummary::from_whole_run(&training_loop.steps, Mark::Optimizer)?;
+            let has_optimizer_steps = training_loop.detector.boundary() == Some(Mark::Optimizer);
+            let pid = u64::from(*pids.get(handle)?);
+            has_optimizer_steps.then_some((pid, summary.warm_up_ns as f64 / 1e9))
+        });
+    pids_and_seconds.collect()
 }
 
 /// The steps of one process.
@@ -58,7 +60,7 @@ struct TrainingLoop {
 }
 
 impl TrainingLoop {
-    fn observe(&mut self, event: ThreadEvent, at_ns: u64) {
+    fn observe_event(&mut self, event: ThreadEvent, at_ns: u64) {
         let mark = match event {
             ThreadEvent::BackwardBegin => Mark::Backward,
             ThreadEvent::OptimizerBegin | ThreadEvent::OptimizerMarker => Mark::Optimizer,

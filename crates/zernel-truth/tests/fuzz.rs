@@ -2,8 +2,8 @@
 
 use zernel_testkit::allocation::CountingAllocator;
 use zernel_testkit::fuzz::FuzzTarget;
-use zernel_truth::detected::PhaseSource;
-use zernel_truth::report::score;
+use zernel_truth::detected_phases::PhaseSource;
+use zernel_truth::report::score_trace;
 use zernel_truth::stamps::StampLog;
 use zernel_truth::trace::{
     CoverageEntry, EventEntry, ProcessEntry, SampleEntry, TraceEncoder, TraceEntry, TraceFile,
@@ -13,7 +13,7 @@ use zernel_truth::trace::{
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-const LOG: &str = r#"{"version": 1, "pid": 7, "variant": "v", "begin": 0, "known": {"absent": ["NcclCollective"]}}
+const STAMP_LOG: &str = r#"{"version": 1, "pid": 7, "variant": "v", "begin": 0, "known": {"absent": ["NcclCollective"]}}
 [1000, 7, "+step"]
 [1000, 7, "+data"]
 [2000, 7, "-"]
@@ -26,34 +26,37 @@ const LOG: &str = r#"{"version": 1, "pid": 7, "variant": "v", "begin": 0, "known
 "#;
 
 /// A trace of all kinds of entries, whose process is that of the log.
-fn trace() -> Vec<u8> {
+fn trace_of_all_entry_kinds() -> Vec<u8> {
     let mut encoder = TraceEncoder::default();
-    encoder.push(&TraceEntry::Process(ProcessEntry {
+    encoder.push_entry(&TraceEntry::Process(ProcessEntry {
         handle: 1,
         pid: 7,
         is_loader: false,
-        trainer: 0,
+        trainer_handle: 0,
     }));
     for number in 0..40_u16 {
         let at_ns = 1000 + u64::from(number) * 100;
-        encoder.push(&TraceEntry::Event(EventEntry {
+        encoder.push_entry(&TraceEntry::Event(EventEntry {
             at_ns,
             tid: 7 + u32::from(number % 2),
-            process: 1,
-            event: (number % 12) as u8,
-            symbol: number.is_multiple_of(3).then_some(4),
+            process_handle: 1,
+            event_number: (number % 12) as u8,
+            symbol_number: number.is_multiple_of(3).then_some(4),
             phase: zernel_phase::WorkloadPhase::ALL[usize::from(number) % 5],
             sequence: number,
             phase_start_ns: at_ns - 50,
             deadline_ns: at_ns + 1_000,
-            flags: 256,
+            tracker_flags: 256,
         }));
     }
-    let coverage = CoverageEntry::Window(true);
+    let coverage = CoverageEntry::WindowOpen(true);
     let at_ns = 2000;
-    encoder.push(&TraceEntry::Coverage { at_ns, coverage });
-    encoder.push(&TraceEntry::Loss { at_ns, events: 3 });
-    encoder.push(&TraceEntry::Sample(SampleEntry {
+    encoder.push_entry(&TraceEntry::Coverage { at_ns, coverage });
+    encoder.push_entry(&TraceEntry::Loss {
+        at_ns,
+        lost_events: 3,
+    });
+    encoder.push_entry(&TraceEntry::Sample(SampleEntry {
         at_ns,
         tid: 7,
         pid: 7,
@@ -61,26 +64,28 @@ fn trace() -> Vec<u8> {
         cpu_burst_ns: 1,
         io_wait_q16: 1,
         futex_waits: 1,
-        gpu_utilization: 1,
+        gpu_utilization_percent: 1,
         nccl_active: false,
     }));
     let events = zernel_phase::shared::EVENTS.values.iter();
     let header = TraceHeader {
         ended_ns: 6000,
-        events: events.map(|it| (it.0.to_owned(), it.1 as u8)).collect(),
+        events: events
+            .map(|event| (event.0.to_owned(), event.1 as u8))
+            .collect(),
         ..TraceHeader::default()
     };
-    encoder.finish(&header)
+    encoder.into_file(&header)
 }
 
 #[test]
 fn fuzz_trace() {
-    let stamps = [StampLog::parse(LOG).unwrap()];
-    let target = FuzzTarget::new("trace", 3_000).input(trace());
+    let stamps = [StampLog::parse(STAMP_LOG).unwrap()];
+    let target = FuzzTarget::new("trace", 3_000).input(trace_of_all_entry_kinds());
     target.run(|bytes| {
         if let Ok(trace) = TraceFile::parse(bytes) {
             for source in [PhaseSource::Recorded, PhaseSource::Replayed] {
-                let _ = zernel_truth::render::render(&score(&trace, &stamps, source));
+                let _ = zernel_truth::render::render_report(&score_trace(&trace, &stamps, source));
             }
         }
     });
@@ -88,7 +93,7 @@ fn fuzz_trace() {
 
 #[test]
 fn fuzz_stamps() {
-    let trace = TraceFile::parse(&trace()).unwrap();
+    let trace = TraceFile::parse(&trace_of_all_entry_kinds()).unwrap();
     let words = [
         "\"+step\"",
         "\"+gpu\"",
@@ -96,10 +101,12 @@ fn fuzz_stamps() {
         "18446744073709551615",
         "\n[",
     ];
-    let target = FuzzTarget::new("stamps", 3_000).input(LOG).words(words);
+    let target = FuzzTarget::new("stamps", 3_000)
+        .input(STAMP_LOG)
+        .words(words);
     target.run(|bytes| {
         if let Ok(log) = StampLog::parse(&String::from_utf8_lossy(bytes)) {
-            let _ = score(&trace, &[log], PhaseSource::Recorded);
+            let _ = score_trace(&trace, &[log], PhaseSource::Recorded);
         }
     });
 }

@@ -8,68 +8,70 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use zernel_truth::bars::Bars;
-use zernel_truth::detected::PhaseSource;
-use zernel_truth::render::render;
-use zernel_truth::report::score;
+use zernel_truth::bars::ScoreBars;
+use zernel_truth::detected_phases::PhaseSource;
+use zernel_truth::render::render_report;
+use zernel_truth::report::score_trace;
 use zernel_truth::stamps::StampLog;
 use zernel_truth::trace::TraceFile;
 
-fn data() -> PathBuf {
+fn data_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../truth/data")
 }
 
-fn unpacked(path: &Path) -> Vec<u8> {
+fn unpack_gzip(path: &Path) -> Vec<u8> {
     let output = Command::new("gzip").arg("-dc").arg(path).output();
     let output = output.expect("gzip runs");
     assert!(output.status.success(), "{}", path.display());
     output.stdout
 }
 
-fn children(folder: &Path) -> Vec<PathBuf> {
+fn paths_in_folder(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("the folder exists");
-    let mut paths: Vec<PathBuf> = entries.map(|it| it.expect("readable").path()).collect();
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("readable").path())
+        .collect();
     paths.sort();
     paths
 }
 
 /// The trace and the stamp logs of a recording.
-fn recording(folder: &Path) -> (TraceFile, Vec<StampLog>) {
-    let trace = unpacked(&folder.join("trace.gz"));
+fn read_recording(folder: &Path) -> (TraceFile, Vec<StampLog>) {
+    let trace = unpack_gzip(&folder.join("trace.gz"));
     let trace = TraceFile::parse(&trace).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
-    let stamps = children(folder).into_iter().filter(|path| {
+    let stamps = paths_in_folder(folder).into_iter().filter(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with("stamps-")
     });
     let stamps = stamps.map(|path| {
-        let text = String::from_utf8(unpacked(&path)).expect("UTF-8");
+        let text = String::from_utf8(unpack_gzip(&path)).expect("UTF-8");
         StampLog::parse(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"))
     });
     (trace, stamps.collect())
 }
 
-fn bars() -> BTreeMap<String, Bars> {
-    let text = fs::read_to_string(data().join("bars.toml")).expect("readable");
+fn read_bars() -> BTreeMap<String, ScoreBars> {
+    let text = fs::read_to_string(data_folder().join("bars.toml")).expect("readable");
     toml::from_str(&text).expect("bars")
 }
 
 #[test]
 fn every_recording_has_bars_and_reaches_them() {
-    let mut bars = bars();
-    let folders = children(&data());
+    let mut bars = read_bars();
+    let folders = paths_in_folder(&data_folder());
     let mut missed = Vec::new();
     for folder in folders.iter().filter(|path| path.is_dir()) {
         let name = folder.file_name().unwrap().to_string_lossy().into_owned();
         let bars = bars.remove(&name);
         let bars = bars.unwrap_or_else(|| panic!("bars.toml has no table {name}"));
-        assert_ne!(bars, Bars::default(), "{name} has no bar");
-        let (trace, stamps) = recording(folder);
-        let report = score(&trace, &stamps, PhaseSource::Replayed);
-        println!("{}", render(&report));
+        assert_ne!(bars, ScoreBars::default(), "{name} has no bar");
+        let (trace, stamps) = read_recording(folder);
+        let report = score_trace(&trace, &stamps, PhaseSource::Replayed);
+        println!("{}", render_report(&report));
         missed.extend(
-            bars.missed(&report)
+            bars.missed_bars(&report)
                 .iter()
-                .map(|it| format!("{name}: {it}")),
+                .map(|sentence| format!("{name}: {sentence}")),
         );
     }
     assert!(missed.is_empty(), "{missed:#?}");
@@ -79,10 +81,10 @@ fn every_recording_has_bars_and_reaches_them() {
 /// The bars can fail: without events nothing is detected.
 #[test]
 fn a_detector_without_events_misses_the_bars() {
-    for (name, bars) in bars() {
-        let (mut trace, stamps) = recording(&data().join(&name));
+    for (name, bars) in read_bars() {
+        let (mut trace, stamps) = read_recording(&data_folder().join(&name));
         trace.entries.clear();
-        let report = score(&trace, &stamps, PhaseSource::Replayed);
-        assert!(!bars.missed(&report).is_empty(), "{name}");
+        let report = score_trace(&trace, &stamps, PhaseSource::Replayed);
+        assert!(!bars.missed_bars(&report).is_empty(), "{name}");
     }
 }

@@ -3,13 +3,13 @@ use crate::trace::{EventEntry, ProcessEntry, TraceHeader};
 use zernel_phase::WorkloadPhase;
 use zernel_phase::shared::RawTracker;
 
-const MS: u64 = 1_000_000;
+const MS_IN_NS: u64 = 1_000_000;
 
 /// Ten steps of 10 ms: 2 ms of data, 6 of forward, 2 of optimizer.
-fn log() -> StampLog {
+fn ten_step_log() -> StampLog {
     let mut text = r#"{"version": 1, "pid": 7, "variant": "made", "begin": 0}"#.to_owned();
     for step in 0..10 {
-        let at = |ms: u64| (step * 10 + ms) * MS;
+        let time_ns = |ms: u64| (step * 10 + ms) * MS_IN_NS;
         for (ms, label) in [
             (0, "+step"),
             (0, "+data"),
@@ -20,19 +20,19 @@ fn log() -> StampLog {
             (10, "-"),
             (10, "-"),
         ] {
-            text += &format!("\n[{}, 7, \"{label}\"]", at(ms));
+            text += &format!("\n[{}, 7, \"{label}\"]", time_ns(ms));
         }
     }
     StampLog::parse(&(text + "\n{\"end\": 100000000}")).unwrap()
 }
 
 /// Phases as the kernel recorded them: each starts `late_ns` after its label.
-fn trace(late_ns: u64) -> TraceFile {
+fn trace_with_delay(late_ns: u64) -> TraceFile {
     let mut entries = vec![TraceEntry::Process(ProcessEntry {
         handle: 1,
         pid: 7,
         is_loader: false,
-        trainer: 0,
+        trainer_handle: 0,
     })];
     let mut sequence = 0;
     for step in 0..10 {
@@ -41,24 +41,24 @@ fn trace(late_ns: u64) -> TraceFile {
             (2, WorkloadPhase::GpuCompute),
             (8, WorkloadPhase::OptimizerStep),
         ] {
-            let at_ns = (step * 10 + ms) * MS + late_ns;
+            let at_ns = (step * 10 + ms) * MS_IN_NS + late_ns;
             sequence += 1;
             entries.push(TraceEntry::Event(EventEntry {
                 at_ns,
                 tid: 7,
-                process: 1,
-                event: 4,
-                symbol: None,
+                process_handle: 1,
+                event_number: 4,
+                symbol_number: None,
                 phase,
                 sequence,
                 phase_start_ns: at_ns,
                 deadline_ns: u64::MAX,
-                flags: RawTracker::TRAINING_THREAD,
+                tracker_flags: RawTracker::TRAINING_THREAD,
             }));
         }
     }
     let header = TraceHeader {
-        ended_ns: 200 * MS,
+        ended_ns: 200 * MS_IN_NS,
         ..TraceHeader::default()
     };
     TraceFile { header, entries }
@@ -66,7 +66,11 @@ fn trace(late_ns: u64) -> TraceFile {
 
 #[test]
 fn a_perfect_detector_scores_one() {
-    let report = score(&trace(0), &[log()], PhaseSource::Recorded);
+    let report = score_trace(
+        &trace_with_delay(0),
+        &[ten_step_log()],
+        PhaseSource::Recorded,
+    );
     assert_eq!(report.phases.macro_f1, Some(1.0));
     assert_eq!(report.phases.seconds, 0.1);
     assert_eq!(report.observed_share, 1.0);
@@ -78,32 +82,36 @@ fn a_perfect_detector_scores_one() {
 
 #[test]
 fn a_late_detector_loses_what_it_is_late() {
-    let report = score(&trace(MS / 2), &[log()], PhaseSource::Recorded);
+    let report = score_trace(
+        &trace_with_delay(MS_IN_NS / 2),
+        &[ten_step_log()],
+        PhaseSource::Recorded,
+    );
     let data = &report.phases.categories[0];
     assert!((data.recall.unwrap() - 0.75).abs() < 1e-9, "{data:?}");
     assert_eq!(report.boundaries.median_us, Some(500.0));
     assert_eq!(report.delays.median_us, Some(500.0));
     assert!(report.phases.macro_f1.unwrap() < 0.9);
-    let text = crate::render::render(&report);
+    let text = crate::render::render_report(&report);
     assert!(text.contains("macro-F1 0.8"), "{text}");
 }
 
 #[test]
 fn time_that_was_not_observed_is_shown() {
-    let mut trace = trace(0);
-    for (at_ns, on) in [(20 * MS, false), (70 * MS, true)] {
-        let coverage = CoverageEntry::Probes(on);
+    let mut trace = trace_with_delay(0);
+    for (at_ns, is_attached) in [(20 * MS_IN_NS, false), (70 * MS_IN_NS, true)] {
+        let coverage = CoverageEntry::ProbesAttached(is_attached);
         trace.entries.push(TraceEntry::Coverage { at_ns, coverage });
     }
-    let report = score(&trace, &[log()], PhaseSource::Recorded);
+    let report = score_trace(&trace, &[ten_step_log()], PhaseSource::Recorded);
     assert!((report.observed_share - 0.5).abs() < 1e-9);
 }
 
 #[test]
 fn a_process_without_events_is_unknown() {
-    let mut trace = trace(0);
+    let mut trace = trace_with_delay(0);
     trace.entries.clear();
-    let report = score(&trace, &[log()], PhaseSource::Recorded);
+    let report = score_trace(&trace, &[ten_step_log()], PhaseSource::Recorded);
     assert_eq!(report.phases.macro_f1, Some(0.0));
     assert_eq!(report.phases.unknown_share, 1.0);
     assert_eq!(report.classes.seconds, 0.1);
@@ -111,15 +119,21 @@ fn a_process_without_events_is_unknown() {
 
 #[test]
 fn bars_are_missed_by_a_worse_detector() {
-    let bars = crate::bars::Bars {
+    let bars = crate::bars::ScoreBars {
         phase_f1: Some(0.9),
         boundary_us: Some(100.0),
         unknown_share: Some(0.05),
         ..Default::default()
     };
-    let report = |late_ns| score(&trace(late_ns), &[log()], PhaseSource::Recorded);
-    assert_eq!(bars.missed(&report(0)), Vec::<String>::new());
-    let missed = bars.missed(&report(MS)).concat();
+    let report = |late_ns| {
+        score_trace(
+            &trace_with_delay(late_ns),
+            &[ten_step_log()],
+            PhaseSource::Recorded,
+        )
+    };
+    assert_eq!(bars.missed_bars(&report(0)), Vec::<String>::new());
+    let missed = bars.missed_bars(&report(MS_IN_NS)).concat();
     assert!(
         missed.contains("phase_f1") && missed.contains("boundary_us"),
         "{missed}"

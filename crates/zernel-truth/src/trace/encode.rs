@@ -2,20 +2,20 @@
 
 use std::collections::HashMap;
 
-use super::varint::{write, write_signed};
+use super::varint::{write_signed_varint, write_varint};
 use super::{
-    COVERAGE_TAG, CoverageEntry, EVENT_TAG, EventEntry, HAS_SYMBOL, LOSS_TAG, MAGIC, NEW_DEADLINE,
-    NEW_FLAGS, NEW_PHASE, NEW_THREAD, PROCESS_TAG, ProcessEntry, SAMPLE_TAG, SampleEntry,
-    ThreadState, TraceEntry, TraceHeader,
+    COVERAGE_TAG, CodedThreadState, CoverageEntry, EVENT_TAG, EventEntry, HAS_SYMBOL_BIT, LOSS_TAG,
+    MAGIC, NEW_DEADLINE_BIT, NEW_FLAGS_BIT, NEW_PHASE_BIT, NEW_THREAD_BIT, PROCESS_TAG,
+    ProcessEntry, SAMPLE_TAG, SampleEntry, TraceEntry, TraceHeader,
 };
 
 /// Encodes entries as they come.
 #[derive(Debug, Default)]
 pub struct TraceEncoder {
     bytes: Vec<u8>,
-    last_ns: u64,
-    threads: Vec<ThreadState>,
-    indices: HashMap<(u32, u32), usize>,
+    last_time_ns: u64,
+    threads: Vec<CodedThreadState>,
+    thread_indices: HashMap<(u32, u32), usize>,
 }
 
 impl TraceEncoder {
@@ -32,23 +32,23 @@ impl TraceEncoder {
     }
 
     /// Appends an entry.
-    pub fn push(&mut self, entry: &TraceEntry) {
+    pub fn push_entry(&mut self, entry: &TraceEntry) {
         match entry {
-            TraceEntry::Event(event) => self.event(event),
-            TraceEntry::Process(process) => self.process(process),
-            TraceEntry::Sample(sample) => self.sample(sample),
-            TraceEntry::Coverage { at_ns, coverage } => self.coverage(*at_ns, *coverage),
-            TraceEntry::Loss { at_ns, events } => {
+            TraceEntry::Event(event) => self.write_event(event),
+            TraceEntry::Process(process) => self.write_process(process),
+            TraceEntry::Sample(sample) => self.write_sample(sample),
+            TraceEntry::Coverage { at_ns, coverage } => self.write_coverage(*at_ns, *coverage),
+            TraceEntry::Loss { at_ns, lost_events } => {
                 self.bytes.push(LOSS_TAG);
-                self.time(*at_ns);
-                write(&mut self.bytes, *events);
+                self.write_time(*at_ns);
+                write_varint(&mut self.bytes, *lost_events);
             }
         }
     }
 
     /// The file.
     #[must_use]
-    pub fn finish(self, header: &TraceHeader) -> Vec<u8> {
+    pub fn into_file(self, header: &TraceHeader) -> Vec<u8> {
         let mut file = MAGIC.as_bytes().to_vec();
         // A header has only strings, numbers and lists of them.
         file.extend(serde_json::to_vec(header).unwrap_or_default());
@@ -57,78 +57,81 @@ impl TraceEncoder {
         file
     }
 
-    fn time(&mut self, at_ns: u64) {
-        let elapsed = at_ns.wrapping_sub(self.last_ns) as i64;
-        write_signed(&mut self.bytes, elapsed);
-        self.last_ns = at_ns;
+    fn write_time(&mut self, at_ns: u64) {
+        let elapsed_ns = at_ns.wrapping_sub(self.last_time_ns) as i64;
+        write_signed_varint(&mut self.bytes, elapsed_ns);
+        self.last_time_ns = at_ns;
     }
 
-    fn event(&mut self, event: &EventEntry) {
-        let key = (event.tid, event.process);
-        let known = self.indices.get(&key).copied();
-        let index = known.unwrap_or(self.threads.len());
-        if known.is_none() {
-            self.indices.insert(key, index);
-            self.threads.push(ThreadState::default());
+    fn write_event(&mut self, event: &EventEntry) {
+        let key = (event.tid, event.process_handle);
+        let known_index = self.thread_indices.get(&key).copied();
+        let index = known_index.unwrap_or(self.threads.len());
+        if known_index.is_none() {
+            self.thread_indices.insert(key, index);
+            self.threads.push(CodedThreadState::default());
         }
-        let before = self.threads[index];
-        let deadline = (event.deadline_ns != u64::MAX)
+        let earlier = self.threads[index];
+        let deadline_left_ns = (event.deadline_ns != u64::MAX)
             .then(|| event.deadline_ns.wrapping_sub(event.at_ns) as i64);
         let phase = (event.phase, event.sequence, event.phase_start_ns);
-        let is_new_phase = phase != (before.phase, before.sequence, before.phase_start_ns);
-        let parts = [
-            (known.is_none(), NEW_THREAD),
-            (event.symbol.is_some(), HAS_SYMBOL),
-            (is_new_phase, NEW_PHASE),
-            (event.flags != before.flags, NEW_FLAGS),
-            (deadline != before.deadline, NEW_DEADLINE),
+        let is_new_phase = phase != (earlier.phase, earlier.sequence, earlier.phase_start_ns);
+        let bits_and_conditions = [
+            (known_index.is_none(), NEW_THREAD_BIT),
+            (event.symbol_number.is_some(), HAS_SYMBOL_BIT),
+            (is_new_phase, NEW_PHASE_BIT),
+            (event.tracker_flags != earlier.tracker_flags, NEW_FLAGS_BIT),
+            (
+                deadline_left_ns != earlier.deadline_left_ns,
+                NEW_DEADLINE_BIT,
+            ),
         ];
-        let parts = parts.iter().filter(|(is_there, _)| *is_there);
-        let tag = parts.fold(EVENT_TAG, |tag, (_, bit)| tag | bit);
+        let bits_and_conditions = bits_and_conditions.iter().filter(|(applies, _)| *applies);
+        let tag = bits_and_conditions.fold(EVENT_TAG, |tag, (_, bit)| tag | bit);
         self.bytes.push(tag);
-        self.time(event.at_ns);
+        self.write_time(event.at_ns);
         let bytes = &mut self.bytes;
-        write(bytes, index as u64);
-        if known.is_none() {
-            write(bytes, event.tid.into());
-            write(bytes, event.process.into());
+        write_varint(bytes, index as u64);
+        if known_index.is_none() {
+            write_varint(bytes, event.tid.into());
+            write_varint(bytes, event.process_handle.into());
         }
-        bytes.push(event.event);
-        bytes.extend(event.symbol);
+        bytes.push(event.event_number);
+        bytes.extend(event.symbol_number);
         if is_new_phase {
             bytes.push(event.phase as u8);
-            write(bytes, event.sequence.into());
-            write_signed(bytes, event.at_ns.wrapping_sub(event.phase_start_ns) as i64);
+            write_varint(bytes, event.sequence.into());
+            write_signed_varint(bytes, event.at_ns.wrapping_sub(event.phase_start_ns) as i64);
         }
-        if event.flags != before.flags {
-            write(bytes, event.flags.into());
+        if event.tracker_flags != earlier.tracker_flags {
+            write_varint(bytes, event.tracker_flags.into());
         }
-        if deadline != before.deadline {
-            bytes.push(deadline.is_some().into());
-            write_signed(bytes, deadline.unwrap_or(0));
+        if deadline_left_ns != earlier.deadline_left_ns {
+            bytes.push(deadline_left_ns.is_some().into());
+            write_signed_varint(bytes, deadline_left_ns.unwrap_or(0));
         }
-        self.threads[index] = ThreadState {
+        self.threads[index] = CodedThreadState {
             tid: event.tid,
-            process: event.process,
+            process_handle: event.process_handle,
             phase: event.phase,
             sequence: event.sequence,
             phase_start_ns: event.phase_start_ns,
-            flags: event.flags,
-            deadline,
+            tracker_flags: event.tracker_flags,
+            deadline_left_ns,
         };
     }
 
-    fn process(&mut self, process: &ProcessEntry) {
+    fn write_process(&mut self, process: &ProcessEntry) {
         self.bytes.push(PROCESS_TAG);
-        write(&mut self.bytes, process.handle.into());
-        write(&mut self.bytes, process.pid.into());
+        write_varint(&mut self.bytes, process.handle.into());
+        write_varint(&mut self.bytes, process.pid.into());
         self.bytes.push(process.is_loader.into());
-        write(&mut self.bytes, process.trainer.into());
+        write_varint(&mut self.bytes, process.trainer_handle.into());
     }
 
-    fn sample(&mut self, sample: &SampleEntry) {
+    fn write_sample(&mut self, sample: &SampleEntry) {
         self.bytes.push(SAMPLE_TAG);
-        self.time(sample.at_ns);
+        self.write_time(sample.at_ns);
         for field in [
             sample.tid.into(),
             sample.pid.into(),
@@ -137,22 +140,25 @@ impl TraceEncoder {
             sample.io_wait_q16.into(),
             sample.futex_waits.into(),
         ] {
-            write(&mut self.bytes, field);
+            write_varint(&mut self.bytes, field);
         }
-        self.bytes.push(sample.gpu_utilization);
+        self.bytes.push(sample.gpu_utilization_percent);
         self.bytes.push(sample.nccl_active.into());
     }
 
-    fn coverage(&mut self, at_ns: u64, coverage: CoverageEntry) {
+    fn write_coverage(&mut self, at_ns: u64, coverage: CoverageEntry) {
         self.bytes.push(COVERAGE_TAG);
-        self.time(at_ns);
+        self.write_time(at_ns);
         let (kind, value, handle) = match coverage {
-            CoverageEntry::Probes(attached) => (0, attached, 0),
-            CoverageEntry::Window(open) => (1, open, 0),
-            CoverageEntry::AssumedLaunches(assumed) => (2, assumed, 0),
-            CoverageEntry::Process { handle, observed } => (3, observed, handle),
+            CoverageEntry::ProbesAttached(attached) => (0, attached, 0),
+            CoverageEntry::WindowOpen(open) => (1, open, 0),
+            CoverageEntry::LaunchesAssumed(assumed) => (2, assumed, 0),
+            CoverageEntry::ProcessObserved {
+                handle,
+                is_observed,
+            } => (3, is_observed, handle),
         };
         self.bytes.extend([kind, value.into()]);
-        write(&mut self.bytes, handle.into());
+        write_varint(&mut self.bytes, handle.into());
     }
 }

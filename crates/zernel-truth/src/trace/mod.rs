@@ -32,21 +32,21 @@ pub use encode::TraceEncoder;
 pub const MAGIC: &str = "zernel-trace 1\n";
 
 /// Event number of a call that gives the tracker no event.
-pub const CALL_EVENT: u8 = 0xf0;
+pub const CALL_EVENT_NUMBER: u8 = 0xf0;
 /// Event number of the exit of a thread.
-pub const EXIT_EVENT: u8 = 0xf1;
+pub const EXIT_EVENT_NUMBER: u8 = 0xf1;
 
 const EVENT_TAG: u8 = 0;
 const PROCESS_TAG: u8 = 1;
 const SAMPLE_TAG: u8 = 2;
 const COVERAGE_TAG: u8 = 3;
 const LOSS_TAG: u8 = 4;
-const KIND_BITS: u8 = 7;
-const NEW_THREAD: u8 = 8;
-const HAS_SYMBOL: u8 = 16;
-const NEW_PHASE: u8 = 32;
-const NEW_FLAGS: u8 = 64;
-const NEW_DEADLINE: u8 = 128;
+const TAG_KIND_MASK: u8 = 7;
+const NEW_THREAD_BIT: u8 = 8;
+const HAS_SYMBOL_BIT: u8 = 16;
+const NEW_PHASE_BIT: u8 = 32;
+const NEW_FLAGS_BIT: u8 = 64;
+const NEW_DEADLINE_BIT: u8 = 128;
 
 /// What is known about a whole trace.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -116,7 +116,7 @@ pub enum TraceEntry {
         /// When the loss was noticed.
         at_ns: u64,
         /// How many.
-        events: u64,
+        lost_events: u64,
     },
 }
 
@@ -128,11 +128,11 @@ pub struct EventEntry {
     /// The thread.
     pub tid: u32,
     /// Handle of its process.
-    pub process: u32,
-    /// Number of the event; see [`TraceHeader::events`], [`CALL_EVENT`] and [`EXIT_EVENT`].
-    pub event: u8,
+    pub process_handle: u32,
+    /// Number of the event; see [`TraceHeader::events`], [`CALL_EVENT_NUMBER`] and [`EXIT_EVENT_NUMBER`].
+    pub event_number: u8,
     /// Number of the probed function; `None`: a context switch.
-    pub symbol: Option<u8>,
+    pub symbol_number: Option<u8>,
     /// The phase.
     pub phase: WorkloadPhase,
     /// Number of phase changes of the thread, modulo 4096.
@@ -142,7 +142,7 @@ pub struct EventEntry {
     /// When the phase ends without another event; `u64::MAX` for never.
     pub deadline_ns: u64,
     /// Flags of the tracker, as `enum zernel_tracker_flags` numbers them.
-    pub flags: u16,
+    pub tracker_flags: u16,
 }
 
 /// A process of a trace.
@@ -155,7 +155,7 @@ pub struct ProcessEntry {
     /// Whether the process was forked to load data.
     pub is_loader: bool,
     /// Handle of the process that it loads data for, or 0.
-    pub trainer: u32,
+    pub trainer_handle: u32,
 }
 
 /// The inputs of the sampled rule for one thread.
@@ -176,7 +176,7 @@ pub struct SampleEntry {
     /// Recent futex waits.
     pub futex_waits: u32,
     /// Utilization of its GPU in percent.
-    pub gpu_utilization: u8,
+    pub gpu_utilization_percent: u8,
     /// Whether the thread is in a collective.
     pub nccl_active: bool,
 }
@@ -185,31 +185,31 @@ pub struct SampleEntry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoverageEntry {
     /// Whether probes are attached.
-    Probes(bool),
+    ProbesAttached(bool),
     /// Whether a sampling window is open: only then sampled functions give events.
-    Window(bool),
+    WindowOpen(bool),
     /// Whether launches are sampled, so that threads are assumed to launch after a copy or a backward pass.
-    AssumedLaunches(bool),
+    LaunchesAssumed(bool),
     /// Whether a process is observed: not while it rests because of its overhead.
-    Process {
+    ProcessObserved {
         /// Its handle.
         handle: u32,
         /// Whether it is observed.
-        observed: bool,
+        is_observed: bool,
     },
 }
 
 /// What an encoder or decoder remembers of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct ThreadState {
+struct CodedThreadState {
     tid: u32,
-    process: u32,
+    process_handle: u32,
     phase: WorkloadPhase,
     sequence: u16,
     phase_start_ns: u64,
-    flags: u16,
+    tracker_flags: u16,
     /// Time to the deadline; `None`: never.
-    deadline: Option<i64>,
+    deadline_left_ns: Option<i64>,
 }
 
 #[cfg(test)]

@@ -151,18 +151,21 @@ impl TraceRecorder {
                 handle: process.handle,
                 pid: process.pid,
                 is_loader: process.is_loader,
-                trainer: process.trainer,
+                trainer_handle: process.trainer,
             })),
             TraceItem::Event(event) => self.add_event(event),
             TraceItem::Coverage { at_ns, change } => {
                 let coverage = match *change {
-                    CoverageChange::Probes(attached) => CoverageEntry::Probes(attached),
-                    CoverageChange::Window(open) => CoverageEntry::Window(open),
+                    CoverageChange::Probes(attached) => CoverageEntry::ProbesAttached(attached),
+                    CoverageChange::Window(open) => CoverageEntry::WindowOpen(open),
                     CoverageChange::AssumedLaunches(assumed) => {
-                        CoverageEntry::AssumedLaunches(assumed)
+                        CoverageEntry::LaunchesAssumed(assumed)
                     }
                     CoverageChange::Process { handle, observed } => {
-                        CoverageEntry::Process { handle, observed }
+                        CoverageEntry::ProcessObserved {
+                            handle,
+                            is_observed: observed,
+                        }
                     }
                 };
                 let at_ns = *at_ns;
@@ -172,7 +175,7 @@ impl TraceRecorder {
                 self.header.lost_events += events;
                 self.push_entry(&TraceEntry::Loss {
                     at_ns: *at_ns,
-                    events: *events,
+                    lost_events: *events,
                 });
             }
         }
@@ -190,20 +193,20 @@ impl TraceRecorder {
         self.push_entry(&TraceEntry::Event(EventEntry {
             at_ns: event.at_ns,
             tid: event.tid,
-            process: event.process,
-            event: event.event,
-            symbol: event.symbol,
+            process_handle: event.process,
+            event_number: event.event,
+            symbol_number: event.symbol,
             phase: event.phase,
             sequence: event.sequence,
             phase_start_ns: event.phase_start_ns,
             deadline_ns: event.deadline_ns,
-            flags: event.flags,
+            tracker_flags: event.flags,
         }));
     }
 
     fn push_entry(&mut self, entry: &TraceEntry) {
         if self.encoder.len() < MAX_ENTRY_BYTES {
-            self.encoder.push(entry);
+            self.encoder.push_entry(entry);
         } else if matches!(entry, TraceEntry::Event(_)) {
             self.header.lost_events += 1;
         }
@@ -230,7 +233,8 @@ impl TraceRecorder {
                 cpu_burst_ns: state.cpu_burst_ns,
                 io_wait_q16: state.io_wait_q16,
                 futex_waits: state.futex_waits,
-                gpu_utilization: (utilization.unwrap_or(0.0) * 100.0).clamp(0.0, 100.0) as u8,
+                gpu_utilization_percent: (utilization.unwrap_or(0.0) * 100.0).clamp(0.0, 100.0)
+                    as u8,
                 nccl_active: state.flags & TASK_NCCL_ACTIVE != 0,
             }));
         }
@@ -248,7 +252,7 @@ impl TraceRecorder {
             self.events, self.header.lost_events
         );
         RecordedTrace {
-            bytes: self.encoder.finish(&self.header),
+            bytes: self.encoder.into_file(&self.header),
             summary,
         }
     }

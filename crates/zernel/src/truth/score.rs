@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use zernel_truth::detected::PhaseSource;
-use zernel_truth::render::render;
-use zernel_truth::report::score;
+use zernel_truth::detected_phases::PhaseSource;
+use zernel_truth::render::render_report;
+use zernel_truth::report::score_trace;
 use zernel_truth::stamps::StampLog;
 use zernel_truth::trace::TraceFile;
 
@@ -49,10 +49,10 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
         true => PhaseSource::Replayed,
         false => PhaseSource::Recorded,
     };
-    let report = score(&trace, &stamps, source);
+    let report = score_trace(&trace, &stamps, source);
     let text = match options.json {
         true => serde_json::to_string_pretty(&report)? + "\n",
-        false => render(&report),
+        false => render_report(&report),
     };
     crate::print_to_stdout(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)

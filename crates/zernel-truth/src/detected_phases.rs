@@ -12,10 +12,12 @@ use zernel_phase::{
 
 use crate::label::{ProcessActivity, ThreadClass};
 use crate::timeline::Timeline;
-use crate::trace::{EXIT_EVENT, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile};
+use crate::trace::{
+    EXIT_EVENT_NUMBER, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile,
+};
 
 /// All events of a tracker.
-const EVENTS: [ThreadEvent; 29] = [
+const TRACKER_EVENTS: [ThreadEvent; 29] = [
     ThreadEvent::GpuSyncEnter,
     ThreadEvent::GpuSyncLeave,
     ThreadEvent::CollectiveEnter,
@@ -66,9 +68,9 @@ pub struct DetectedThread {
     /// Phases of the thread as a scheduler saw them, without later corrections.
     pub live_phases: Timeline<WorkloadPhase>,
     /// Whether the thread is in a call that waits for the GPU.
-    in_sync: Timeline<bool>,
+    is_in_gpu_sync: Timeline<bool>,
     /// What the thread waits for, if it is blocked.
-    waits: Timeline<Option<BlockReason>>,
+    block_reasons: Timeline<Option<BlockReason>>,
     /// Whether the thread copies, syncs or passes markers.
     pub is_training_thread: bool,
 }
@@ -86,26 +88,26 @@ impl DetectedThread {
     /// Its class for a scheduler. A loader that sleeps or waits for a disk still loads; one that waits for another thread or process
     /// has nothing to load.
     #[must_use]
-    pub fn classes(&self, is_loader: bool) -> Timeline<ThreadClass> {
+    pub fn scheduler_classes(&self, is_loader: bool) -> Timeline<ThreadClass> {
         if is_loader {
-            return self.waits.map(|waits| match waits {
+            return self.block_reasons.map(|reason| match reason {
                 None | Some(BlockReason::Io | BlockReason::Other) => ThreadClass::Feed,
                 Some(_) => ThreadClass::Other,
             });
         }
-        let states = self.live_phases.zip(&self.in_sync);
-        states.map(
-            |(phase, in_sync)| match ProcessActivity::of(phase, in_sync) {
+        let states = self.live_phases.zip(&self.is_in_gpu_sync);
+        states.map(|(phase, is_in_gpu_sync)| {
+            match ProcessActivity::of_phase(phase, is_in_gpu_sync) {
                 ProcessActivity::HostWork
                 | ProcessActivity::Optimizer
                 | ProcessActivity::PeerWait => ThreadClass::Critical,
                 ProcessActivity::GpuWait => ThreadClass::GpuWait,
                 ProcessActivity::DataWait | ProcessActivity::Unknown => ThreadClass::Other,
-            },
-        )
+            }
+        })
     }
 
-    fn known_ns(&self) -> u64 {
+    fn known_phase_ns(&self) -> u64 {
         let spans = self.phases.spans();
         let known = spans.filter(|(_, _, phase)| *phase != WorkloadPhase::Unknown);
         known.map(|(start_ns, end_ns, _)| end_ns - start_ns).sum()
@@ -118,7 +120,7 @@ impl DetectedProcess {
     pub fn training_thread(&self) -> Option<&DetectedThread> {
         let threads = self.threads.values();
         let training = threads.filter(|thread| thread.is_training_thread);
-        training.max_by_key(|thread| thread.known_ns())
+        training.max_by_key(|thread| thread.known_phase_ns())
     }
 
     /// The phases of its step, corrected by later events.
@@ -136,8 +138,8 @@ impl DetectedProcess {
     /// What the step of the process is spent on, over time.
     #[must_use]
     pub fn activities(&self) -> Option<Timeline<ProcessActivity>> {
-        let states = self.phases()?.zip(&self.training_thread()?.in_sync);
-        Some(states.map(|(phase, in_sync)| ProcessActivity::of(phase, in_sync)))
+        let states = self.phases()?.zip(&self.training_thread()?.is_in_gpu_sync);
+        Some(states.map(|(phase, is_in_gpu_sync)| ProcessActivity::of_phase(phase, is_in_gpu_sync)))
     }
 
     /// The phases of the training thread. While the training thread waits for another thread, as in a backward pass,
@@ -146,60 +148,76 @@ impl DetectedProcess {
         &self,
         phases: impl Fn(&DetectedThread) -> &Timeline<WorkloadPhase>,
     ) -> Option<Timeline<WorkloadPhase>> {
-        let training = self.training_thread()?;
-        let waits_for_thread = training
-            .waits
-            .zip(&training.in_sync)
-            .map(|(waits, in_sync)| waits == Some(BlockReason::Futex) && !in_sync);
-        let mut step = phases(training).clone();
-        for thread in self.threads.values().filter(|it| it.tid != training.tid) {
-            let collectives = phases(thread).map(|it| it == WorkloadPhase::NcclCollective);
-            let Some((start_ns, _, _)) = step.spans().next() else {
-                return Some(step);
+        let training_thread = self.training_thread()?;
+        let waits_for_thread = training_thread
+            .block_reasons
+            .zip(&training_thread.is_in_gpu_sync)
+            .map(|(reason, is_in_gpu_sync)| reason == Some(BlockReason::Futex) && !is_in_gpu_sync);
+        let mut step_phases = phases(training_thread).clone();
+        for thread in self
+            .threads
+            .values()
+            .filter(|thread| thread.tid != training_thread.tid)
+        {
+            let collectives = phases(thread).map(|phase| phase == WorkloadPhase::NcclCollective);
+            let Some((start_ns, _, _)) = step_phases.spans().next() else {
+                return Some(step_phases);
             };
-            let end_ns = step.spans().last().map_or(start_ns, |span| span.1);
-            let collectives = collectives.fill(false, start_ns, end_ns);
-            let states = step.zip(&waits_for_thread).zip(&collectives);
-            step = states.map(|((phase, waits), collective)| match phase {
-                WorkloadPhase::GpuCompute if waits && collective => WorkloadPhase::NcclCollective,
+            let end_ns = step_phases.spans().last().map_or(start_ns, |span| span.1);
+            let collectives = collectives.fill_gaps(false, start_ns, end_ns);
+            let states = step_phases.zip(&waits_for_thread).zip(&collectives);
+            step_phases = states.map(|((phase, waits), is_collective)| match phase {
+                WorkloadPhase::GpuCompute if waits && is_collective => {
+                    WorkloadPhase::NcclCollective
+                }
                 _ => phase,
             });
         }
-        Some(step)
+        Some(step_phases)
     }
 }
 
 /// Turns a trace into timelines, by pid. After a pid was reused, the last process counts.
 #[must_use]
-pub fn detect(trace: &TraceFile, source: PhaseSource) -> BTreeMap<u32, DetectedProcess> {
-    let mut roles: BTreeMap<u32, ProcessEntry> = BTreeMap::new();
+pub fn detect_phases(trace: &TraceFile, source: PhaseSource) -> BTreeMap<u32, DetectedProcess> {
+    let mut process_entries: BTreeMap<u32, ProcessEntry> = BTreeMap::new();
     let mut events: BTreeMap<(u32, u32), Vec<EventEntry>> = BTreeMap::new();
     for entry in &trace.entries {
         match entry {
-            TraceEntry::Process(process) => drop(roles.insert(process.handle, *process)),
+            TraceEntry::Process(process) => drop(process_entries.insert(process.handle, *process)),
             TraceEntry::Event(event) => {
-                let thread = events.entry((event.process, event.tid)).or_default();
+                let thread = events.entry((event.process_handle, event.tid)).or_default();
                 thread.push(*event);
             }
             _ => {}
         }
     }
-    let numbers = EventNumbers::new(trace);
+    let events_by_number = EventsByNumber::new(trace);
     let mut processes: BTreeMap<u32, DetectedProcess> = BTreeMap::new();
     for ((handle, tid), events) in &events {
-        let Some(role) = roles.get(handle) else {
+        let Some(process_entry) = process_entries.get(handle) else {
             continue;
         };
         let phases = match source {
             PhaseSource::Recorded => recorded_phases(events, trace.header.ended_ns),
-            PhaseSource::Replayed => replayed_phases(events, &numbers, trace.header.ended_ns),
+            PhaseSource::Replayed => {
+                replayed_phases(events, &events_by_number, trace.header.ended_ns)
+            }
         };
-        let thread = thread(*tid, events, phases, &numbers, trace.header.ended_ns);
-        let process = processes.entry(role.pid).or_insert(DetectedProcess {
-            is_loader: role.is_loader,
-            threads: BTreeMap::new(),
-        });
-        process.is_loader = role.is_loader;
+        let thread = detected_thread(
+            *tid,
+            events,
+            phases,
+            &events_by_number,
+            trace.header.ended_ns,
+        );
+        let process = processes
+            .entry(process_entry.pid)
+            .or_insert(DetectedProcess {
+                is_loader: process_entry.is_loader,
+                threads: BTreeMap::new(),
+            });
+        process.is_loader = process_entry.is_loader;
         process.threads.insert(*tid, thread);
     }
     processes
@@ -219,12 +237,12 @@ fn recorded_phases(events: &[EventEntry], end_ns: u64) -> PhaseTimelines {
     let mut sequence = None;
     for event in events {
         if deadline_ns <= event.at_ns {
-            corrected.set(deadline_ns, WorkloadPhase::Unknown);
-            live.set(deadline_ns, WorkloadPhase::Unknown);
+            corrected.set_from(deadline_ns, WorkloadPhase::Unknown);
+            live.set_from(deadline_ns, WorkloadPhase::Unknown);
         }
-        if event.event == EXIT_EVENT {
-            corrected.set(event.at_ns, WorkloadPhase::Unknown);
-            live.set(event.at_ns, WorkloadPhase::Unknown);
+        if event.event_number == EXIT_EVENT_NUMBER {
+            corrected.set_from(event.at_ns, WorkloadPhase::Unknown);
+            live.set_from(event.at_ns, WorkloadPhase::Unknown);
             deadline_ns = u64::MAX;
             continue;
         }
@@ -234,45 +252,49 @@ fn recorded_phases(events: &[EventEntry], end_ns: u64) -> PhaseTimelines {
                 Some(_) => event.phase_start_ns,
                 None => event.at_ns,
             };
-            corrected.set(start_ns, event.phase);
-            live.set(event.at_ns, event.phase);
+            corrected.set_from(start_ns, event.phase);
+            live.set_from(event.at_ns, event.phase);
         }
         sequence = Some(event.sequence);
         deadline_ns = event.deadline_ns;
     }
     if deadline_ns < end_ns {
-        corrected.set(deadline_ns, WorkloadPhase::Unknown);
-        live.set(deadline_ns, WorkloadPhase::Unknown);
+        corrected.set_from(deadline_ns, WorkloadPhase::Unknown);
+        live.set_from(deadline_ns, WorkloadPhase::Unknown);
     }
     PhaseTimelines { corrected, live }
 }
 
 /// The phases that the tracker of this version makes of the events.
-fn replayed_phases(events: &[EventEntry], numbers: &EventNumbers, end_ns: u64) -> PhaseTimelines {
+fn replayed_phases(
+    events: &[EventEntry],
+    events_by_number: &EventsByNumber,
+    end_ns: u64,
+) -> PhaseTimelines {
     let start_ns = events.first().map_or(end_ns, |event| event.at_ns);
     let mut tracker = PhaseTracker::new(TrackerConfig::default(), start_ns);
-    let mut closed: Vec<PhaseInterval> = Vec::new();
+    let mut closed_intervals: Vec<PhaseInterval> = Vec::new();
     let mut live = Timeline::new(vec![(start_ns, WorkloadPhase::Unknown)], end_ns);
     let mut exit_ns = end_ns;
     for event in events {
-        if event.event == EXIT_EVENT {
+        if event.event_number == EXIT_EVENT_NUMBER {
             exit_ns = event.at_ns;
             break;
         }
         if tracker.deadline_ns() <= event.at_ns {
-            live.set(tracker.deadline_ns(), WorkloadPhase::Unknown);
+            live.set_from(tracker.deadline_ns(), WorkloadPhase::Unknown);
         }
-        if let Some(known) = numbers.event(event.event) {
-            tracker.observe(event.at_ns, known, &mut closed);
-            live.set(event.at_ns, tracker.phase_at(event.at_ns));
+        if let Some(known) = events_by_number.event_of_number(event.event_number) {
+            tracker.observe(event.at_ns, known, &mut closed_intervals);
+            live.set_from(event.at_ns, tracker.phase_at(event.at_ns));
         }
     }
     if tracker.deadline_ns() < exit_ns {
-        live.set(tracker.deadline_ns(), WorkloadPhase::Unknown);
+        live.set_from(tracker.deadline_ns(), WorkloadPhase::Unknown);
     }
-    live.set(exit_ns, WorkloadPhase::Unknown);
-    tracker.finish(exit_ns, &mut closed);
-    let mut changes: Vec<_> = closed
+    live.set_from(exit_ns, WorkloadPhase::Unknown);
+    tracker.finish(exit_ns, &mut closed_intervals);
+    let mut changes: Vec<_> = closed_intervals
         .iter()
         .map(|interval| (interval.start_ns, interval.phase))
         .collect();
@@ -281,63 +303,63 @@ fn replayed_phases(events: &[EventEntry], numbers: &EventNumbers, end_ns: u64) -
     PhaseTimelines { corrected, live }
 }
 
-fn thread(
+fn detected_thread(
     tid: u32,
     events: &[EventEntry],
     phases: PhaseTimelines,
-    numbers: &EventNumbers,
+    events_by_number: &EventsByNumber,
     end_ns: u64,
 ) -> DetectedThread {
     let start_ns = events.first().map_or(end_ns, |event| event.at_ns);
-    let mut in_sync = Timeline::constant(false, start_ns, end_ns);
-    let mut waits = Timeline::constant(None, start_ns, end_ns);
+    let mut is_in_gpu_sync = Timeline::constant(false, start_ns, end_ns);
+    let mut block_reasons = Timeline::constant(None, start_ns, end_ns);
     let mut is_training_thread = false;
     for event in events {
-        is_training_thread |= event.flags & RawTracker::TRAINING_THREAD != 0;
-        if event.event == EXIT_EVENT {
-            in_sync.set(event.at_ns, false);
+        is_training_thread |= event.tracker_flags & RawTracker::TRAINING_THREAD != 0;
+        if event.event_number == EXIT_EVENT_NUMBER {
+            is_in_gpu_sync.set_from(event.at_ns, false);
             // An exited thread has nothing to load.
-            waits.set(event.at_ns, Some(BlockReason::Poll));
+            block_reasons.set_from(event.at_ns, Some(BlockReason::Poll));
         }
-        match numbers.event(event.event) {
-            Some(ThreadEvent::GpuSyncEnter) => in_sync.set(event.at_ns, true),
-            Some(ThreadEvent::Block(reason)) => waits.set(event.at_ns, Some(reason)),
+        match events_by_number.event_of_number(event.event_number) {
+            Some(ThreadEvent::GpuSyncEnter) => is_in_gpu_sync.set_from(event.at_ns, true),
+            Some(ThreadEvent::Block(reason)) => block_reasons.set_from(event.at_ns, Some(reason)),
             Some(ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches) => {
-                waits.set(event.at_ns, None);
+                block_reasons.set_from(event.at_ns, None);
             }
             None
             | Some(ThreadEvent::Preempt | ThreadEvent::Resume | ThreadEvent::AwaitedCompile) => {}
-            Some(_) => in_sync.set(event.at_ns, false),
+            Some(_) => is_in_gpu_sync.set_from(event.at_ns, false),
         }
     }
     DetectedThread {
         tid,
         phases: phases.corrected,
         live_phases: phases.live,
-        in_sync,
-        waits,
+        is_in_gpu_sync,
+        block_reasons,
         is_training_thread,
     }
 }
 
 /// Which event a number stands for in a trace.
-pub(crate) struct EventNumbers(Vec<Option<ThreadEvent>>);
+pub(crate) struct EventsByNumber(Vec<Option<ThreadEvent>>);
 
-impl EventNumbers {
+impl EventsByNumber {
     /// By the names in the header, because numbers may change between versions.
     pub(crate) fn new(trace: &TraceFile) -> Self {
-        let mut numbers = vec![None; 1 << 8];
+        let mut events_by_number = vec![None; 1 << 8];
         for (name, number) in zernel_phase::shared::EVENTS.values {
-            let mut events = EVENTS.iter();
+            let mut events = TRACKER_EVENTS.iter();
             let event = events.find(|event| i64::from(raw_event(**event)) == *number);
             if let Some(recorded) = trace.header.events.get(*name) {
-                numbers[usize::from(*recorded)] = event.copied();
+                events_by_number[usize::from(*recorded)] = event.copied();
             }
         }
-        Self(numbers)
+        Self(events_by_number)
     }
 
-    pub(crate) fn event(&self, number: u8) -> Option<ThreadEvent> {
+    pub(crate) fn event_of_number(&self, number: u8) -> Option<ThreadEvent> {
         self.0.get(usize::from(number)).copied().flatten()
     }
 }
@@ -352,18 +374,18 @@ pub fn sampled_phases(trace: &TraceFile, tid: u32) -> Timeline<WorkloadPhase> {
         if let TraceEntry::Sample(sample) = entry
             && sample.tid == tid
         {
-            current = detector.detect(&state(sample, current));
-            timeline.set(sample.at_ns, current);
+            current = detector.detect(&task_state_of_sample(sample, current));
+            timeline.set_from(sample.at_ns, current);
         }
     }
     timeline
 }
 
-fn state(sample: &SampleEntry, current: WorkloadPhase) -> ZernelTaskState {
+fn task_state_of_sample(sample: &SampleEntry, current: WorkloadPhase) -> ZernelTaskState {
     ZernelTaskState {
         is_ml_process: true,
         current_phase: current,
-        gpu_utilization: sample.gpu_utilization,
+        gpu_utilization: sample.gpu_utilization_percent,
         last_gpu_sync_ns: sample.last_gpu_sync_ns,
         cpu_burst_duration_ns: sample.cpu_burst_ns,
         io_wait_fraction: fraction_from_q16(sample.io_wait_q16),

@@ -4,36 +4,36 @@ use crate::trace::TraceHeader;
 const MS: u64 = 1_000_000;
 
 /// A trace of one thread whose kernel side is the tracker itself.
-fn trace_of(events: &[(u64, ThreadEvent)]) -> TraceFile {
+fn trace_of_events(events: &[(u64, ThreadEvent)]) -> TraceFile {
     let mut tracker = PhaseTracker::new(TrackerConfig::default(), events[0].0);
     let mut entries = vec![TraceEntry::Process(ProcessEntry {
         handle: 1,
         pid: 7,
         is_loader: false,
-        trainer: 0,
+        trainer_handle: 0,
     })];
     let (mut sequence, mut start_ns) = (0, events[0].0);
     let mut phase = WorkloadPhase::Unknown;
     for (at_ns, event) in events {
-        let mut closed: Vec<PhaseInterval> = Vec::new();
-        tracker.observe(*at_ns, *event, &mut closed);
-        let now = tracker.phase_at(*at_ns);
-        if now != phase || !closed.is_empty() {
-            start_ns = closed.last().map_or(*at_ns, |last| last.end_ns);
+        let mut closed_intervals: Vec<PhaseInterval> = Vec::new();
+        tracker.observe(*at_ns, *event, &mut closed_intervals);
+        let current_phase = tracker.phase_at(*at_ns);
+        if current_phase != phase || !closed_intervals.is_empty() {
+            start_ns = closed_intervals.last().map_or(*at_ns, |last| last.end_ns);
             sequence += 1;
-            phase = now;
+            phase = current_phase;
         }
         entries.push(TraceEntry::Event(EventEntry {
             at_ns: *at_ns,
             tid: 7,
-            process: 1,
-            event: raw_event(*event),
-            symbol: None,
+            process_handle: 1,
+            event_number: raw_event(*event),
+            symbol_number: None,
             phase,
             sequence,
             phase_start_ns: start_ns,
             deadline_ns: tracker.deadline_ns(),
-            flags: RawTracker::TRAINING_THREAD,
+            tracker_flags: RawTracker::TRAINING_THREAD,
         }));
     }
     TraceFile {
@@ -56,7 +56,10 @@ fn header_events() -> BTreeMap<String, u8> {
 /// An event that is added to the tracker must be added to the list here, or replays would ignore it.
 #[test]
 fn every_event_of_the_tracker_can_be_replayed() {
-    let numbers: Vec<i64> = EVENTS.iter().map(|it| raw_event(*it).into()).collect();
+    let numbers: Vec<i64> = TRACKER_EVENTS
+        .iter()
+        .map(|event| raw_event(*event).into())
+        .collect();
     for (name, number) in zernel_phase::shared::EVENTS.values {
         assert!(numbers.contains(number), "{name}");
     }
@@ -77,21 +80,27 @@ fn a_replay_gives_the_recorded_phases() {
         // After this the deadline of the phase passes.
         (2500 * MS, ThreadEvent::CopyToDevice),
     ];
-    let trace = trace_of(&events);
-    let recorded = detect(&trace, PhaseSource::Recorded);
-    let replayed = detect(&trace, PhaseSource::Replayed);
+    let trace = trace_of_events(&events);
+    let recorded = detect_phases(&trace, PhaseSource::Recorded);
+    let replayed = detect_phases(&trace, PhaseSource::Replayed);
     assert_eq!(recorded[&7].activities(), replayed[&7].activities());
     let activities = recorded[&7].activities().unwrap();
-    assert_eq!(activities.at(10 * MS), Some(ProcessActivity::GpuWait));
-    let thread = |of: &BTreeMap<u32, DetectedProcess>| of[&7].threads[&7].clone();
+    assert_eq!(activities.value_at(10 * MS), Some(ProcessActivity::GpuWait));
+    let thread = |processes: &BTreeMap<u32, DetectedProcess>| processes[&7].threads[&7].clone();
     let (recorded, replayed) = (thread(&recorded), thread(&replayed));
     assert_eq!(recorded.phases, replayed.phases);
     assert_eq!(recorded.live_phases, replayed.live_phases);
-    assert_eq!(recorded.phases.at(10 * MS), Some(WorkloadPhase::GpuCompute));
-    let classes = recorded.classes(false);
-    assert_eq!(classes.at(2 * MS), Some(ThreadClass::Critical));
-    assert_eq!(classes.at(10 * MS), Some(ThreadClass::GpuWait));
-    assert_eq!(recorded.phases.at(2000 * MS), Some(WorkloadPhase::Unknown));
+    assert_eq!(
+        recorded.phases.value_at(10 * MS),
+        Some(WorkloadPhase::GpuCompute)
+    );
+    let classes = recorded.scheduler_classes(false);
+    assert_eq!(classes.value_at(2 * MS), Some(ThreadClass::Critical));
+    assert_eq!(classes.value_at(10 * MS), Some(ThreadClass::GpuWait));
+    assert_eq!(
+        recorded.phases.value_at(2000 * MS),
+        Some(WorkloadPhase::Unknown)
+    );
 }
 
 #[test]
@@ -102,11 +111,11 @@ fn a_loader_feeds_while_it_runs_or_reads() {
         (3 * MS, ThreadEvent::Unblock),
         (4 * MS, ThreadEvent::Block(BlockReason::Poll)),
     ];
-    let detected = detect(&trace_of(&events), PhaseSource::Recorded);
-    let classes = detected[&7].threads[&7].classes(true);
-    assert_eq!(classes.at(2 * MS), Some(ThreadClass::Feed));
-    assert_eq!(classes.at(3 * MS), Some(ThreadClass::Feed));
-    assert_eq!(classes.at(4 * MS), Some(ThreadClass::Other));
+    let detected = detect_phases(&trace_of_events(&events), PhaseSource::Recorded);
+    let classes = detected[&7].threads[&7].scheduler_classes(true);
+    assert_eq!(classes.value_at(2 * MS), Some(ThreadClass::Feed));
+    assert_eq!(classes.value_at(3 * MS), Some(ThreadClass::Feed));
+    assert_eq!(classes.value_at(4 * MS), Some(ThreadClass::Other));
 }
 
 /// The training thread waits for the thread of its backward pass, which waits for its peers.
@@ -118,21 +127,25 @@ fn a_collective_of_the_thread_that_is_waited_for_counts() {
         (3 * MS, ThreadEvent::Block(BlockReason::Futex)),
         (9 * MS, ThreadEvent::UnblockAfterLaunches),
     ];
-    let helper = [
+    let backward_thread_events = [
         (4 * MS, ThreadEvent::Launch),
         (5 * MS, ThreadEvent::CollectiveEnter),
         (7 * MS, ThreadEvent::CollectiveLeave),
         (10 * MS, ThreadEvent::CollectiveEnter),
     ];
-    let mut trace = trace_of(&events);
-    for mut entry in trace_of(&helper).entries.into_iter().skip(1) {
+    let mut trace = trace_of_events(&events);
+    for mut entry in trace_of_events(&backward_thread_events)
+        .entries
+        .into_iter()
+        .skip(1)
+    {
         if let TraceEntry::Event(event) = &mut entry {
             event.tid = 8;
-            event.flags = 0;
+            event.tracker_flags = 0;
         }
         trace.entries.push(entry);
     }
-    let detected = detect(&trace, PhaseSource::Replayed);
+    let detected = detect_phases(&trace, PhaseSource::Replayed);
     let phases = detected[&7].phases().unwrap();
     for (at_ms, phase) in [
         (4, WorkloadPhase::GpuCompute),
@@ -140,15 +153,15 @@ fn a_collective_of_the_thread_that_is_waited_for_counts() {
         (8, WorkloadPhase::GpuCompute),
         (11, WorkloadPhase::GpuCompute),
     ] {
-        assert_eq!(phases.at(at_ms * MS), Some(phase), "at {at_ms} ms");
+        assert_eq!(phases.value_at(at_ms * MS), Some(phase), "at {at_ms} ms");
     }
     let activities = detected[&7].activities().unwrap();
-    assert_eq!(activities.at(6 * MS), Some(ProcessActivity::PeerWait));
+    assert_eq!(activities.value_at(6 * MS), Some(ProcessActivity::PeerWait));
 }
 
 #[test]
 fn the_sampled_rule_is_fed_with_the_samples() {
-    let mut trace = trace_of(&[(1, ThreadEvent::Launch)]);
+    let mut trace = trace_of_events(&[(1, ThreadEvent::Launch)]);
     for number in 0..10 {
         trace.entries.push(TraceEntry::Sample(SampleEntry {
             at_ns: number * 100 * MS,
@@ -158,11 +171,11 @@ fn the_sampled_rule_is_fed_with_the_samples() {
             cpu_burst_ns: 0,
             io_wait_q16: 0,
             futex_waits: 0,
-            gpu_utilization: 100,
+            gpu_utilization_percent: 100,
             nccl_active: false,
         }));
     }
     let phases = sampled_phases(&trace, 7);
-    assert_eq!(phases.at(0), Some(WorkloadPhase::Unknown));
-    assert_eq!(phases.at(900 * MS), Some(WorkloadPhase::GpuCompute));
+    assert_eq!(phases.value_at(0), Some(WorkloadPhase::Unknown));
+    assert_eq!(phases.value_at(900 * MS), Some(WorkloadPhase::GpuCompute));
 }
