@@ -4,13 +4,13 @@
 //! running kernel supports. The inputs of a scheduling decision, [`task_state`], [`phase_detector`] and
 //! [`tracker`], are re-exported from `zernel-phase`.
 
+mod cache_topology;
 mod cgroup_limits;
 mod loaded_scheduler;
-mod reader_heart;
+mod reader_heartbeat;
 pub mod sched_ext;
 pub mod scheduler;
 mod task_state_pins;
 mod tenants;
-mod topology;
 
 pub use zernel_phase::{phase_detector, task_state, tracker};

@@ -13,21 +13,21 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::scheduler::skeleton::{MainSkel, types};
 use crate::scheduler::{SchedError, SchedSettings};
-use crate::task_state_pins::is_observed;
+use crate::task_state_pins::is_observer_alive;
 use crate::tenants::TenantReader;
 
 /// `SCX_EXIT_UNREG`: this process unloaded the scheduler.
-const UNLOADED_HERE: u32 = 64;
+const EXIT_UNLOADED_HERE: u32 = 64;
 /// `SCX_EXIT_ERROR`: the first kind that is an error.
-const FIRST_ERROR: u32 = 1024;
+const EXIT_FIRST_ERROR: u32 = 1024;
 /// Number of buckets, as in `intf.h`. The assertion on the size of [`RawClassCounters`] compares them.
-const WAIT_BUCKETS: usize = 28;
+const WAIT_BUCKET_COUNT: usize = 28;
 
 /// The loaded scheduler.
 pub struct LoadedScheduler<'a> {
     pub(crate) skel: &'a MainSkel<'a>,
-    since_ns: u64,
-    tenants: RefCell<TenantReader>,
+    loaded_since_ns: u64,
+    tenant_reader: RefCell<TenantReader>,
 }
 
 /// `struct class_counters` of `intf.h`.
@@ -38,7 +38,7 @@ struct RawClassCounters {
     run_ns: u64,
     wakeups: u64,
     wait_ns: u64,
-    wait_buckets: [u64; WAIT_BUCKETS],
+    wait_buckets: [u64; WAIT_BUCKET_COUNT],
 }
 
 const _: () = assert!(size_of::<RawClassCounters>() == size_of::<types::class_counters>());
@@ -47,15 +47,15 @@ impl<'a> LoadedScheduler<'a> {
     pub(crate) fn new(skel: &'a MainSkel<'a>) -> Self {
         Self {
             skel,
-            since_ns: monotonic_ns(),
-            tenants: RefCell::default(),
+            loaded_since_ns: monotonic_ns(),
+            tenant_reader: RefCell::default(),
         }
     }
 
     /// When the scheduler was loaded, by the monotonic clock.
     #[must_use]
-    pub fn since_ns(&self) -> u64 {
-        self.since_ns
+    pub fn loaded_since_ns(&self) -> u64 {
+        self.loaded_since_ns
     }
 
     /// The slice that it works with.
@@ -72,8 +72,8 @@ impl<'a> LoadedScheduler<'a> {
 
     /// Whether an observer writes the task states that it reads.
     #[must_use]
-    pub fn is_observed(&self) -> bool {
-        is_observed(&self.skel.maps.zernel_heartbeats)
+    pub fn is_observer_alive(&self) -> bool {
+        is_observer_alive(&self.skel.maps.zernel_heartbeats)
     }
 
     /// How often it decided what.
@@ -91,32 +91,34 @@ impl<'a> LoadedScheduler<'a> {
 
     /// How much virtual time others have lost to critical threads and loaders. 0 if the kernel does not answer.
     #[must_use]
-    pub fn loss(&self) -> Duration {
+    pub fn lost_virtual_time(&self) -> Duration {
         let read = self.skel.progs.read_loss.test_run(ProgramInput::default());
         Duration::from_micros(read.map_or(0, |output| output.return_value.into()))
     }
 
     /// What the threads of each class did.
     #[must_use]
-    pub fn classes(&self) -> BTreeMap<TaskClass, ClassStatistics> {
+    pub fn class_statistics(&self) -> BTreeMap<TaskClass, ClassStatistics> {
         let classes = TaskClass::ALL.iter();
-        classes.map(|class| (*class, self.class(*class))).collect()
+        classes
+            .map(|class| (*class, self.statistics_of_class(*class)))
+            .collect()
     }
 
     /// The tenants that took most time. None if no task can be privileged.
     #[must_use]
-    pub fn tenants(&self) -> Vec<TenantStatistics> {
-        self.tenants.borrow_mut().read(self.skel)
+    pub fn tenant_statistics(&self) -> Vec<TenantStatistics> {
+        self.tenant_reader.borrow_mut().read_tenants(self.skel)
     }
 
-    fn class(&self, class: TaskClass) -> ClassStatistics {
+    fn statistics_of_class(&self, class: TaskClass) -> ClassStatistics {
         let key = (class as u32).to_ne_bytes();
         let map = &self.skel.maps.class_counters;
         let values = map.lookup_percpu(&key, MapFlags::ANY).ok().flatten();
         let mut sum = ClassStatistics::default();
         for value in values.unwrap_or_default() {
-            if let Ok((counted, _)) = RawClassCounters::read_from_prefix(&value) {
-                sum.add_from_cpu(&counted.into());
+            if let Ok((class_counters, _)) = RawClassCounters::read_from_prefix(&value) {
+                sum.add_from_cpu(&class_counters.into());
             }
         }
         sum
@@ -138,11 +140,11 @@ impl<'a> LoadedScheduler<'a> {
     }
 
     /// What the scheduler counted, or why it ended early.
-    pub(crate) fn result(&self) -> Result<SchedCounters, SchedError> {
+    pub(crate) fn counters_or_error(&self) -> Result<SchedCounters, SchedError> {
         let ending = self.raw_ending();
         match ending.kind {
-            0 | UNLOADED_HERE => Ok(self.counters()),
-            FIRST_ERROR.. => Err(SchedError::Ejected(describe_ending(&ending))),
+            0 | EXIT_UNLOADED_HERE => Ok(self.counters()),
+            EXIT_FIRST_ERROR.. => Err(SchedError::Ejected(describe_ending(&ending))),
             _ => Err(SchedError::Unloaded(describe_ending(&ending))),
         }
     }
@@ -152,12 +154,12 @@ impl<'a> LoadedScheduler<'a> {
     /// # Errors
     /// The kernel refused it.
     pub fn set_policy(&self, settings: &SchedSettings) -> Result<(), SchedError> {
-        let (privilege, id) = settings.privilege.raw();
-        let wide = [settings.slice_ns(), id];
-        let narrow = [privilege.0, settings.guarantee_percent];
-        let wide = wide.iter().flat_map(|word| word.to_ne_bytes());
-        let narrow = narrow.iter().flat_map(|word| word.to_ne_bytes());
-        let mut policy: Vec<u8> = wide.chain(narrow).collect();
+        let (privilege, id) = settings.privilege.kind_and_id();
+        let u64_fields = [settings.slice_ns(), id];
+        let u32_fields = [privilege.0, settings.guarantee_percent];
+        let u64_fields = u64_fields.iter().flat_map(|word| word.to_ne_bytes());
+        let u32_fields = u32_fields.iter().flat_map(|word| word.to_ne_bytes());
+        let mut policy: Vec<u8> = u64_fields.chain(u32_fields).collect();
         let input = ProgramInput {
             context_in: Some(&mut policy),
             ..ProgramInput::default()
@@ -180,14 +182,14 @@ impl From<RawClassCounters> for ClassStatistics {
 }
 
 fn describe_ending(ending: &types::ending) -> String {
-    let reason = text(&ending.reason);
-    match text(&ending.message) {
+    let reason = text_of_c_string(&ending.reason);
+    match text_of_c_string(&ending.message) {
         message if message.is_empty() => reason,
         message => format!("{reason}: {message}"),
     }
 }
 
-fn text(bytes: &[i8]) -> String {
+fn text_of_c_string(bytes: &[i8]) -> String {
     let bytes = bytes.iter().map(|byte| byte.cast_unsigned());
     let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::{fs, io};
 
 /// The sysfs folder of sched_ext.
-pub const SYSFS: &str = "/sys/kernel/sched_ext";
+pub const SCHED_EXT_FOLDER: &str = "/sys/kernel/sched_ext";
 
 /// State of sched_ext in the running kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SchedExt {
+pub enum SchedExtState {
     /// The kernel has no sched_ext.
     Absent,
     /// No scheduler is loaded.
@@ -25,17 +25,17 @@ pub enum SchedExt {
     },
 }
 
-impl SchedExt {
+impl SchedExtState {
     /// Reads the state from the running kernel.
-    pub fn current() -> io::Result<Self> {
-        Self::read(Path::new(SYSFS))
+    pub fn read_current() -> io::Result<Self> {
+        Self::read_from(Path::new(SCHED_EXT_FOLDER))
     }
 
-    fn read(sysfs: &Path) -> io::Result<Self> {
-        let Some(state) = read_line(&sysfs.join("state"))? else {
+    fn read_from(sched_ext_folder: &Path) -> io::Result<Self> {
+        let Some(state) = read_trimmed(&sched_ext_folder.join("state"))? else {
             return Ok(Self::Absent);
         };
-        Ok(match read_line(&sysfs.join("root/ops"))? {
+        Ok(match read_trimmed(&sched_ext_folder.join("root/ops"))? {
             Some(scheduler) if state != "disabled" => Self::Loaded { state, scheduler },
             _ => Self::NoScheduler { state },
         })
@@ -43,7 +43,7 @@ impl SchedExt {
 }
 
 /// Returns the text of a file without its line end; `None` if the file does not exist.
-fn read_line(path: &Path) -> io::Result<Option<String>> {
+fn read_trimmed(path: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text.trim_end().to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -57,29 +57,29 @@ mod tests {
 
     #[test]
     fn each_sysfs_state_is_read() {
-        let sysfs = tempfile::tempdir().unwrap();
-        let read = || SchedExt::read(sysfs.path()).unwrap();
-        assert_eq!(read(), SchedExt::Absent);
+        let sched_ext_folder = tempfile::tempdir().unwrap();
+        let read_state = || SchedExtState::read_from(sched_ext_folder.path()).unwrap();
+        assert_eq!(read_state(), SchedExtState::Absent);
 
-        fs::write(sysfs.path().join("state"), "disabled\n").unwrap();
-        let no_scheduler = SchedExt::NoScheduler {
+        fs::write(sched_ext_folder.path().join("state"), "disabled\n").unwrap();
+        let no_scheduler = SchedExtState::NoScheduler {
             state: "disabled".into(),
         };
-        assert_eq!(read(), no_scheduler);
+        assert_eq!(read_state(), no_scheduler);
 
-        fs::create_dir(sysfs.path().join("root")).unwrap();
-        fs::write(sysfs.path().join("root/ops"), "rusty\n").unwrap();
+        fs::create_dir(sched_ext_folder.path().join("root")).unwrap();
+        fs::write(sched_ext_folder.path().join("root/ops"), "rusty\n").unwrap();
         assert_eq!(
-            read(),
+            read_state(),
             no_scheduler,
             "the name of an unloaded scheduler is ignored"
         );
 
-        fs::write(sysfs.path().join("state"), "enabled\n").unwrap();
-        let loaded = SchedExt::Loaded {
+        fs::write(sched_ext_folder.path().join("state"), "enabled\n").unwrap();
+        let loaded = SchedExtState::Loaded {
             state: "enabled".into(),
             scheduler: "rusty".into(),
         };
-        assert_eq!(read(), loaded);
+        assert_eq!(read_state(), loaded);
     }
 }

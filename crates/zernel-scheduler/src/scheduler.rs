@@ -14,12 +14,12 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use thiserror::Error;
 pub use zernel_model::scheduler::SchedCounters;
 
-use crate::cgroup_limits::{CGROUPS, CpuLimit, CpuLimits, read_limits};
+use crate::cache_topology::CacheTopology;
+use crate::cgroup_limits::{CGROUP_ROOT, CgroupCpuLimit, LimitsByCgroupId, read_cpu_limits};
 pub use crate::loaded_scheduler::LoadedScheduler;
-use crate::reader_heart::ReaderHeart;
-use crate::sched_ext::SchedExt;
+use crate::reader_heartbeat::ReaderHeartbeat;
+use crate::sched_ext::SchedExtState;
 use crate::task_state_pins::TaskStatePins;
-use crate::topology::CacheTopology;
 
 /// Generated from the BPF object.
 #[allow(
@@ -37,11 +37,11 @@ pub(crate) mod skeleton {
 use skeleton::{MainSkel, MainSkelBuilder, OpenMainSkel, types};
 
 /// Time between two looks at whether the scheduler still runs.
-const POLL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time between two readings of `cpu.max`, on kernels that do not report changes.
-const LIMITS_EVERY: Duration = Duration::from_secs(1);
+const LIMITS_INTERVAL: Duration = Duration::from_secs(1);
 /// The callback that reports changes of `cpu.max`.
-const REPORTS_LIMITS: &str = "cgroup_set_bandwidth";
+const LIMIT_CALLBACK: &str = "cgroup_set_bandwidth";
 
 /// The tasks with critical threads that go first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub enum Privilege {
 
 impl Privilege {
     /// The kind of privilege, and the id of its cgroup or user.
-    pub(crate) fn raw(self) -> (types::privilege, u64) {
+    pub(crate) fn kind_and_id(self) -> (types::privilege, u64) {
         match self {
             Self::Nobody => (types::privilege::PRIVILEGE_NOBODY, 0),
             Self::All => (types::privilege::PRIVILEGE_ALL, 0),
@@ -82,10 +82,10 @@ pub struct SchedSettings {
     pub guarantee_percent: u32,
     /// Whether tasks may become privileged later, by [`LoadedScheduler::set_policy`].
     pub may_privilege: bool,
-    /// The kernel ejects the scheduler if a task waits for this long. At most [`Self::WATCHDOG`].
+    /// The kernel ejects the scheduler if a task waits for this long. At most [`Self::MAX_WATCHDOG`].
     pub watchdog: Duration,
     /// Parts of the policy that are switched off.
-    pub without: Vec<PolicyPart>,
+    pub disabled_parts: Vec<PolicyPart>,
 }
 
 /// A part of the policy that can be switched off.
@@ -102,11 +102,11 @@ pub enum PolicyPart {
 
 impl SchedSettings {
     /// Shorter than a tick of 4 ms, so that a slice that begins at a tick ends at the next one.
-    pub const SLICE: Duration = Duration::from_millis(3);
+    pub const DEFAULT_SLICE: Duration = Duration::from_millis(3);
     /// Half of the fair share.
-    pub const GUARANTEE_PERCENT: u32 = 50;
+    pub const DEFAULT_GUARANTEE_PERCENT: u32 = 50;
     /// The longest time that the kernel lets a task wait. Its own default is 30 s, which users would take for a hang.
-    pub const WATCHDOG: Duration = Duration::from_secs(5);
+    pub const MAX_WATCHDOG: Duration = Duration::from_secs(5);
 
     pub(crate) fn slice_ns(&self) -> u64 {
         u64::try_from(self.slice.as_nanos()).unwrap_or(u64::MAX)
@@ -116,12 +116,12 @@ impl SchedSettings {
 impl Default for SchedSettings {
     fn default() -> Self {
         Self {
-            slice: Self::SLICE,
+            slice: Self::DEFAULT_SLICE,
             privilege: Privilege::Nobody,
-            guarantee_percent: Self::GUARANTEE_PERCENT,
+            guarantee_percent: Self::DEFAULT_GUARANTEE_PERCENT,
             may_privilege: false,
-            watchdog: Self::WATCHDOG,
-            without: Vec::new(),
+            watchdog: Self::MAX_WATCHDOG,
+            disabled_parts: Vec::new(),
         }
     }
 }
@@ -139,13 +139,13 @@ pub enum SchedError {
     OtherScheduler(String),
     /// sysfs cannot be read.
     #[error("cannot read the state of sched_ext: {0}")]
-    State(#[source] std::io::Error),
+    StateUnreadable(#[source] std::io::Error),
     /// The machine has more CPUs than the scheduler has room for.
     #[error("this machine has {0} CPUs, and the scheduler has room for {max}", max = MAX_CPUS)]
     TooManyCpus(usize),
     /// The kernel refused the BPF object.
     #[error("cannot load the scheduler: {0}{hint}", hint = root_hint())]
-    Load(#[from] libbpf_rs::Error),
+    LoadFailed(#[from] libbpf_rs::Error),
     /// The kernel ejected the scheduler, because of an error.
     #[error("the kernel ejected the scheduler: {0}")]
     Ejected(String),
@@ -176,11 +176,11 @@ const fn array_length<const N: usize>(_field: fn(&types::settings) -> &[u8; N]) 
 ///
 /// # Errors
 /// The kernel has no sched_ext, or another scheduler is loaded.
-pub fn check() -> Result<(), SchedError> {
-    match SchedExt::current().map_err(SchedError::State)? {
-        SchedExt::Absent => Err(SchedError::NoSchedExt),
-        SchedExt::Loaded { scheduler, .. } => Err(SchedError::OtherScheduler(scheduler)),
-        SchedExt::NoScheduler { .. } => Ok(()),
+pub fn check_can_load() -> Result<(), SchedError> {
+    match SchedExtState::read_current().map_err(SchedError::StateUnreadable)? {
+        SchedExtState::Absent => Err(SchedError::NoSchedExt),
+        SchedExtState::Loaded { scheduler, .. } => Err(SchedError::OtherScheduler(scheduler)),
+        SchedExtState::NoScheduler { .. } => Ok(()),
     }
 }
 
@@ -189,34 +189,37 @@ pub fn check() -> Result<(), SchedError> {
 ///
 /// # Errors
 /// See [`SchedError`].
-pub fn run(
+pub fn run_scheduler(
     settings: &SchedSettings,
     poll: impl FnMut(&LoadedScheduler<'_>) -> ControlFlow<()>,
 ) -> Result<SchedCounters, SchedError> {
-    check()?;
-    replace(settings, || Ok(()), poll)
+    check_can_load()?;
+    replace_scheduler(settings, || Ok(()), poll)
 }
 
-/// Like [`run`], but another scheduler may be loaded. `unload_other` is called when this scheduler is verified and ready,
+/// Like [`run_scheduler`], but another scheduler may be loaded. `unload_other` is called when this scheduler is verified and ready,
 /// and unloads the other one. The kernel's own scheduler runs in the short time between the two.
 ///
 /// # Errors
 /// See [`SchedError`].
-pub fn replace(
+pub fn replace_scheduler(
     settings: &SchedSettings,
     unload_other: impl FnOnce() -> Result<(), String>,
     poll: impl FnMut(&LoadedScheduler<'_>) -> ControlFlow<()>,
 ) -> Result<SchedCounters, SchedError> {
     let mut storage = MaybeUninit::uninit();
-    let mut open = MainSkelBuilder::default().open(&mut storage)?;
-    configure(&mut open, settings)?;
+    let mut open_object = MainSkelBuilder::default().open(&mut storage)?;
+    configure_object(&mut open_object, settings)?;
     let polls_limits = !kernel_reports_limits();
     if polls_limits {
-        open.struct_ops.zernel_ops_mut().cgroup_set_bandwidth = std::ptr::null_mut();
-        open.progs.zernel_cgroup_set_bandwidth.set_autoload(false);
+        open_object.struct_ops.zernel_ops_mut().cgroup_set_bandwidth = std::ptr::null_mut();
+        open_object
+            .progs
+            .zernel_cgroup_set_bandwidth
+            .set_autoload(false);
     }
-    let mut pins = TaskStatePins::claim(&mut open);
-    let mut skel = open.load()?;
+    let mut pins = TaskStatePins::reuse_pinned_maps(&mut open_object);
+    let mut skel = open_object.load()?;
     pin_shared_maps(&mut pins, &mut skel, settings)?;
     unload_other().map_err(SchedError::NotReplaced)?;
     // The scheduler that was replaced may have removed its pins.
@@ -227,14 +230,14 @@ pub fn replace(
             .test_run(ProgramInput::default())?;
     }
     let link = skel.maps.zernel_ops.attach_struct_ops()?;
-    let limits = polls_limits.then(LimitReader::default);
-    let heart = ReaderHeart::start(&skel.maps.zernel_heartbeats);
+    let limit_reader = polls_limits.then(LimitReader::default);
+    let heartbeat = ReaderHeartbeat::start(&skel.maps.zernel_heartbeats);
     let loaded = LoadedScheduler::new(&skel);
-    wait(&loaded, limits, &heart, poll);
-    drop(heart);
+    wait_until_ended(&loaded, limit_reader, &heartbeat, poll);
+    drop(heartbeat);
     drop(link);
-    pins.remove(&skel.maps.zernel_heartbeats);
-    loaded.result()
+    pins.remove_own_pins(&skel.maps.zernel_heartbeats);
+    loaded.counters_or_error()
 }
 
 /// Pins the maps of task states. Without a bpffs there are no classes, which matters only to privileged threads.
@@ -243,33 +246,40 @@ fn pin_shared_maps(
     skel: &mut MainSkel<'_>,
     settings: &SchedSettings,
 ) -> Result<(), SchedError> {
-    match pins.share_maps(skel) {
+    match pins.pin_missing_maps(skel) {
         Err(error) if settings.privilege != Privilege::Nobody => Err(error.into()),
         _ => Ok(()),
     }
 }
 
-fn configure(open: &mut OpenMainSkel<'_>, settings: &SchedSettings) -> Result<(), SchedError> {
-    let topology = CacheTopology::current();
-    if topology.cpus > MAX_CPUS {
-        return Err(SchedError::TooManyCpus(topology.cpus));
+fn configure_object(
+    open_object: &mut OpenMainSkel<'_>,
+    settings: &SchedSettings,
+) -> Result<(), SchedError> {
+    let topology = CacheTopology::read_current();
+    if topology.cpu_count > MAX_CPUS {
+        return Err(SchedError::TooManyCpus(topology.cpu_count));
     }
-    let watchdog = settings.watchdog.min(SchedSettings::WATCHDOG);
-    open.struct_ops.zernel_ops_mut().timeout_ms = watchdog.as_millis() as u32;
-    let data = open.maps.bss_data.as_deref_mut();
-    let target = &mut data.expect("the object has data").settings;
-    target.slice_ns = settings.slice_ns();
-    target.watchdog_ns = watchdog.as_nanos() as u64;
-    target.guarantee_percent = settings.guarantee_percent;
-    (target.privilege, target.privileged_id) = settings.privilege.raw();
+    let watchdog = settings.watchdog.min(SchedSettings::MAX_WATCHDOG);
+    open_object.struct_ops.zernel_ops_mut().timeout_ms = watchdog.as_millis() as u32;
+    let bss = open_object.maps.bss_data.as_deref_mut();
+    let target_settings = &mut bss.expect("the object has data").settings;
+    target_settings.slice_ns = settings.slice_ns();
+    target_settings.watchdog_ns = watchdog.as_nanos() as u64;
+    target_settings.guarantee_percent = settings.guarantee_percent;
+    (target_settings.privilege, target_settings.privileged_id) = settings.privilege.kind_and_id();
     let may_privilege = settings.may_privilege || settings.privilege != Privilege::Nobody;
-    target.may_privilege = u32::from(may_privilege);
-    let without = settings.without.iter();
-    target.policies = !without.fold(0, |set, policy| set | *policy as u32);
-    target.cpus = topology.cpus as u32;
-    target.llcs = topology.llcs.min(MAX_LLCS) as u32;
-    for (target, llc) in target.llc_of_cpu.iter_mut().zip(&topology.llc_of_cpu) {
-        *target = (llc % MAX_LLCS) as u8;
+    target_settings.may_privilege = u32::from(may_privilege);
+    let disabled_parts = settings.disabled_parts.iter();
+    target_settings.policies = !disabled_parts.fold(0, |set, policy| set | *policy as u32);
+    target_settings.cpus = topology.cpu_count as u32;
+    target_settings.llcs = topology.llc_count.min(MAX_LLCS) as u32;
+    for (target_llc, llc) in target_settings
+        .llc_of_cpu
+        .iter_mut()
+        .zip(&topology.llc_of_cpu)
+    {
+        *target_llc = (llc % MAX_LLCS) as u8;
     }
     Ok(())
 }
@@ -282,53 +292,60 @@ fn kernel_reports_limits() -> bool {
     let ops = btf.type_by_name::<Struct<'_>>("sched_ext_ops");
     ops.is_some_and(|ops| {
         ops.iter()
-            .any(|member| member.name == Some(OsStr::new(REPORTS_LIMITS)))
+            .any(|member| member.name == Some(OsStr::new(LIMIT_CALLBACK)))
     })
 }
 
-fn wait(
+fn wait_until_ended(
     loaded: &LoadedScheduler<'_>,
-    mut limits: Option<LimitReader>,
-    heart: &ReaderHeart<'_>,
+    mut limit_reader: Option<LimitReader>,
+    heartbeat: &ReaderHeartbeat<'_>,
     mut poll: impl FnMut(&LoadedScheduler<'_>) -> ControlFlow<()>,
 ) {
     while !loaded.has_ended() && poll(loaded).is_continue() {
-        heart.beat();
-        if let Some(limits) = &mut limits {
-            limits.read_if_due(loaded.skel);
+        heartbeat.beat_now();
+        if let Some(limit_reader) = &mut limit_reader {
+            limit_reader.read_if_due(loaded.skel);
         }
-        thread::sleep(POLL);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// Reads the `cpu.max` of all cgroups and passes changes to the scheduler.
 #[derive(Debug, Default)]
 struct LimitReader {
-    known: CpuLimits,
-    read: Option<Instant>,
+    known_limits: LimitsByCgroupId,
+    last_read: Option<Instant>,
 }
 
 impl LimitReader {
     fn read_if_due(&mut self, skel: &MainSkel<'_>) {
-        if self.read.is_some_and(|read| read.elapsed() < LIMITS_EVERY) {
+        if self
+            .last_read
+            .is_some_and(|last_read| last_read.elapsed() < LIMITS_INTERVAL)
+        {
             return;
         }
-        self.read = Some(Instant::now());
-        let limits = read_limits(Path::new(CGROUPS));
-        for id in self.known.keys().filter(|id| !limits.contains_key(id)) {
+        self.last_read = Some(Instant::now());
+        let limits = read_cpu_limits(Path::new(CGROUP_ROOT));
+        for id in self
+            .known_limits
+            .keys()
+            .filter(|id| !limits.contains_key(id))
+        {
             set_limit(skel, *id, None);
         }
         for (id, limit) in &limits {
-            if self.known.get(id) != Some(limit) {
+            if self.known_limits.get(id) != Some(limit) {
                 set_limit(skel, *id, Some(*limit));
             }
         }
-        self.known = limits;
+        self.known_limits = limits;
     }
 }
 
 /// Sets or removes the limit of a cgroup. A cgroup that has vanished needs none.
-fn set_limit(skel: &MainSkel<'_>, cgroup_id: u64, limit: Option<CpuLimit>) {
+fn set_limit(skel: &MainSkel<'_>, cgroup_id: u64, limit: Option<CgroupCpuLimit>) {
     let words = [
         cgroup_id,
         limit.map_or(0, |limit| limit.quota_ns),
@@ -347,7 +364,7 @@ mod tests {
     use super::*;
 
     /// The value of an enumerator in `intf.h`.
-    fn number(name: &str) -> usize {
+    fn enumerator_value(name: &str) -> usize {
         let (_, rest) = include_str!("bpf/intf.h")
             .split_once(&format!("{name} = "))
             .unwrap();
@@ -357,9 +374,9 @@ mod tests {
 
     #[test]
     fn numbers_are_those_of_the_bpf_half() {
-        assert_eq!(MAX_CPUS, number("MAX_CPUS"));
-        assert_eq!(MAX_LLCS, number("MAX_LLCS"));
-        let first = 1 << number("FIRST_WAIT_POWER");
+        assert_eq!(MAX_CPUS, enumerator_value("MAX_CPUS"));
+        assert_eq!(MAX_LLCS, enumerator_value("MAX_LLCS"));
+        let first = 1 << enumerator_value("FIRST_WAIT_POWER");
         assert_eq!(zernel_model::scheduler::FIRST_WAIT_BUCKET_ENDS_NS, first);
     }
 }

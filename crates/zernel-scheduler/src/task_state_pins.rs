@@ -17,45 +17,54 @@ use crate::scheduler::skeleton::{MainSkel, OpenMainSkel};
 /// reuses those.
 #[derive(Debug)]
 pub(crate) struct TaskStatePins {
-    tasks: PathBuf,
-    heartbeats: PathBuf,
+    tasks_path: PathBuf,
+    heartbeats_path: PathBuf,
     /// The pins that this scheduler made.
-    own: Vec<PathBuf>,
+    own_pins: Vec<PathBuf>,
 }
 
 impl TaskStatePins {
     /// Makes an object that is not loaded yet use the pinned maps.
-    pub(crate) fn claim(open: &mut OpenMainSkel<'_>) -> Self {
+    pub(crate) fn reuse_pinned_maps(open_object: &mut OpenMainSkel<'_>) -> Self {
         let directory = Path::new(PIN_DIRECTORY);
-        let tasks = directory.join(format!("{TASKS_PIN}{:08x}", layout_hash()));
-        let heartbeats = directory.join(HEARTBEAT_PIN);
+        let tasks_path = directory.join(format!("{TASKS_PIN}{:08x}", layout_hash()));
+        let heartbeats_path = directory.join(HEARTBEAT_PIN);
         // What is not pinned is not reused.
-        let _ = open.maps.zernel_tasks.reuse_pinned_map(&tasks);
-        let _ = open.maps.zernel_heartbeats.reuse_pinned_map(&heartbeats);
+        let _ = open_object.maps.zernel_tasks.reuse_pinned_map(&tasks_path);
+        let _ = open_object
+            .maps
+            .zernel_heartbeats
+            .reuse_pinned_map(&heartbeats_path);
         Self {
-            tasks,
-            heartbeats,
-            own: Vec::new(),
+            tasks_path,
+            heartbeats_path,
+            own_pins: Vec::new(),
         }
     }
 
     /// Pins the maps that are not pinned.
-    pub(crate) fn share_maps(&mut self, skel: &mut MainSkel<'_>) -> Result<(), libbpf_rs::Error> {
+    pub(crate) fn pin_missing_maps(
+        &mut self,
+        skel: &mut MainSkel<'_>,
+    ) -> Result<(), libbpf_rs::Error> {
         // It exists if an observer has run.
         let _ = fs::create_dir(PIN_DIRECTORY);
-        let tasks = share_map(&mut skel.maps.zernel_tasks, &self.tasks)?;
-        self.own.extend(tasks.then(|| self.tasks.clone()));
-        let heartbeats = share_map(&mut skel.maps.zernel_heartbeats, &self.heartbeats)?;
-        self.own.extend(heartbeats.then(|| self.heartbeats.clone()));
+        let has_pinned_tasks = pin_map_if_missing(&mut skel.maps.zernel_tasks, &self.tasks_path)?;
+        self.own_pins
+            .extend(has_pinned_tasks.then(|| self.tasks_path.clone()));
+        let has_pinned_heartbeats =
+            pin_map_if_missing(&mut skel.maps.zernel_heartbeats, &self.heartbeats_path)?;
+        self.own_pins
+            .extend(has_pinned_heartbeats.then(|| self.heartbeats_path.clone()));
         Ok(())
     }
 
     /// Removes the pins of this scheduler, unless an observer uses them: it removes them when it ends.
-    pub(crate) fn remove(&self, hearts: &impl MapCore) {
-        if is_observed(hearts) {
+    pub(crate) fn remove_own_pins(&self, heartbeats_map: &impl MapCore) {
+        if is_observer_alive(heartbeats_map) {
             return;
         }
-        for path in &self.own {
+        for path in &self.own_pins {
             let _ = fs::remove_file(path);
         }
         // It stays if it is not empty.
@@ -67,12 +76,12 @@ impl TaskStatePins {
 ///
 /// # Errors
 /// Among others: an observer has pinned another map since the scheduler was loaded.
-fn share_map(map: &mut MapMut<'_>, path: &Path) -> Result<bool, libbpf_rs::Error> {
+fn pin_map_if_missing(map: &mut MapMut<'_>, path: &Path) -> Result<bool, libbpf_rs::Error> {
     if !path.exists() {
         return map.pin(path).map(|()| true);
     }
-    let pinned = MapHandle::from_pinned_path(path)?.info()?.info.id;
-    match pinned == map.info()?.info.id {
+    let pinned_map_id = MapHandle::from_pinned_path(path)?.info()?.info.id;
+    match pinned_map_id == map.info()?.info.id {
         true => Ok(false),
         false => {
             let problem = format!(
@@ -85,9 +94,9 @@ fn share_map(map: &mut MapMut<'_>, path: &Path) -> Result<bool, libbpf_rs::Error
 }
 
 /// Whether an observer writes the maps.
-pub(crate) fn is_observed(hearts: &impl MapCore) -> bool {
-    let value = hearts.lookup(&HEART_OBSERVER.to_ne_bytes(), MapFlags::ANY);
-    let heart = value.ok().flatten();
-    let heart = heart.and_then(|value| Some(Heartbeat::read_from_prefix(&value).ok()?.0));
-    heart.is_some_and(|heart| heart.is_alive(monotonic_ns()))
+pub(crate) fn is_observer_alive(heartbeats_map: &impl MapCore) -> bool {
+    let value = heartbeats_map.lookup(&HEART_OBSERVER.to_ne_bytes(), MapFlags::ANY);
+    let heartbeat = value.ok().flatten();
+    let heartbeat = heartbeat.and_then(|value| Some(Heartbeat::read_from_prefix(&value).ok()?.0));
+    heartbeat.is_some_and(|heartbeat| heartbeat.is_alive(monotonic_ns()))
 }

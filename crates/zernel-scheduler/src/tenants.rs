@@ -10,24 +10,24 @@ use std::time::{Duration, Instant};
 use libbpf_rs::{MapCore, MapFlags};
 use zernel_model::scheduler::{SchedulerStatistics, TenantStatistics};
 
-use crate::cgroup_limits::CGROUPS;
+use crate::cgroup_limits::CGROUP_ROOT;
 use crate::scheduler::skeleton::{MainSkel, types};
 
 /// Index of the root, as in `cgroup.bpf.h`.
-const ROOT: u32 = 0;
+const ROOT_INDEX: u32 = 0;
 /// Time between two searches for the paths of cgroups.
-const SEARCH_EVERY: Duration = Duration::from_secs(10);
+const PATH_SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Reads tenants, and remembers the paths of their cgroups.
 #[derive(Debug, Default)]
 pub(crate) struct TenantReader {
-    paths: HashMap<u64, String>,
-    searched: Option<Instant>,
+    paths_by_cgroup_id: HashMap<u64, String>,
+    last_search: Option<Instant>,
 }
 
 /// The account of a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Account {
+struct CgroupAccount {
     /// 0 for the root.
     cgroup_id: u64,
     run_ns: u64,
@@ -36,23 +36,26 @@ struct Account {
 
 impl TenantReader {
     /// The tenants that took most time, at most [`SchedulerStatistics::MAX_PUBLISHED_TENANTS`].
-    pub(crate) fn read(&mut self, skel: &MainSkel<'_>) -> Vec<TenantStatistics> {
-        let accounts = largest(accounts(skel));
-        let is_known = |account: &Account| self.paths.contains_key(&account.cgroup_id);
-        let is_due = self
-            .searched
-            .is_none_or(|searched| searched.elapsed() >= SEARCH_EVERY);
-        if is_due && !accounts.iter().all(is_known) {
-            self.searched = Some(Instant::now());
-            self.paths = find_paths(Path::new(CGROUPS));
+    pub(crate) fn read_tenants(&mut self, skel: &MainSkel<'_>) -> Vec<TenantStatistics> {
+        let accounts = accounts_with_most_time(read_accounts(skel));
+        let has_path =
+            |account: &CgroupAccount| self.paths_by_cgroup_id.contains_key(&account.cgroup_id);
+        let is_search_due = self
+            .last_search
+            .is_none_or(|last_search| last_search.elapsed() >= PATH_SEARCH_INTERVAL);
+        if is_search_due && !accounts.iter().all(has_path) {
+            self.last_search = Some(Instant::now());
+            self.paths_by_cgroup_id = find_cgroup_paths(Path::new(CGROUP_ROOT));
         }
         let accounts = accounts.into_iter();
-        accounts.map(|account| self.describe(account)).collect()
+        accounts
+            .map(|account| self.tenant_statistics(account))
+            .collect()
     }
 
     /// A cgroup whose path is unknown has its id instead.
-    fn describe(&self, account: Account) -> TenantStatistics {
-        let path = self.paths.get(&account.cgroup_id);
+    fn tenant_statistics(&self, account: CgroupAccount) -> TenantStatistics {
+        let path = self.paths_by_cgroup_id.get(&account.cgroup_id);
         TenantStatistics {
             cgroup: path.map_or_else(|| format!("id {}", account.cgroup_id), String::clone),
             run_ns: account.run_ns,
@@ -62,7 +65,7 @@ impl TenantReader {
 }
 
 /// The accounts with the most time, in this order.
-fn largest(mut accounts: Vec<Account>) -> Vec<Account> {
+fn accounts_with_most_time(mut accounts: Vec<CgroupAccount>) -> Vec<CgroupAccount> {
     accounts.retain(|account| account.run_ns > 0);
     accounts.sort_by_key(|account| std::cmp::Reverse((account.run_ns, account.cgroup_id)));
     accounts.truncate(SchedulerStatistics::MAX_PUBLISHED_TENANTS);
@@ -70,34 +73,34 @@ fn largest(mut accounts: Vec<Account>) -> Vec<Account> {
 }
 
 /// The accounts of all cgroups that the scheduler has room for.
-fn accounts(skel: &MainSkel<'_>) -> Vec<Account> {
+fn read_accounts(skel: &MainSkel<'_>) -> Vec<CgroupAccount> {
     let indices = &skel.maps.node_of_cgroup;
-    let of_cgroup = |key: Vec<u8>| {
+    let account_of_cgroup = |key: Vec<u8>| {
         let index = indices.lookup(&key, MapFlags::ANY).ok()??;
-        account(skel, word(&key, 0)?, &index)
+        read_account(skel, u64_at(&key, 0)?, &index)
     };
-    let root = account(skel, 0, &ROOT.to_ne_bytes());
+    let root = read_account(skel, 0, &ROOT_INDEX.to_ne_bytes());
     root.into_iter()
-        .chain(indices.keys().filter_map(of_cgroup))
+        .chain(indices.keys().filter_map(account_of_cgroup))
         .collect()
 }
 
-fn account(skel: &MainSkel<'_>, cgroup_id: u64, index: &[u8]) -> Option<Account> {
+fn read_account(skel: &MainSkel<'_>, cgroup_id: u64, index: &[u8]) -> Option<CgroupAccount> {
     let node = skel.maps.nodes.lookup(index, MapFlags::ANY).ok()??;
-    Some(Account {
+    Some(CgroupAccount {
         cgroup_id,
-        run_ns: word(&node, offset_of!(types::node, run_ns))?,
-        debt_ns: word(&node, offset_of!(types::node, owed_ns))?,
+        run_ns: u64_at(&node, offset_of!(types::node, run_ns))?,
+        debt_ns: u64_at(&node, offset_of!(types::node, owed_ns))?,
     })
 }
 
-fn word(bytes: &[u8], offset: usize) -> Option<u64> {
+fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
     let bytes = bytes.get(offset..)?.first_chunk()?;
     Some(u64::from_ne_bytes(*bytes))
 }
 
 /// The paths of all cgroups by id: the inode number of a folder. The root has the id 0 here.
-fn find_paths(root: &Path) -> HashMap<u64, String> {
+fn find_cgroup_paths(root: &Path) -> HashMap<u64, String> {
     let mut paths = HashMap::from([(0, "/".to_owned())]);
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -106,8 +109,8 @@ fn find_paths(root: &Path) -> HashMap<u64, String> {
                 continue;
             }
             let path = entry.path();
-            if let Ok(below) = path.strip_prefix(root) {
-                paths.insert(entry.ino(), format!("/{}", below.display()));
+            if let Ok(relative_path) = path.strip_prefix(root) {
+                paths.insert(entry.ino(), format!("/{}", relative_path.display()));
             }
             folders.push(path);
         }
@@ -121,8 +124,8 @@ mod tests {
 
     use super::*;
 
-    fn account_with(cgroup_id: u64, run_ns: u64) -> Account {
-        Account {
+    fn account_with(cgroup_id: u64, run_ns: u64) -> CgroupAccount {
+        CgroupAccount {
             cgroup_id,
             run_ns,
             debt_ns: 0,
@@ -131,15 +134,15 @@ mod tests {
 
     #[test]
     fn tenants_with_most_time_are_published() {
-        let accounts = largest((0..100).map(|id| account_with(id, id)).collect());
+        let accounts = accounts_with_most_time((0..100).map(|id| account_with(id, id)).collect());
         assert_eq!(accounts.len(), SchedulerStatistics::MAX_PUBLISHED_TENANTS);
         assert_eq!(accounts[0], account_with(99, 99));
-        assert_eq!(largest(vec![account_with(1, 0)]), []);
+        assert_eq!(accounts_with_most_time(vec![account_with(1, 0)]), []);
     }
 
     #[test]
     fn the_root_is_that_of_the_bpf_half() {
-        let root = format!("#define ROOT {ROOT}\n");
+        let root = format!("#define ROOT {ROOT_INDEX}\n");
         assert!(include_str!("bpf/cgroup.bpf.h").contains(&root));
     }
 
@@ -149,10 +152,10 @@ mod tests {
         let nested = root.path().join("pods/one");
         fs::create_dir_all(&nested).unwrap();
         let reader = TenantReader {
-            paths: find_paths(root.path()),
-            searched: None,
+            paths_by_cgroup_id: find_cgroup_paths(root.path()),
+            last_search: None,
         };
-        let cgroup = |id| reader.describe(account_with(id, 1)).cgroup;
+        let cgroup = |id| reader.tenant_statistics(account_with(id, 1)).cgroup;
         assert_eq!(cgroup(nested.metadata().unwrap().ino()), "/pods/one");
         assert_eq!(cgroup(0), "/");
         assert_eq!(cgroup(1), "id 1");

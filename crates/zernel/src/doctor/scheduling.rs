@@ -3,7 +3,7 @@
 use std::fs;
 
 use rustix::fs::{Access, access};
-use zernel_scheduler::sched_ext::SchedExt;
+use zernel_scheduler::sched_ext::SchedExtState;
 
 use super::kernel::{mount_point, os_message};
 use super::row::CheckRow;
@@ -14,8 +14,8 @@ pub(super) fn scheduling_rows() -> Vec<CheckRow> {
 
 fn sched_ext_row() -> CheckRow {
     let name = "sched_ext";
-    match SchedExt::current() {
-        Ok(SchedExt::NoScheduler { state }) => match count_malformed_functions() {
+    match SchedExtState::read_current() {
+        Ok(SchedExtState::NoScheduler { state }) => match count_malformed_functions() {
             0 => CheckRow::ok(name, format!("{state}: no scheduler is loaded")),
             count => CheckRow::missing(
                 name,
@@ -24,13 +24,13 @@ fn sched_ext_row() -> CheckRow {
             )
             .with_remedy("use another kernel; `zernel lab kernel list` checks those in the cache"),
         },
-        Ok(SchedExt::Loaded { state, scheduler }) => CheckRow::degraded(
+        Ok(SchedExtState::Loaded { state, scheduler }) => CheckRow::degraded(
             name,
             format!("{state}: the scheduler {scheduler} is loaded"),
             "zernel sched cannot be loaded beside it",
         )
         .with_remedy(format!("stop {scheduler} first")),
-        Ok(SchedExt::Absent) => CheckRow::missing(
+        Ok(SchedExtState::Absent) => CheckRow::missing(
             name,
             "this kernel has no sched_ext",
             "phases can be observed but not acted on",

@@ -36,7 +36,7 @@ impl JobScheduler {
             let stop = Arc::clone(&stop);
             move || {
                 let mut session = SchedulerSession::for_own_tree();
-                scheduler::run(&session.load_settings(), |scheduler| {
+                scheduler::run_scheduler(&session.load_settings(), |scheduler| {
                     // The receiver waits for the first message only.
                     let _ = loaded.send(());
                     session.poll_session(scheduler, &stop)

@@ -212,7 +212,7 @@ impl BlockSettings<'_> {
         let mut block = BlockMeasurement::new(self);
         if is_scheduled {
             let mut session = SchedulerSession::new_quiet(self.policy.clone());
-            scheduler::run(&session.load_settings(), |loaded| {
+            scheduler::run_scheduler(&session.load_settings(), |loaded| {
                 match session.poll_session(loaded, self.stop) {
                     ControlFlow::Continue(()) => block.poll_block(),
                     stopped @ ControlFlow::Break(()) => stopped,

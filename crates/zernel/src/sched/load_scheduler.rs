@@ -21,7 +21,7 @@ use crate::doctor::count_malformed_functions;
 use crate::interrupt_flags;
 
 /// The longest time before the kernel ejects a scheduler that lets a task wait.
-const DEFAULT_WATCHDOG_MS: u64 = SchedSettings::WATCHDOG.as_millis() as u64;
+const DEFAULT_WATCHDOG_MS: u64 = SchedSettings::MAX_WATCHDOG.as_millis() as u64;
 /// Time before the scheduler is loaded again. It doubles with every ejection.
 const FIRST_RESTART_DELAY: Duration = Duration::from_secs(1);
 
@@ -104,11 +104,13 @@ fn keep_loaded(
     loop {
         let settings = SchedSettings {
             watchdog: Duration::from_millis(options.watchdog_ms),
-            without: options.without.clone(),
+            disabled_parts: options.without.clone(),
             ..session.load_settings()
         };
         let ended = match predecessor.take() {
-            None => scheduler::run(&settings, |loaded| session.poll_session(loaded, stop)),
+            None => {
+                scheduler::run_scheduler(&settings, |loaded| session.poll_session(loaded, stop))
+            }
             Some(predecessor) => replace_predecessor(&settings, &predecessor, stop, session),
         };
         let reason = match ended {
@@ -148,7 +150,7 @@ fn replace_predecessor(
         ended.set(predecessor.end_and_wait()?);
         Ok(())
     };
-    scheduler::replace(settings, unload, |loaded| {
+    scheduler::replace_scheduler(settings, unload, |loaded| {
         if !std::mem::replace(&mut is_reported, true) {
             let (pid, took) = (predecessor.pid, ended.get().as_millis());
             eprintln!("zernel: replaced `zernel sched` (pid {pid}), which ended within {took} ms");
@@ -167,7 +169,7 @@ fn sleep_unless_stopped(time: Duration, stop: &AtomicBool) {
 
 /// Checks that the kernel can load a scheduler now.
 pub(crate) fn check_kernel() -> Result<(), Box<dyn Error>> {
-    match scheduler::check() {
+    match scheduler::check_can_load() {
         Err(SchedError::OtherScheduler(name)) => return Err(other_scheduler_text(&name).into()),
         checked => checked?,
     }

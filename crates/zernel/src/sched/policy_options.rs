@@ -22,7 +22,7 @@ const ROOT_CGROUP_ID: u64 = 1;
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct PolicyOptions {
     /// Time that a task runs before others get their turn, in microseconds
-    #[arg(long, value_name = "N", default_value_t = SchedSettings::SLICE.as_micros() as u64)]
+    #[arg(long, value_name = "N", default_value_t = SchedSettings::DEFAULT_SLICE.as_micros() as u64)]
     #[arg(value_parser = value_parser!(u64).range(ALLOWED_SLICES_US))]
     #[serde(deserialize_with = "deserialize_slice")]
     pub(super) slice_us: u64,
@@ -37,9 +37,9 @@ pub(crate) struct PolicyOptions {
 impl Default for PolicyOptions {
     fn default() -> Self {
         Self {
-            slice_us: SchedSettings::SLICE.as_micros() as u64,
+            slice_us: SchedSettings::DEFAULT_SLICE.as_micros() as u64,
             privilege: PrivilegeOption::of_nobody(),
-            guarantee: GuaranteeOption(SchedSettings::GUARANTEE_PERCENT),
+            guarantee: GuaranteeOption(SchedSettings::DEFAULT_GUARANTEE_PERCENT),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use zernel_scheduler::sched_ext::SchedExt;
+use zernel_scheduler::sched_ext::SchedExtState;
 
 use super::policy_options::OWN_TREE_PREFIX;
 use super::published_statistics;
@@ -37,8 +37,8 @@ impl Predecessor {
     /// # Errors
     /// The loaded scheduler cannot be replaced.
     pub(super) fn find_loaded() -> Result<Option<Self>, String> {
-        let state = SchedExt::current().map_err(|error| error.to_string())?;
-        let SchedExt::Loaded { scheduler, .. } = state else {
+        let state = SchedExtState::read_current().map_err(|error| error.to_string())?;
+        let SchedExtState::Loaded { scheduler, .. } = state else {
             return Ok(None);
         };
         if scheduler != SCHEDULER_NAME {

@@ -125,7 +125,7 @@ impl SchedulerSession {
         if self.policy.privilege.privilege == Privilege::Nobody {
             return;
         }
-        let is_observed = loaded.is_observed();
+        let is_observed = loaded.is_observer_alive();
         match self.is_observed {
             Some(before) if before != is_observed => self.is_observed = Some(is_observed),
             _ => return,
@@ -171,15 +171,15 @@ fn collect_statistics(
     SchedulerStatistics {
         pid: std::process::id(),
         taken_ns: published_statistics::monotonic_ns(),
-        since_ns: loaded.since_ns(),
+        since_ns: loaded.loaded_since_ns(),
         restarts,
         slice_us: loaded.slice().as_micros() as u64,
         privilege: policy.privilege.text.clone(),
         guarantee: f64::from(loaded.guarantee_percent()) / 100.0,
-        loss_us: loaded.loss().as_micros() as u64,
+        loss_us: loaded.lost_virtual_time().as_micros() as u64,
         counters: loaded.counters(),
-        classes: loaded.classes(),
-        tenants: loaded.tenants(),
+        classes: loaded.class_statistics(),
+        tenants: loaded.tenant_statistics(),
     }
 }
 

@@ -8,28 +8,28 @@ use crate::loaded_scheduler::monotonic_ns;
 
 /// The heartbeat of a scheduler that reads the pinned maps. While it beats, an observer that stops leaves the maps in place. The next observer then writes the maps that
 /// this scheduler reads, because a loaded scheduler cannot change to others.
-pub(crate) struct ReaderHeart<'a> {
-    hearts: &'a MapMut<'a>,
+pub(crate) struct ReaderHeartbeat<'a> {
+    heartbeats_map: &'a MapMut<'a>,
     since_ns: u64,
 }
 
-impl<'a> ReaderHeart<'a> {
+impl<'a> ReaderHeartbeat<'a> {
     /// Beats for the first time.
-    pub(crate) fn start(hearts: &'a MapMut<'a>) -> Self {
-        let heart = Self {
-            hearts,
+    pub(crate) fn start(heartbeats_map: &'a MapMut<'a>) -> Self {
+        let reader = Self {
+            heartbeats_map,
             since_ns: monotonic_ns(),
         };
-        heart.beat();
-        heart
+        reader.beat_now();
+        reader
     }
 
     /// Beats. Without a beat for a second, the reader counts as dead.
-    pub(crate) fn beat(&self) {
-        self.write(monotonic_ns());
+    pub(crate) fn beat_now(&self) {
+        self.write_beat(monotonic_ns());
     }
 
-    fn write(&self, beat_ns: u64) {
+    fn write_beat(&self, beat_ns: u64) {
         let heartbeat = Heartbeat {
             beat_ns,
             owner: std::process::id(),
@@ -39,13 +39,13 @@ impl<'a> ReaderHeart<'a> {
         let key = HEART_READER.to_ne_bytes();
         // An update of an element of an array does not fail.
         let _ = self
-            .hearts
+            .heartbeats_map
             .update(&key, heartbeat.as_bytes(), MapFlags::ANY);
     }
 }
 
-impl Drop for ReaderHeart<'_> {
+impl Drop for ReaderHeartbeat<'_> {
     fn drop(&mut self) {
-        self.write(0);
+        self.write_beat(0);
     }
 }
