@@ -160,8 +160,9 @@ pub enum TrapCost {
 pub struct ProbeSite {
     /// File offset of the instruction.
     pub file_offset: u64,
-    /// Distance from the function's entry in bytes.
-    pub displacement: u8,
+    /// Distance from the function's entry.
+    #[serde(rename = "displacement")]
+    pub bytes_after_entry: u8,
     /// Cost of a hit.
     pub trap: TrapCost,
 }
@@ -289,7 +290,7 @@ impl Library {
             symbol,
             file_offset: code.start,
             length,
-            emulated_displacement: match self.image.is_x86_64 {
+            bytes_to_emulated_instruction: match self.image.is_x86_64 {
                 true => probe_instruction::first_emulated_instruction(&window),
                 false => None,
             },
@@ -306,28 +307,28 @@ impl Library {
         other_entries: &HashSet<u64>,
         code_bytes: &mut u64,
     ) -> Result<Result<ProbeSite, SiteError>, ImageError> {
-        let at = |displacement: usize, trap| ProbeSite {
-            file_offset: entry.file_offset + displacement as u64,
-            displacement: displacement as u8,
+        let site_at = |bytes_after_entry: usize, trap| ProbeSite {
+            file_offset: entry.file_offset + bytes_after_entry as u64,
+            bytes_after_entry: bytes_after_entry as u8,
             trap,
         };
         if !self.image.is_x86_64 {
-            return Ok(Ok(at(0, TrapCost::Unknown)));
+            return Ok(Ok(site_at(0, TrapCost::Unknown)));
         }
         let single_stepped = || match entry.depends_on_mode {
             true => Err(SiteError::DependsOnMode {
                 symbol: entry.name.to_owned(),
             }),
-            false => Ok(at(0, TrapCost::SingleStepped)),
+            false => Ok(site_at(0, TrapCost::SingleStepped)),
         };
         let mut skipped = entry.skipped_addresses();
-        let displacement = match entry.emulated_displacement {
-            Some(0) => return Ok(Ok(at(0, TrapCost::Emulated))),
-            Some(displacement)
+        let bytes_after_entry = match entry.bytes_to_emulated_instruction {
+            Some(0) => return Ok(Ok(site_at(0, TrapCost::Emulated))),
+            Some(bytes_after_entry)
                 if entry.has_known_size()
                     && !skipped.any(|address| other_entries.contains(&address)) =>
             {
-                displacement
+                bytes_after_entry
             }
             _ => return Ok(single_stepped()),
         };
@@ -339,9 +340,10 @@ impl Library {
             Ok(function) => function,
             Err(error) => return Ok(Err(unreadable_code_error(entry.name, entry.symbol, error))),
         };
-        let once = probe_instruction::is_executed_once_per_call(&function, displacement);
-        Ok(match once {
-            true => Ok(at(displacement, TrapCost::Emulated)),
+        let is_executed_once =
+            probe_instruction::is_executed_once_per_call(&function, bytes_after_entry);
+        Ok(match is_executed_once {
+            true => Ok(site_at(bytes_after_entry, TrapCost::Emulated)),
             false => single_stepped(),
         })
     }
@@ -362,8 +364,8 @@ struct FunctionEntry<'a> {
     file_offset: u64,
     /// Bytes of its code in the file.
     length: u64,
-    /// Displacement of its first emulated instruction.
-    emulated_displacement: Option<usize>,
+    /// From the entry to its first emulated instruction.
+    bytes_to_emulated_instruction: Option<usize>,
     /// Whether a single-stepped probe at the entry would break it.
     depends_on_mode: bool,
 }
@@ -372,12 +374,12 @@ impl FunctionEntry<'_> {
     /// Returns the addresses after the entry, up to and including the emulated instruction. Calls
     /// execute that instruction exactly once only if no symbol and no branch leads there.
     fn skipped_addresses(&self) -> impl Iterator<Item = u64> + use<> {
-        let displacement = match self.has_known_size() {
-            true => self.emulated_displacement.unwrap_or(0),
+        let bytes_after_entry = match self.has_known_size() {
+            true => self.bytes_to_emulated_instruction.unwrap_or(0),
             false => 0,
         };
         let address = self.symbol.address;
-        (1..=displacement as u64).map(move |distance| address + distance)
+        (1..=bytes_after_entry as u64).map(move |distance| address + distance)
     }
 
     /// Whether the whole function can be searched for branches.

@@ -15,11 +15,11 @@ use iced_x86::{
 };
 
 /// Largest distance from the entry to the probed instruction.
-pub(super) const MAX_DISPLACEMENT: usize = 16;
+pub(super) const MAX_BYTES_AFTER_ENTRY: usize = 16;
 
 /// Bytes of a function that decide which instruction is probed: the largest distance plus the
 /// longest instruction.
-pub(super) const ENTRY_BYTES: usize = MAX_DISPLACEMENT + 15;
+pub(super) const ENTRY_BYTES: usize = MAX_BYTES_AFTER_ENTRY + 15;
 
 /// Registers that a probe reads: the arguments, and the stack pointer to find the caller.
 const CALL_REGISTERS: [Register; 7] = [
@@ -32,23 +32,23 @@ const CALL_REGISTERS: [Register; 7] = [
     Register::R9,
 ];
 
-/// Returns the displacement of the first emulated instruction, if all instructions before it
+/// Returns the bytes from the entry to the first emulated instruction, if all instructions before it
 /// preserve the call. A call instruction qualifies only at the entry.
 pub(super) fn first_emulated_instruction(code: &[u8]) -> Option<usize> {
     let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
     let mut effects = InstructionInfoFactory::new();
     loop {
-        let displacement = decoder.position();
-        let rest = code.get(displacement..)?;
-        if displacement > MAX_DISPLACEMENT || !decoder.can_decode() {
+        let bytes_after_entry = decoder.position();
+        let rest = code.get(bytes_after_entry..)?;
+        if bytes_after_entry > MAX_BYTES_AFTER_ENTRY || !decoder.can_decode() {
             return None;
         }
         let instruction = decoder.decode();
         if instruction.is_invalid() {
             return None;
         }
-        if is_emulated(rest) && !(displacement > 0 && is_call(&instruction)) {
-            return Some(displacement);
+        if is_emulated(rest) && !(bytes_after_entry > 0 && is_call(&instruction)) {
+            return Some(bytes_after_entry);
         }
         if !preserves_call_state(&instruction, &mut effects) {
             return None;
@@ -122,11 +122,11 @@ fn is_self_move(instruction: &Instruction) -> bool {
 }
 
 /// Whether no branch of the function targets an instruction after the entry, up to and including
-/// the one at `displacement`. `function` is its whole code.
-pub(super) fn is_executed_once_per_call(function: &[u8], displacement: usize) -> bool {
+/// the one at `bytes_after_entry`. `function` is its whole code.
+pub(super) fn is_executed_once_per_call(function: &[u8], bytes_after_entry: usize) -> bool {
     // An address far from zero, so that branch targets in both directions are valid.
     const ENTRY_ADDRESS: u64 = 1 << 40;
-    let skipped = ENTRY_ADDRESS + 1..=ENTRY_ADDRESS + displacement as u64;
+    let skipped = ENTRY_ADDRESS + 1..=ENTRY_ADDRESS + bytes_after_entry as u64;
     let mut decoder = Decoder::with_ip(64, function, ENTRY_ADDRESS, DecoderOptions::NONE);
     let mut instruction = Instruction::default();
     while decoder.can_decode() {
@@ -231,18 +231,18 @@ mod tests {
     }
 
     #[test]
-    fn the_displacement_is_bounded() {
+    fn the_distance_from_the_entry_is_bounded() {
         let nops = |count: usize| {
             let mut code = [0x66, 0x90].repeat(count);
             code.push(0x55);
             code
         };
         assert_eq!(
-            first_emulated_instruction(&nops(MAX_DISPLACEMENT / 2)),
-            Some(MAX_DISPLACEMENT)
+            first_emulated_instruction(&nops(MAX_BYTES_AFTER_ENTRY / 2)),
+            Some(MAX_BYTES_AFTER_ENTRY)
         );
         assert_eq!(
-            first_emulated_instruction(&nops(MAX_DISPLACEMENT / 2 + 1)),
+            first_emulated_instruction(&nops(MAX_BYTES_AFTER_ENTRY / 2 + 1)),
             None
         );
     }

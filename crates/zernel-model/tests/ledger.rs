@@ -24,7 +24,7 @@ fn full_snapshot() -> Snapshot {
         symbol: "cuLaunchCooperativeKernel",
         counted_as: "cuLaunchCooperativeKernel",
         state: AttachState::NotAttached("cuLaunchCooperativeKernel is not exported".into()),
-        displacement: 0,
+        bytes_after_entry: 0,
     };
     let files = (0..FILE_COUNT).map(|number| LibraryFile {
         number,

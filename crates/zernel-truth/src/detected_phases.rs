@@ -10,7 +10,7 @@ use zernel_phase::{
     ZernelTaskState,
 };
 
-use crate::label::{ProcessActivity, ThreadClass};
+use crate::label::{StepActivity, ThreadClass};
 use crate::timeline::Timeline;
 use crate::trace::{
     EXIT_EVENT_NUMBER, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile,
@@ -96,15 +96,15 @@ impl DetectedThread {
             });
         }
         let states = self.live_phases.zip(&self.is_in_gpu_sync);
-        states.map(|(phase, is_in_gpu_sync)| {
-            match ProcessActivity::of_phase(phase, is_in_gpu_sync) {
-                ProcessActivity::HostWork
-                | ProcessActivity::Optimizer
-                | ProcessActivity::PeerWait => ThreadClass::Critical,
-                ProcessActivity::GpuWait => ThreadClass::GpuWait,
-                ProcessActivity::DataWait | ProcessActivity::Unknown => ThreadClass::Other,
-            }
-        })
+        states.map(
+            |(phase, is_in_gpu_sync)| match StepActivity::of_phase(phase, is_in_gpu_sync) {
+                StepActivity::HostWork | StepActivity::Optimizer | StepActivity::PeerWait => {
+                    ThreadClass::Critical
+                }
+                StepActivity::GpuWait => ThreadClass::GpuWait,
+                StepActivity::DataWait | StepActivity::Unknown => ThreadClass::Other,
+            },
+        )
     }
 
     fn known_phase_ns(&self) -> u64 {
@@ -137,9 +137,9 @@ impl DetectedProcess {
 
     /// What the step of the process is spent on, over time.
     #[must_use]
-    pub fn activities(&self) -> Option<Timeline<ProcessActivity>> {
+    pub fn activities(&self) -> Option<Timeline<StepActivity>> {
         let states = self.phases()?.zip(&self.training_thread()?.is_in_gpu_sync);
-        Some(states.map(|(phase, is_in_gpu_sync)| ProcessActivity::of_phase(phase, is_in_gpu_sync)))
+        Some(states.map(|(phase, is_in_gpu_sync)| StepActivity::of_phase(phase, is_in_gpu_sync)))
     }
 
     /// The phases of the training thread. While the training thread waits for another thread, as in a backward pass,

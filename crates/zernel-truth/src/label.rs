@@ -70,31 +70,31 @@ impl StampLabel {
     /// The phase that a process with this label is in.
     #[must_use]
     pub fn workload_phase(self) -> WorkloadPhase {
-        match self.process_activity() {
-            ProcessActivity::DataWait => WorkloadPhase::DataLoading,
-            ProcessActivity::HostWork | ProcessActivity::GpuWait => WorkloadPhase::GpuCompute,
-            ProcessActivity::PeerWait => WorkloadPhase::NcclCollective,
-            ProcessActivity::Optimizer => WorkloadPhase::OptimizerStep,
-            ProcessActivity::Unknown => WorkloadPhase::Unknown,
+        match self.step_activity() {
+            StepActivity::DataWait => WorkloadPhase::DataLoading,
+            StepActivity::HostWork | StepActivity::GpuWait => WorkloadPhase::GpuCompute,
+            StepActivity::PeerWait => WorkloadPhase::NcclCollective,
+            StepActivity::Optimizer => WorkloadPhase::OptimizerStep,
+            StepActivity::Unknown => WorkloadPhase::Unknown,
         }
     }
 
     /// The phase with GPU waits apart, as reports for people show it.
     #[must_use]
-    pub fn process_activity(self) -> ProcessActivity {
+    pub fn step_activity(self) -> StepActivity {
         match self {
-            Self::Data => ProcessActivity::DataWait,
-            Self::Forward | Self::Backward | Self::Host => ProcessActivity::HostWork,
-            Self::Gpu => ProcessActivity::GpuWait,
-            Self::Peer => ProcessActivity::PeerWait,
-            Self::Optimizer => ProcessActivity::Optimizer,
+            Self::Data => StepActivity::DataWait,
+            Self::Forward | Self::Backward | Self::Host => StepActivity::HostWork,
+            Self::Gpu => StepActivity::GpuWait,
+            Self::Peer => StepActivity::PeerWait,
+            Self::Optimizer => StepActivity::Optimizer,
             Self::Compile
             | Self::Evaluation
             | Self::Checkpoint
             | Self::Sleep
             | Self::Feed
             | Self::FeedIdle
-            | Self::Other => ProcessActivity::Unknown,
+            | Self::Other => StepActivity::Unknown,
         }
     }
 
@@ -121,7 +121,7 @@ impl StampLabel {
 /// What the step of a process is spent on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)] // the names are self-explanatory
-pub enum ProcessActivity {
+pub enum StepActivity {
     DataWait,
     HostWork,
     GpuWait,
@@ -130,7 +130,7 @@ pub enum ProcessActivity {
     Unknown,
 }
 
-impl ProcessActivity {
+impl StepActivity {
     /// The activity of a thread in a phase. `is_in_gpu_sync`: it is in a call that waits for the GPU.
     #[must_use]
     pub fn of_phase(phase: WorkloadPhase, is_in_gpu_sync: bool) -> Self {
@@ -209,7 +209,7 @@ impl TimeCategory for PhaseCategory {
     }
 }
 
-impl TimeCategory for ProcessActivity {
+impl TimeCategory for StepActivity {
     const ALL: &'static [Self] = &[
         Self::DataWait,
         Self::HostWork,

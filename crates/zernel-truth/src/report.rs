@@ -8,7 +8,7 @@ use zernel_report::judge_again;
 
 use crate::detected_phases::{DetectedProcess, PhaseSource, detect_phases, sampled_phases};
 use crate::gpu_busy::GpuBusyScore;
-use crate::label::{PhaseCategory, ProcessActivity, StampLabel, ThreadClass};
+use crate::label::{PhaseCategory, StampLabel, StepActivity, ThreadClass};
 use crate::score::{ChangeDistances, ConfusionMatrix, DetectionScore, DistanceSummary};
 use crate::stamps::StampLog;
 use crate::timeline::Timeline;
@@ -59,7 +59,7 @@ pub struct TruthReport {
 struct ScoreSums {
     phases: ConfusionMatrix<PhaseCategory>,
     sampled_phases: ConfusionMatrix<PhaseCategory>,
-    activities: ConfusionMatrix<ProcessActivity>,
+    activities: ConfusionMatrix<StepActivity>,
     classes: ConfusionMatrix<ThreadClass>,
     boundaries: ChangeDistances,
     delays: ChangeDistances,
@@ -165,12 +165,12 @@ impl ScoreSums {
             None => unknown(),
         };
         let activities = process.activities().map_or_else(
-            || Timeline::constant(ProcessActivity::Unknown, start_ns, end_ns),
-            |activities| activities.fill_gaps(ProcessActivity::Unknown, start_ns, end_ns),
+            || Timeline::constant(StepActivity::Unknown, start_ns, end_ns),
+            |activities| activities.fill_gaps(StepActivity::Unknown, start_ns, end_ns),
         );
         self.phases.add_timelines(&truth, &phases);
         self.sampled_phases.add_timelines(&truth, &sampled);
-        let true_activities = labels.map(StampLabel::process_activity);
+        let true_activities = labels.map(StampLabel::step_activity);
         self.activities.add_timelines(&true_activities, &activities);
         let truth_without_short_spans = truth.without_short_spans(STAMP_RESOLUTION_NS);
         self.boundaries

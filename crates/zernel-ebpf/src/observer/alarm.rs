@@ -20,7 +20,7 @@ impl AlarmRing {
     }
 
     /// Whether there was an alarm since the last call.
-    pub(crate) fn take_alarm(&self) -> bool {
+    pub(crate) fn had_alarm_since_last_call(&self) -> bool {
         self.ring.consume_raw() > 0
     }
 }

@@ -587,7 +587,9 @@ fn describe_file(file: &AttachedFile, off: Option<&Arc<str>>) -> LibraryFile {
             (AttachMode::Permanent, None) => AttachState::Attached,
             (AttachMode::Sampled, None) => AttachState::Sampled,
         },
-        displacement: function.site.map_or(0, |site| site.displacement.into()),
+        bytes_after_entry: function
+            .site
+            .map_or(0, |site| site.bytes_after_entry.into()),
     });
     LibraryFile {
         number: file.file_number,

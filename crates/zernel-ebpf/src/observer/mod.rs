@@ -254,7 +254,7 @@ pub struct Observer {
     gpu_facts: Vec<GpuFacts>,
     /// Readable when there are process events, file changes or alarms.
     events: OwnedFd,
-    is_alarmed: bool,
+    has_unread_alarm: bool,
     /// Whether all probes are detached on request.
     is_suspended: bool,
     rests: Rests,
@@ -286,7 +286,7 @@ impl Observer {
             governor,
             gpu_facts: gpus.read_facts(),
             gpus,
-            is_alarmed: false,
+            has_unread_alarm: false,
             is_suspended: false,
             rests: Rests::new(options.governor.first_rest),
             kernel,
@@ -324,8 +324,8 @@ impl Observer {
 
     /// Whether the overhead of a thread was far above the budget since the last call. Then call [`Self::read_counts`] and
     /// [`Self::govern`] at once.
-    pub fn take_alarm(&mut self) -> bool {
-        std::mem::take(&mut self.is_alarmed)
+    pub fn had_alarm_since_last_call(&mut self) -> bool {
+        std::mem::take(&mut self.has_unread_alarm)
     }
 
     /// Handles process events and file changes: attaches to libraries that were mapped, detaches from libraries that
@@ -334,7 +334,7 @@ impl Observer {
         if self.attachment.take_changes() {
             self.drop_changed_files();
         }
-        self.is_alarmed |= self.kernel.alarm.take_alarm();
+        self.has_unread_alarm |= self.kernel.alarm.had_alarm_since_last_call();
         let events = self.discovery.poll(Duration::ZERO)?;
         self.attachment
             .follow_process_events(&events, attach_context!(self));

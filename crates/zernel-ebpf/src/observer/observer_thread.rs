@@ -268,7 +268,7 @@ impl RoundLoop {
                     .ok_or(ObserveError::NotReturned)?;
             }
             observer.discover()?;
-            if observer.take_alarm() && Instant::now() >= due.alarm {
+            if observer.had_alarm_since_last_call() && Instant::now() >= due.alarm {
                 due.read = Instant::now();
                 due.govern = due.read;
                 due.alarm = due.read + MIN_ALARM_INTERVAL;

@@ -11,7 +11,7 @@ use crate::harness::{
 
 /// A push follows `endbr64` or `mov`. The probe is attached to the push, where it is cheap.
 pub(crate) fn functions_with_other_prologues_are_counted() {
-    for (prologue, displacement) in [(Prologue::Endbr64, 4), (Prologue::Mov, 3)] {
+    for (prologue, bytes_after_entry) in [(Prologue::Endbr64, 4), (Prologue::Mov, 3)] {
         let stage = Stage::new(prologue);
         let mut observer = observe_stage(&stage);
         let mut targets = vec![stage.start_target("everything", 50)];
@@ -21,7 +21,12 @@ pub(crate) fn functions_with_other_prologues_are_counted() {
         let functions = functions_in_ledger(&observer, &library.to_string_lossy());
         let launch = &functions["cuLaunchKernel"];
         assert_eq!(launch["state"], "attached", "{}", prologue.name());
-        assert_eq!(launch["displacement"], displacement, "{}", prologue.name());
+        assert_eq!(
+            launch["displacement"],
+            bytes_after_entry,
+            "{}",
+            prologue.name()
+        );
     }
 }
 

@@ -155,7 +155,10 @@ fn second_entries_of_many_functions_are_searched_for_once() {
     let names: Vec<_> = wanted.iter().map(|it| FunctionName::Exact(it)).collect();
     let sites = find_within_limits(&file, &names).unwrap();
     let found = sites.iter().flatten().flatten();
-    assert_eq!(found.filter(|site| site.displacement == 4).count(), 500);
+    assert_eq!(
+        found.filter(|site| site.bytes_after_entry == 4).count(),
+        500
+    );
 }
 
 #[test]
@@ -239,7 +242,7 @@ fn the_largest_table_takes_bounded_memory() {
         &[FunctionName::Exact("f"), ENGINE_EXECUTE_PREFIX],
     )
     .unwrap();
-    assert_eq!(sites[0][0].as_ref().unwrap().displacement, 0);
+    assert_eq!(sites[0][0].as_ref().unwrap().bytes_after_entry, 0);
 }
 
 #[test]

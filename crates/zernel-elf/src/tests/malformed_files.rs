@@ -20,7 +20,7 @@ const ENDBR_PUSH: [u8; 7] = [0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x5d, 0xc3];
 
 const SITE_AT_ENTRY: ProbeSite = ProbeSite {
     file_offset: CODE_OFFSET,
-    displacement: 0,
+    bytes_after_entry: 0,
     trap: TrapCost::SingleStepped,
 };
 
@@ -42,7 +42,7 @@ fn a_minimal_library_has_a_probe_site() {
         .unwrap();
     let expected = ProbeSite {
         file_offset: CODE_OFFSET + 4,
-        displacement: 4,
+        bytes_after_entry: 4,
         trap: TrapCost::Emulated,
     };
     assert_eq!(site, expected);
@@ -171,7 +171,7 @@ fn a_truncated_function_is_probed_at_its_entry() {
         assert_eq!(site.unwrap(), SITE_AT_ENTRY, "{length}");
     }
     let site = library_with(&ENDBR_PUSH[..5], vec![global_function("f", 100)]).find_site("f");
-    assert_eq!(site.unwrap().displacement, 4);
+    assert_eq!(site.unwrap().bytes_after_entry, 4);
 }
 
 #[test]
@@ -192,9 +192,9 @@ fn a_function_of_unknown_or_excessive_size_is_probed_at_its_entry() {
 
 #[test]
 fn a_function_with_a_second_entry_is_probed_at_its_entry() {
-    for displacement in [1, 4] {
+    for bytes_after_entry in [1, 4] {
         let inner = ElfSymbol {
-            address: CODE_ADDRESS + displacement,
+            address: CODE_ADDRESS + bytes_after_entry,
             ..global_function("inner", 3)
         };
         let library = library_with(&ENDBR_PUSH, vec![global_function("f", 7), inner]);
@@ -247,12 +247,12 @@ fn symbols_are_selected_by_binding_type_and_version() {
         library.find_site("chosen"),
         Err(SiteError::IndirectFunction { .. })
     ));
-    assert_eq!(library.find_site("versioned").unwrap().displacement, 4);
+    assert_eq!(library.find_site("versioned").unwrap().bytes_after_entry, 4);
     let versioned = library
         .find_functions(&[FunctionName::Prefix("version")])
         .unwrap();
     assert_eq!(versioned[0].len(), 1, "{versioned:?}");
-    assert_eq!(versioned[0][0].as_ref().unwrap().displacement, 4);
+    assert_eq!(versioned[0][0].as_ref().unwrap().bytes_after_entry, 4);
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn other_architectures_are_probed_at_the_entry() {
         .unwrap()
         .find_site("f")
         .unwrap();
-    assert_eq!((site.displacement, site.trap), (0, TrapCost::Unknown));
+    assert_eq!((site.bytes_after_entry, site.trap), (0, TrapCost::Unknown));
 }
 
 /// Opens a file and looks up functions. Returns the number of probe sites, or `None` if the file is

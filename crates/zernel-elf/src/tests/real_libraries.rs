@@ -35,7 +35,7 @@ fn own_libc() -> (PathBuf, PathBuf) {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn each_prologue_is_probed_at_its_cheapest_instruction() {
-    for (prologue, displacement, trap) in [
+    for (prologue, bytes_after_entry, trap) in [
         (Prologue::Push, 0, TrapCost::Emulated),
         (Prologue::Endbr64, 4, TrapCost::Emulated),
         (Prologue::Mov, 3, TrapCost::Emulated),
@@ -52,9 +52,12 @@ fn each_prologue_is_probed_at_its_cheapest_instruction() {
         assert!(names.contains(&"cuLaunchKernel") && names.len() > 50);
         for (name, site) in names.iter().zip(library.find_exact_sites(&names)) {
             let site = site.unwrap();
-            assert_eq!(site.displacement, displacement, "{prologue:?} {name}");
+            assert_eq!(
+                site.bytes_after_entry, bytes_after_entry,
+                "{prologue:?} {name}"
+            );
             assert_eq!(site.trap, trap, "{prologue:?} {name}");
-            let entry = site.file_offset as usize - usize::from(displacement);
+            let entry = site.file_offset as usize - usize::from(bytes_after_entry);
             assert!(content[entry..].starts_with(prologue.machine_code()));
         }
     }
@@ -83,11 +86,11 @@ fn libc_sites_match_the_addresses_of_the_loader() {
             .unwrap();
         let entry = address - map.address.0 + map.offset;
         assert_eq!(
-            site.file_offset - u64::from(site.displacement),
+            site.file_offset - u64::from(site.bytes_after_entry),
             entry,
             "{name}"
         );
-        if site.displacement > 0 {
+        if site.bytes_after_entry > 0 {
             let byte = library.read(site.file_offset, 1).unwrap()[0];
             assert!(matches!(byte, 0x41 | 0x50..=0x57 | 0x70..=0x7f | 0x0f | 0x90 | 0xe9 | 0xeb));
         }

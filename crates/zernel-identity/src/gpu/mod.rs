@@ -11,7 +11,7 @@ mod sys;
 mod visible_devices;
 
 pub use visible_devices::{
-    DeviceAssumption, DeviceOrder, VisibleDevice, VisibleDevices, ordinal_to_index,
+    CudaDevice, DeviceAssumption, DeviceOrder, VisibleDevices, ordinal_to_index,
 };
 pub use zernel_model::gpu::{GpuFacts, MigFacts, MigInstance, ProcessMemory};
 

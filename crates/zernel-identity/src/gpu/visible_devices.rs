@@ -20,7 +20,7 @@ const UUID_DIGITS: usize = 32;
 
 /// A CUDA device that a process can use.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
-pub struct VisibleDevice {
+pub struct CudaDevice {
     /// NVML index of the GPU.
     pub index: u32,
     /// UUID of the GPU or of the MIG device.
@@ -29,7 +29,7 @@ pub struct VisibleDevice {
     pub instance: Option<MigInstance>,
 }
 
-impl VisibleDevice {
+impl CudaDevice {
     /// Whether the device is a MIG device.
     #[must_use]
     pub fn is_mig_device(&self) -> bool {
@@ -78,7 +78,7 @@ pub enum DeviceAssumption {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct VisibleDevices {
     /// Devices by CUDA ordinal.
-    pub devices: Vec<VisibleDevice>,
+    pub devices: Vec<CudaDevice>,
     /// Assumptions of the mapping.
     pub assumptions: Vec<DeviceAssumption>,
 }
@@ -276,7 +276,7 @@ fn all_below(list: &str, count: usize) -> bool {
 }
 
 /// Returns the devices of a list up to the first invalid entry; none if a device occurs twice.
-fn select_devices(list: &str, find: impl Fn(&str) -> Option<VisibleDevice>) -> Vec<VisibleDevice> {
+fn select_devices(list: &str, find: impl Fn(&str) -> Option<CudaDevice>) -> Vec<CudaDevice> {
     let mut devices = Vec::new();
     for device in list.split(',').map_while(find) {
         if devices.contains(&device) {
@@ -287,7 +287,7 @@ fn select_devices(list: &str, find: impl Fn(&str) -> Option<VisibleDevice>) -> V
     devices
 }
 
-fn find_by_ordinal(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
+fn find_by_ordinal(entry: &str, gpus: &[&GpuFacts]) -> Option<CudaDevice> {
     let ordinal = usize::try_from(leading_number(entry)?).ok()?;
     gpus.get(ordinal).map(|gpu| whole_or_first_mig_device(gpu))
 }
@@ -315,7 +315,7 @@ fn is_uuid_list(list: &str) -> bool {
 
 /// Finds the only device whose UUID starts with the digits of `entry`. The prefix is ignored,
 /// because the driver also finds GPUs under `MIG-`.
-fn find_by_uuid(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
+fn find_by_uuid(entry: &str, gpus: &[&GpuFacts]) -> Option<CudaDevice> {
     if let Some(path) = entry.strip_prefix("MIG-GPU-") {
         return find_by_mig_path(path, gpus);
     }
@@ -334,7 +334,7 @@ fn find_by_uuid(entry: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
 
 /// Finds a MIG device by `<GPU UUID>/<GPU instance>/<compute instance>`, the naming of drivers
 /// before 470.
-fn find_by_mig_path(path: &str, gpus: &[&GpuFacts]) -> Option<VisibleDevice> {
+fn find_by_mig_path(path: &str, gpus: &[&GpuFacts]) -> Option<CudaDevice> {
     let mut fields = path.split('/');
     let uuid = fields.next()?;
     let mut number = || fields.next()?.parse().ok();
@@ -370,10 +370,10 @@ fn uuid_digits(entry: &str) -> Option<String> {
     (!digits.is_empty()).then_some(digits)
 }
 
-fn whole_or_first_mig_device(gpu: &GpuFacts) -> VisibleDevice {
+fn whole_or_first_mig_device(gpu: &GpuFacts) -> CudaDevice {
     match gpu.mig.first() {
         Some(mig) => mig_device(gpu, mig),
-        None => VisibleDevice {
+        None => CudaDevice {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
             instance: None,
@@ -381,8 +381,8 @@ fn whole_or_first_mig_device(gpu: &GpuFacts) -> VisibleDevice {
     }
 }
 
-fn mig_device(gpu: &GpuFacts, mig: &MigFacts) -> VisibleDevice {
-    VisibleDevice {
+fn mig_device(gpu: &GpuFacts, mig: &MigFacts) -> CudaDevice {
+    CudaDevice {
         index: gpu.index,
         uuid: mig.uuid.clone(),
         instance: mig.instance,
@@ -390,7 +390,7 @@ fn mig_device(gpu: &GpuFacts, mig: &MigFacts) -> VisibleDevice {
 }
 
 /// A process with a MIG device has only the first one, and no other device.
-fn one_mig_device_or_whole_gpus(devices: Vec<VisibleDevice>) -> Vec<VisibleDevice> {
+fn one_mig_device_or_whole_gpus(devices: Vec<CudaDevice>) -> Vec<CudaDevice> {
     match devices.iter().find(|device| device.is_mig_device()) {
         Some(mig) => vec![mig.clone()],
         None => devices,

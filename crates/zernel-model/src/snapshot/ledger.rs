@@ -43,7 +43,7 @@ pub struct FunctionEntry {
     /// Whether it is probed.
     pub state: AttachState,
     /// Offset of the probe from the entry of the function.
-    pub displacement: u64,
+    pub bytes_after_entry: u64,
 }
 
 /// Whether a function is probed.

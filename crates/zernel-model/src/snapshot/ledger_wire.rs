@@ -197,7 +197,7 @@ impl<'a> FunctionsOnWire<'a> {
                 Some(pids) => Cow::Owned(hide_foreign_pids(reason, pids)),
                 None => Cow::Borrowed(reason),
             }),
-            displacement: (function.displacement > 0).then_some(function.displacement),
+            displacement: (function.bytes_after_entry > 0).then_some(function.bytes_after_entry),
             calls: self.process.map(|process| {
                 let calls = process.and_then(|it| it.calls.get(function.counted_as));
                 calls.map_or(0, |calls| calls.calls)

@@ -74,7 +74,7 @@ pub(crate) async fn send_request(
 }
 
 /// Sends a valid GET request.
-pub(crate) async fn send_get(address: SocketAddr, path: &str) -> Response {
+pub(crate) async fn http_get(address: SocketAddr, path: &str) -> Response {
     send_request(address, &format!("GET {path}"), "Host: localhost\r\n").await
 }
 

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use zernel_serve::Expose;
 
 use crate::client::{
-    Response, connect_with_small_buffer, read_all, send_and_read_all, send_get, send_request,
+    Response, connect_with_small_buffer, http_get, read_all, send_and_read_all, send_request,
 };
 use crate::fixture::{FakeSource, LONGER_THAN_ANY_TEST, require_token, start_server};
 
@@ -18,7 +18,7 @@ const HEADERS_WITH_TOKEN: &str = "Host: localhost\r\nAuthorization: Bearer 01234
 
 pub(crate) async fn every_endpoint_in_the_index_answers() {
     let server = start_server(FakeSource::default(), |_| {});
-    let index = send_get(server.http, "/").await;
+    let index = http_get(server.http, "/").await;
     assert_eq!(index.status, 200);
     let paths: Vec<_> = index
         .body
@@ -29,13 +29,13 @@ pub(crate) async fn every_endpoint_in_the_index_answers() {
     assert_eq!(paths.len(), 6, "{paths:?}");
     for path in paths {
         let expected = if path == "/ws" { 400 } else { 200 };
-        assert_eq!(send_get(server.http, path).await.status, expected, "{path}");
+        assert_eq!(http_get(server.http, path).await.status, expected, "{path}");
     }
 }
 
 pub(crate) async fn the_format_of_metrics_is_negotiated() {
     let server = start_server(FakeSource::default(), |_| {});
-    let plain = send_get(server.http, "/metrics").await;
+    let plain = http_get(server.http, "/metrics").await;
     assert_eq!(
         (plain.status, plain.body.as_str()),
         (200, "All Prometheus\n")
@@ -59,9 +59,9 @@ pub(crate) async fn the_format_of_metrics_is_negotiated() {
 
 pub(crate) async fn quantiles_snapshot_and_ledger_are_served() {
     let server = start_server(FakeSource::default(), |_| {});
-    let quantiles = send_get(server.http, "/metrics/quantiles").await;
+    let quantiles = http_get(server.http, "/metrics/quantiles").await;
     assert_eq!(quantiles.body, "All Quantiles\n");
-    let snapshot = send_get(server.http, "/api/v1/snapshot").await;
+    let snapshot = http_get(server.http, "/api/v1/snapshot").await;
     assert_eq!(
         snapshot.find_header("content-type"),
         Some("application/json")
@@ -69,7 +69,7 @@ pub(crate) async fn quantiles_snapshot_and_ledger_are_served() {
     assert_eq!(snapshot.find_header("cache-control"), Some("no-store"));
     let snapshot: Value = serde_json::from_str(&snapshot.body).unwrap();
     assert_eq!(snapshot["scope"], "All");
-    let ledger = send_get(server.http, "/api/v1/ledger").await;
+    let ledger = http_get(server.http, "/api/v1/ledger").await;
     let ledger: Value = serde_json::from_str(&ledger.body).unwrap();
     assert_eq!(ledger["ledger"], "All");
 }
@@ -102,7 +102,7 @@ pub(crate) async fn unknown_paths_get_a_hint() {
     let server = start_server(FakeSource::default(), |_| {});
     for address in [server.http, server.websocket] {
         for path in ["/metric", "/metrics/", "/../etc/passwd", "/%00", "/api"] {
-            let answer = send_get(address, path).await;
+            let answer = http_get(address, path).await;
             assert_eq!(answer.status, 404, "{path}");
             assert!(answer.body.contains("nothing here"), "{}", answer.body);
         }
@@ -111,7 +111,7 @@ pub(crate) async fn unknown_paths_get_a_hint() {
 
 pub(crate) async fn health_lists_the_problems() {
     let healthy = start_server(FakeSource::default(), |_| {});
-    let health = send_get(healthy.http, "/healthz").await;
+    let health = http_get(healthy.http, "/healthz").await;
     assert_eq!(health.status, 200);
     assert_eq!(
         health.body,
@@ -123,7 +123,7 @@ pub(crate) async fn health_lists_the_problems() {
         ..FakeSource::default()
     };
     let unhealthy = start_server(unhealthy, |_| {});
-    let health = send_get(unhealthy.http, "/healthz").await;
+    let health = http_get(unhealthy.http, "/healthz").await;
     assert_eq!(health.status, 503);
     assert!(
         health.body.contains("no probe is attached"),
@@ -174,7 +174,7 @@ pub(crate) async fn requests_without_the_token_are_refused() {
         ..FakeSource::default()
     };
     let server = start_server(unhealthy, require_token);
-    let without = send_get(server.http, "/metrics").await;
+    let without = http_get(server.http, "/metrics").await;
     assert_eq!(without.status, 401);
     assert!(
         without
@@ -192,7 +192,7 @@ pub(crate) async fn requests_without_the_token_are_refused() {
         "/ws",
         "/nowhere",
     ] {
-        assert_eq!(send_get(server.http, path).await.status, 401, "{path}");
+        assert_eq!(http_get(server.http, path).await.status, 401, "{path}");
     }
     assert_eq!(
         send_request(server.http, "GET /metrics", HEADERS_WITH_TOKEN)
@@ -200,7 +200,7 @@ pub(crate) async fn requests_without_the_token_are_refused() {
             .status,
         200
     );
-    let health = send_get(server.http, "/healthz").await;
+    let health = http_get(server.http, "/healthz").await;
     assert_eq!(
         (health.status, health.body.as_str()),
         (503, "{\"ok\":false,\"problem_count\":1}")
@@ -245,7 +245,7 @@ pub(crate) async fn malformed_requests_get_400_and_the_server_keeps_serving() {
             assert_eq!(Response::parse(&answer).status, 400, "{bytes:?}");
         }
     }
-    assert_eq!(send_get(server.http, "/metrics").await.status, 200);
+    assert_eq!(http_get(server.http, "/metrics").await.status, 200);
 }
 
 pub(crate) async fn too_many_or_too_long_headers_end_the_connection() {
@@ -266,7 +266,7 @@ pub(crate) async fn too_many_or_too_long_headers_end_the_connection() {
             "the server read everything after {start:?}"
         );
     }
-    assert_eq!(send_get(server.http, "/metrics").await.status, 200);
+    assert_eq!(http_get(server.http, "/metrics").await.status, 200);
 }
 
 pub(crate) async fn a_client_that_never_finishes_its_request_is_disconnected() {
@@ -307,8 +307,8 @@ pub(crate) async fn a_panic_in_the_source_is_status_500() {
     source.panics.store(true, Ordering::SeqCst);
     let broken = source.panics.clone();
     let server = start_server(source, |_| {});
-    assert_eq!(send_get(server.http, "/api/v1/ledger").await.status, 500);
-    assert_eq!(send_get(server.http, "/metrics").await.status, 200);
+    assert_eq!(http_get(server.http, "/api/v1/ledger").await.status, 500);
+    assert_eq!(http_get(server.http, "/metrics").await.status, 200);
     broken.store(false, Ordering::SeqCst);
-    assert_eq!(send_get(server.http, "/api/v1/ledger").await.status, 200);
+    assert_eq!(http_get(server.http, "/api/v1/ledger").await.status, 200);
 }

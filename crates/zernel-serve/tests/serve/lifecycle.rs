@@ -12,7 +12,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use zernel_serve::{Expose, ServeError, Server};
 
-use crate::client::{Response, read_all, send_and_read_all, send_get, upgrade_request};
+use crate::client::{Response, http_get, read_all, send_and_read_all, upgrade_request};
 use crate::fixture::{
     FakeSource, LONGER_THAN_ANY_TEST, SourceGate, require_token, start_server, test_options,
 };
@@ -70,7 +70,7 @@ pub(crate) async fn an_address_other_machines_reach_needs_a_token() {
         require_token(options);
     });
     let address = ([127, 0, 0, 1], server.http.port()).into();
-    assert_eq!(send_get(address, "/metrics").await.status, 401);
+    assert_eq!(http_get(address, "/metrics").await.status, 401);
 }
 
 pub(crate) async fn a_server_without_a_token_must_expose_everything() {
@@ -141,7 +141,7 @@ pub(crate) async fn a_unix_socket_in_use_is_refused_and_a_stale_one_replaced() {
 pub(crate) async fn shutdown_removes_the_unix_socket_and_closes_the_port() {
     let server = start_server(FakeSource::default(), |_| {});
     let (unix, http) = (server.unix.clone(), server.http);
-    assert_eq!(send_get(http, "/").await.status, 200);
+    assert_eq!(http_get(http, "/").await.status, 200);
     assert!(unix.exists());
     let folder = server.shut_down().await;
     assert!(folder.path().exists() && !unix.exists());
@@ -158,7 +158,7 @@ pub(crate) async fn shutdown_waits_for_requests_in_flight() {
         options.limits.grace = LONGER_THAN_ANY_TEST;
     });
     let http = server.http;
-    let request = tokio::spawn(send_get(http, "/api/v1/ledger"));
+    let request = tokio::spawn(http_get(http, "/api/v1/ledger"));
     reached.await.unwrap();
     let stopped = tokio::spawn(server.shut_down());
     // The port is closed before the request has finished.
@@ -269,7 +269,7 @@ pub(crate) async fn the_server_runs_on_a_plain_thread() {
             let _ = stopped.await;
         })
     });
-    assert_eq!(send_get(http, "/metrics").await.status, 200);
+    assert_eq!(http_get(http, "/metrics").await.status, 200);
     stop.send(()).unwrap();
     thread.join().unwrap().unwrap();
 }
@@ -286,6 +286,6 @@ pub(crate) async fn a_full_address_does_not_block_another_address() {
         .await
         .unwrap();
     // The oldest clients make room for a new one.
-    assert_eq!(send_get(server.http, "/metrics").await.status, 200);
+    assert_eq!(http_get(server.http, "/metrics").await.status, 200);
     read_all(&mut clients[0]).await;
 }

@@ -9,7 +9,7 @@ use zernel_serve::{Expose, Options};
 use crate::client::{read_all, request_upgrade, send_request};
 use crate::fixture::{FakeSource, require_token, start_server};
 use crate::peers::{
-    NOBODY_UID, connect_as, send_get_on_unix_socket, start_for_all, start_for_all_with,
+    NOBODY_UID, connect_as, http_get_over_unix_socket, start_for_all, start_for_all_with,
 };
 use crate::websocket;
 
@@ -39,7 +39,7 @@ pub(crate) async fn slow_clients_of_one_user_do_not_shut_out_others() {
         (OTHER_UID, "User(65533)"),
         (NOBODY_UID, "User(65534)"),
     ] {
-        let answer = send_get_on_unix_socket(connect_as(user, &server.unix), "/metrics").await;
+        let answer = http_get_over_unix_socket(connect_as(user, &server.unix), "/metrics").await;
         assert_eq!(answer.body, format!("{scope} Prometheus\n"));
     }
     // The oldest were disconnected.
@@ -63,7 +63,7 @@ pub(crate) async fn unread_answers_of_one_user_are_bounded() {
         unread.push(stream);
     }
     let refused =
-        send_get_on_unix_socket(connect_as(NOBODY_UID, &server.unix), "/api/v1/ledger").await;
+        http_get_over_unix_socket(connect_as(NOBODY_UID, &server.unix), "/api/v1/ledger").await;
     assert_eq!(refused.status, 503);
     assert_eq!(refused.find_header("retry-after"), Some("10"));
     for (user, path) in [
@@ -71,11 +71,11 @@ pub(crate) async fn unread_answers_of_one_user_are_bounded() {
         (OTHER_UID, "/api/v1/ledger"),
         (0, "/api/v1/ledger"),
     ] {
-        let answer = send_get_on_unix_socket(connect_as(user, &server.unix), path).await;
+        let answer = http_get_over_unix_socket(connect_as(user, &server.unix), path).await;
         assert_eq!(answer.status, 200, "{user} {path}");
     }
     drop(unread);
-    while send_get_on_unix_socket(connect_as(NOBODY_UID, &server.unix), "/api/v1/ledger")
+    while http_get_over_unix_socket(connect_as(NOBODY_UID, &server.unix), "/api/v1/ledger")
         .await
         .status
         != 200

@@ -53,7 +53,7 @@ fn source_with_a_problem() -> FakeSource {
     }
 }
 
-pub(crate) async fn send_get_on_unix_socket(
+pub(crate) async fn http_get_over_unix_socket(
     stream: tokio::net::UnixStream,
     path: &str,
 ) -> Response {
@@ -65,7 +65,7 @@ pub(crate) async fn the_daemons_user_sees_all_processes() {
     let server = start_server(FakeSource::default(), |_| {});
     let stream = tokio::net::UnixStream::connect(&server.unix).await.unwrap();
     assert_eq!(
-        send_get_on_unix_socket(stream, "/metrics").await.body,
+        http_get_over_unix_socket(stream, "/metrics").await.body,
         "All Prometheus\n"
     );
 }
@@ -73,25 +73,25 @@ pub(crate) async fn the_daemons_user_sees_all_processes() {
 pub(crate) async fn other_users_see_only_their_processes() {
     let server = start_for_all(|_| {});
     let stream = || connect_as(NOBODY_UID, &server.unix);
-    let metrics = send_get_on_unix_socket(stream(), "/metrics").await;
+    let metrics = http_get_over_unix_socket(stream(), "/metrics").await;
     assert_eq!(metrics.body, "User(65534) Prometheus\n");
-    let quantiles = send_get_on_unix_socket(stream(), "/metrics/quantiles").await;
+    let quantiles = http_get_over_unix_socket(stream(), "/metrics/quantiles").await;
     assert_eq!(quantiles.body, "User(65534) Quantiles\n");
     for (path, key) in [("/api/v1/snapshot", "scope"), ("/api/v1/ledger", "ledger")] {
         let answer: Value =
-            serde_json::from_str(&send_get_on_unix_socket(stream(), path).await.body).unwrap();
+            serde_json::from_str(&http_get_over_unix_socket(stream(), path).await.body).unwrap();
         assert_eq!(answer[key], "User(65534)", "{path}");
     }
     let root = || connect_as(0, &server.unix);
     assert_eq!(
-        send_get_on_unix_socket(root(), "/metrics").await.body,
+        http_get_over_unix_socket(root(), "/metrics").await.body,
         "All Prometheus\n"
     );
     // Problems name processes of other users.
-    let health = send_get_on_unix_socket(stream(), "/healthz").await;
+    let health = http_get_over_unix_socket(stream(), "/healthz").await;
     assert_eq!(health.body, "{\"ok\":false,\"problem_count\":1}");
     assert!(
-        send_get_on_unix_socket(root(), "/healthz")
+        http_get_over_unix_socket(root(), "/healthz")
             .await
             .body
             .contains("4711")

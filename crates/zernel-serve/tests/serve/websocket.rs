@@ -14,7 +14,7 @@ use tokio_tungstenite::{WebSocketStream, client_async};
 use zernel_serve::{Expose, Secret};
 
 use crate::client::{
-    connect_with_small_buffer, read_all, request_upgrade, send_get, send_request, upgrade_request,
+    connect_with_small_buffer, http_get, read_all, request_upgrade, send_request, upgrade_request,
 };
 use crate::fixture::{FakeSource, start_server};
 
@@ -107,7 +107,7 @@ pub(crate) async fn no_snapshot_is_taken_without_clients() {
         options.interval = Duration::from_millis(1);
     });
     sleep(POLL_INTERVAL).await;
-    assert_eq!(send_get(server.http, "/metrics").await.status, 200);
+    assert_eq!(http_get(server.http, "/metrics").await.status, 200);
     assert_eq!(snapshots.load(Ordering::SeqCst), 0);
 
     let mut socket = connect_websocket(server.websocket, "/").await.unwrap();
@@ -229,7 +229,7 @@ pub(crate) async fn websocket_client_65_gets_503() {
     let answer = request_upgrade(server.websocket, "/", "Host: localhost\r\n").await;
     assert_eq!(answer.status, 503);
     assert!(answer.find_header("retry-after").is_some());
-    assert_eq!(send_get(server.http, "/metrics").await.status, 200);
+    assert_eq!(http_get(server.http, "/metrics").await.status, 200);
     sockets.pop();
     connect_when_a_slot_is_free(server.websocket).await;
 }
@@ -274,13 +274,13 @@ pub(crate) async fn a_websocket_may_pass_the_token_in_the_query() {
 
 pub(crate) async fn plain_requests_to_the_websocket_port_get_a_hint() {
     let server = start_server(FakeSource::default(), |_| {});
-    assert_eq!(send_get(server.websocket, "/").await.status, 400);
+    assert_eq!(http_get(server.websocket, "/").await.status, 400);
     assert_eq!(
         send_request(server.websocket, "POST /", "Host: localhost\r\n")
             .await
             .status,
         405
     );
-    let hint = send_get(server.websocket, "/metrics").await;
+    let hint = http_get(server.websocket, "/metrics").await;
     assert!(hint.body.contains("WebSocket"), "{}", hint.body);
 }

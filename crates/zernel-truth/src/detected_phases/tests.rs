@@ -85,7 +85,7 @@ fn a_replay_gives_the_recorded_phases() {
     let replayed = detect_phases(&trace, PhaseSource::Replayed);
     assert_eq!(recorded[&7].activities(), replayed[&7].activities());
     let activities = recorded[&7].activities().unwrap();
-    assert_eq!(activities.value_at(10 * MS), Some(ProcessActivity::GpuWait));
+    assert_eq!(activities.value_at(10 * MS), Some(StepActivity::GpuWait));
     let thread = |processes: &BTreeMap<u32, DetectedProcess>| processes[&7].threads[&7].clone();
     let (recorded, replayed) = (thread(&recorded), thread(&replayed));
     assert_eq!(recorded.phases, replayed.phases);
@@ -156,7 +156,7 @@ fn a_collective_of_the_thread_that_is_waited_for_counts() {
         assert_eq!(phases.value_at(at_ms * MS), Some(phase), "at {at_ms} ms");
     }
     let activities = detected[&7].activities().unwrap();
-    assert_eq!(activities.value_at(6 * MS), Some(ProcessActivity::PeerWait));
+    assert_eq!(activities.value_at(6 * MS), Some(StepActivity::PeerWait));
 }
 
 #[test]

@@ -39,7 +39,7 @@ library_calls! {
 }
 
 /// A device with a stream, a kernel that takes the time it is asked for, and memory to copy to.
-pub(crate) struct CudaDevice {
+pub(crate) struct OpenedCudaDevice {
     calls: Calls,
     stream: LibraryHandle,
     kernel: LibraryHandle,
@@ -47,7 +47,7 @@ pub(crate) struct CudaDevice {
     bytes: usize,
 }
 
-impl CudaDevice {
+impl OpenedCudaDevice {
     /// Opens device `number` (modulo the number of devices) of the driver at `path`.
     ///
     /// `image` is what the driver loads as a module, with a kernel named `kernel`.

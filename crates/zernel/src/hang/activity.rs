@@ -26,7 +26,7 @@ const MAX_READ_CHILDREN: usize = 64;
 /// What a process does.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct ProcessActivity {
-    pub(super) state: ActivityState,
+    pub(super) state: ProcessActivityKind,
     /// A predicate without its subject, which is the process.
     pub(super) text: String,
     /// The thread that does it.
@@ -43,7 +43,7 @@ pub(super) struct ProcessActivity {
 /// What a process can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum ActivityState {
+pub(super) enum ProcessActivityKind {
     /// Stopped by a signal or a debugger.
     Stopped,
     /// In a system call on a file, or in uninterruptible sleep.
@@ -88,7 +88,10 @@ pub(super) fn inspect_process(target: InspectedProcess) -> ProcessActivity {
         return ended_activity();
     };
     let mut activity = thread.describe_activity();
-    if matches!(activity.state, ActivityState::Lock | ActivityState::Waits) {
+    if matches!(
+        activity.state,
+        ProcessActivityKind::Lock | ProcessActivityKind::Waits
+    ) {
         let others = threads.iter().filter(|other| other.tid != thread.tid);
         activity.meanwhile = others
             .filter_map(SampledThread::blocking_activity)
@@ -108,7 +111,7 @@ pub(super) fn is_stopped(target: InspectedProcess) -> bool {
 }
 
 fn ended_activity() -> ProcessActivity {
-    ProcessActivity::new(ActivityState::Ended, "has exited")
+    ProcessActivity::new(ProcessActivityKind::Ended, "has exited")
 }
 
 fn open_process(target: InspectedProcess) -> Result<Process, ProcessActivity> {
@@ -118,7 +121,7 @@ fn open_process(target: InspectedProcess) -> Result<Process, ProcessActivity> {
     let stat = process.as_ref().and_then(|process| process.stat().ok());
     let (Some(process), Some(stat)) = (process, stat) else {
         return Err(ProcessActivity::new(
-            ActivityState::Hidden,
+            ProcessActivityKind::Hidden,
             "is not visible: it has exited or is in another PID namespace",
         ));
     };
@@ -127,7 +130,7 @@ fn open_process(target: InspectedProcess) -> Result<Process, ProcessActivity> {
         .is_some_and(|start| start != stat.starttime)
     {
         let text = "cannot be inspected: its pid belongs to another process (pid reused, or another PID namespace)";
-        return Err(ProcessActivity::new(ActivityState::Hidden, text));
+        return Err(ProcessActivity::new(ProcessActivityKind::Hidden, text));
     }
     match stat.state() {
         Ok(ProcState::Zombie | ProcState::Dead) => Err(ended_activity()),
@@ -209,19 +212,19 @@ impl SampledThread {
         let at = self.place_text();
         let (state, text) = match self.state {
             ProcState::Stopped => (
-                ActivityState::Stopped,
+                ProcessActivityKind::Stopped,
                 format!("is stopped; `kill -CONT {}` resumes it", self.pid),
             ),
             ProcState::Tracing => (
-                ActivityState::Stopped,
+                ProcessActivityKind::Stopped,
                 "is stopped by a debugger".to_owned(),
             ),
             ProcState::Running if self.busy_share == 0.0 => (
-                ActivityState::WaitsForCpu,
+                ProcessActivityKind::WaitsForCpu,
                 "is runnable without a CPU".to_owned(),
             ),
             _ if self.state == ProcState::Running || self.busy_share >= MIN_RUNNING_SHARE => (
-                ActivityState::OnCpu,
+                ProcessActivityKind::OnCpu,
                 format!(
                     "is on CPU: thread {} (tid {}) ran for {:.0} % of the last {:.1} s",
                     self.name,
@@ -231,7 +234,7 @@ impl SampledThread {
                 ),
             ),
             _ if self.is_in_io() => (
-                ActivityState::Io,
+                ProcessActivityKind::Io,
                 format!("is in I/O: {}{at}", self.unfinished_file_access()),
             ),
             _ => {
@@ -240,7 +243,7 @@ impl SampledThread {
             }
         };
         let path = match &self.target {
-            Some(FDTarget::Path(path)) if state == ActivityState::Io => Some(path.clone()),
+            Some(FDTarget::Path(path)) if state == ProcessActivityKind::Io => Some(path.clone()),
             _ => None,
         };
         ProcessActivity {
@@ -255,7 +258,7 @@ impl SampledThread {
         let activity = self.describe_activity();
         let is_blocker = matches!(
             activity.state,
-            ActivityState::Io | ActivityState::OnCpu | ActivityState::Stopped
+            ProcessActivityKind::Io | ProcessActivityKind::OnCpu | ProcessActivityKind::Stopped
         );
         is_blocker.then(|| format!("thread {} (tid {}) {}", self.name, self.tid, activity.text))
     }
@@ -286,51 +289,60 @@ impl SampledThread {
         }
     }
 
-    fn state_and_reason_of_wait(&self) -> (ActivityState, &'static str) {
+    fn state_and_reason_of_wait(&self) -> (ProcessActivityKind, &'static str) {
         if self.syscall.is_some_and(syscalls::is_futex) {
-            return (ActivityState::Lock, LOCK_WAIT_TEXT);
+            return (ProcessActivityKind::Lock, LOCK_WAIT_TEXT);
         }
         let place = self.kernel_function.as_deref().unwrap_or("");
         let known = [
-            ("futex", ActivityState::Lock, LOCK_WAIT_TEXT),
+            ("futex", ProcessActivityKind::Lock, LOCK_WAIT_TEXT),
             (
                 "locks_lock",
-                ActivityState::Lock,
+                ProcessActivityKind::Lock,
                 "waits for a lock on a file",
             ),
             (
                 "poll",
-                ActivityState::Waits,
+                ProcessActivityKind::Waits,
                 "waits for one of several files or sockets",
             ),
             (
                 "select",
-                ActivityState::Waits,
+                ProcessActivityKind::Waits,
                 "waits for one of several files or sockets",
             ),
             (
                 "nanosleep",
-                ActivityState::Waits,
+                ProcessActivityKind::Waits,
                 "sleeps until a timer expires",
             ),
             (
                 "pipe",
-                ActivityState::Waits,
+                ProcessActivityKind::Waits,
                 "waits on a pipe for another process",
             ),
             (
                 "unix",
-                ActivityState::Waits,
+                ProcessActivityKind::Waits,
                 "waits on a socket for another process",
             ),
-            ("tcp", ActivityState::Waits, "waits for the network"),
-            ("sk_wait", ActivityState::Waits, "waits for the network"),
-            ("wait", ActivityState::Waits, "waits for a child process"),
+            ("tcp", ProcessActivityKind::Waits, "waits for the network"),
+            (
+                "sk_wait",
+                ProcessActivityKind::Waits,
+                "waits for the network",
+            ),
+            (
+                "wait",
+                ProcessActivityKind::Waits,
+                "waits for a child process",
+            ),
         ];
         let found = known.iter().find(|(part, _, _)| place.contains(part));
-        found.map_or((ActivityState::Waits, "sleeps"), |(_, state, what)| {
-            (*state, what)
-        })
+        found.map_or(
+            (ProcessActivityKind::Waits, "sleeps"),
+            |(_, state, what)| (*state, what),
+        )
     }
 
     fn place_text(&self) -> String {
@@ -373,14 +385,17 @@ fn activities_of_children(process: &Process) -> Vec<String> {
         // A child that runs makes progress, so its CPU time is not measured.
         let thread = SampledThread::read(&child, &main, 0.0)?;
         let activity = thread.describe_activity();
-        let is_blocker = matches!(activity.state, ActivityState::Io | ActivityState::Stopped);
+        let is_blocker = matches!(
+            activity.state,
+            ProcessActivityKind::Io | ProcessActivityKind::Stopped
+        );
         is_blocker.then(|| format!("its child {} (pid {pid}) {}", thread.name, activity.text))
     });
     children.collect()
 }
 
 impl ProcessActivity {
-    pub(super) fn new(state: ActivityState, text: impl Into<String>) -> Self {
+    pub(super) fn new(state: ProcessActivityKind, text: impl Into<String>) -> Self {
         Self {
             state,
             text: text.into(),
@@ -411,16 +426,16 @@ mod tests {
     fn stopped_sleeping_and_exited_processes_differ() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id();
-        wait_for_state(pid, ActivityState::Waits);
+        wait_for_state(pid, ProcessActivityKind::Waits);
         kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
-        wait_for_state(pid, ActivityState::Stopped);
+        wait_for_state(pid, ProcessActivityKind::Stopped);
         assert!(is_stopped(target_with_pid(pid)));
         child.kill().unwrap();
-        wait_for_state(pid, ActivityState::Ended);
+        wait_for_state(pid, ProcessActivityKind::Ended);
         child.wait().unwrap();
         assert_eq!(
             inspect_process(target_with_pid(pid)).state,
-            ActivityState::Hidden
+            ProcessActivityKind::Hidden
         );
         assert!(!is_stopped(target_with_pid(pid)));
     }
@@ -431,7 +446,7 @@ mod tests {
             .args(["-c", "while :; do :; done"])
             .spawn()
             .unwrap();
-        wait_for_state(child.id(), ActivityState::OnCpu);
+        wait_for_state(child.id(), ProcessActivityKind::OnCpu);
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -470,11 +485,11 @@ mod tests {
             start_time: Some(1),
             ..target_with_pid(std::process::id())
         };
-        assert_eq!(inspect_process(other).state, ActivityState::Hidden);
+        assert_eq!(inspect_process(other).state, ProcessActivityKind::Hidden);
     }
 
     /// Retries, because signals take a moment.
-    fn wait_for_state(pid: u32, state: ActivityState) {
+    fn wait_for_state(pid: u32, state: ProcessActivityKind) {
         let found = (0..300).any(|_| inspect_process(target_with_pid(pid)).state == state);
         assert!(found, "{:?}", inspect_process(target_with_pid(pid)));
     }

@@ -227,7 +227,7 @@ fn push_paragraph(out: &mut String, indent: &str, text: &str) {
 mod tests {
     use serde_json::json;
 
-    use super::super::activity::{ActivityState, ProcessActivity};
+    use super::super::activity::{ProcessActivity, ProcessActivityKind};
     use super::super::analysis::HangThreshold;
     use super::*;
     use zernel_model::snapshot::Snapshot;
@@ -238,7 +238,7 @@ mod tests {
             seconds: 5.0,
             allows_longest_gap: true,
         };
-        let inspect = |_: &_| ProcessActivity::new(ActivityState::Stopped, "is stopped");
+        let inspect = |_: &_| ProcessActivity::new(ProcessActivityKind::Stopped, "is stopped");
         render_text(&HangReport::new(
             &snapshot,
             Some("slurm-7"),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::activity::{ActivityState, ProcessActivity};
+use super::activity::{ProcessActivity, ProcessActivityKind};
 use super::analysis::{
     self, CommunicatorMember, HangThreshold, LateRank, LocalCommunicator, RankProblem,
 };
@@ -175,7 +175,7 @@ impl LateRankReport {
     fn new(finding: LateRank<'_>, inspect: impl Fn(&ProcessSnapshot) -> ProcessActivity) -> Self {
         let process = finding.member.process;
         let activity = match finding.member.has_exited() {
-            true => ProcessActivity::new(ActivityState::Ended, end_text(process)),
+            true => ProcessActivity::new(ProcessActivityKind::Ended, end_text(process)),
             false => inspect(process),
         };
         Self {
@@ -238,7 +238,7 @@ mod tests {
     fn report_on(snapshot: serde_json::Value, job: Option<&str>) -> HangReport {
         let snapshot: Snapshot = serde_json::from_value(snapshot).unwrap();
         let inspect =
-            |_: &ProcessSnapshot| ProcessActivity::new(ActivityState::Stopped, "is stopped");
+            |_: &ProcessSnapshot| ProcessActivity::new(ProcessActivityKind::Stopped, "is stopped");
         HangReport::new(&snapshot, job, TEST_THRESHOLD, |_| false, inspect)
     }
 

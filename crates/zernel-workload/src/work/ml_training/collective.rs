@@ -13,7 +13,7 @@ use super::MlTraining;
 use super::gpu::{self, OpenGpu};
 use crate::clock::{self, us_to_ns};
 use crate::shared_state::FutexSlot;
-use crate::sys::cuda::CudaDevice;
+use crate::sys::cuda::OpenedCudaDevice;
 use crate::sys::library::{DeviceAddress, LibraryError};
 use crate::sys::nccl::{JoinedCommunicator, LoadedNccl, UniqueId};
 use crate::worker::{FailingStep, WorkFailure, Worker};
@@ -163,7 +163,7 @@ impl CollectiveAgreement<'_> {
 
 /// A rank in a communicator.
 pub(super) struct NcclRank<'a> {
-    device: Rc<CudaDevice>,
+    device: Rc<OpenedCudaDevice>,
     communicator: JoinedCommunicator,
     agreement: CollectiveAgreement<'a>,
     /// Collectives that this rank has joined.
@@ -177,7 +177,7 @@ impl<'a> NcclRank<'a> {
         job: &MlTraining,
         worker: &mut Worker<'_>,
         rank: usize,
-        (nccl, device): (LoadedNccl, Rc<CudaDevice>),
+        (nccl, device): (LoadedNccl, Rc<OpenedCudaDevice>),
         slots: &'a [FutexSlot],
     ) -> Result<Option<Self>, WorkFailure> {
         let [agreement, ready, id] = slots else {

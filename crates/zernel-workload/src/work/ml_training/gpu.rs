@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::MlTraining;
 use crate::clock;
 use crate::spec_keys::choice;
-use crate::sys::cuda::{CudaDevice, CudaWaitMode};
+use crate::sys::cuda::{CudaWaitMode, OpenedCudaDevice};
 use crate::sys::library::LibraryError;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{FailingStep, WorkFailure, Worker};
@@ -79,7 +79,7 @@ enum GpuTarget {
         busy_until_ns: u64,
         wait: GpuWait,
     },
-    Driver(Rc<CudaDevice>),
+    Driver(Rc<OpenedCudaDevice>),
 }
 
 impl OpenGpu {
@@ -99,7 +99,7 @@ impl OpenGpu {
                     GpuWait::Yield => CudaWaitMode::Yield,
                 };
                 let device =
-                    CudaDevice::open(path, rank, schedule, MODULE_IMAGE, KERNEL_NAME, bytes);
+                    OpenedCudaDevice::open(path, rank, schedule, MODULE_IMAGE, KERNEL_NAME, bytes);
                 GpuTarget::Driver(Rc::new(device.map_err(library_failure)?))
             }
         };
@@ -135,7 +135,7 @@ impl OpenGpu {
     }
 
     /// The driver's device, if there is a driver.
-    pub(super) fn device(&self) -> Option<Rc<CudaDevice>> {
+    pub(super) fn device(&self) -> Option<Rc<OpenedCudaDevice>> {
         match &self.target {
             GpuTarget::Driver(device) => Some(Rc::clone(device)),
             GpuTarget::CpuTime { .. } => None,
