@@ -13,7 +13,7 @@ use crate::scenario::figures::{CpuTimeFigures, GroupFigures, RunFigures, exact_q
 /// twice as many tasks as CPUs lets each wait for some milliseconds.
 const DEFAULT_LONGEST_WAIT_MS: u64 = 250;
 /// Samples beyond a quantile that make it worth a verdict.
-const SAMPLES_BEYOND_QUANTILE: f64 = 2.0;
+const MIN_SAMPLES_BEYOND_QUANTILE: f64 = 2.0;
 
 /// What must hold in a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -185,8 +185,8 @@ pub fn judge_run(
     findings.extend(figures.account.as_ref().map(judge_accounting));
     let own_assertions = scenario.assertions.iter();
     findings.extend(own_assertions.filter_map(|assertion| judge_assertion(assertion, figures)));
-    let ejected_for_idling = kernel_warning.is_some() && has_idle_cpu(figures);
-    if emulator_skipped_a_cpu(figures) && !ejected_for_idling {
+    let was_ejected_for_idling = kernel_warning.is_some() && has_idle_cpu(figures);
+    if emulator_skipped_a_cpu(figures) && !was_ejected_for_idling {
         // If the emulator did not execute a CPU, the run shows nothing about the scheduler, also if the kernel
         // ejected it for a task that was stuck with that CPU.
         let failed_findings = findings
@@ -370,24 +370,27 @@ fn judge_amount(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> 
             cpus,
             within_percent,
         } => {
-            let used = used_by(name);
-            let text =
-                format!("cpu time: `{name}` used {used:.3} CPUs, {cpus} within {within_percent} %");
-            let is_met = (used / cpus - 1.0).abs() * 100.0 <= *within_percent;
+            let used_cpus = used_by(name);
+            let text = format!(
+                "cpu time: `{name}` used {used_cpus:.3} CPUs, {cpus} within {within_percent} %"
+            );
+            let is_met = (used_cpus / cpus - 1.0).abs() * 100.0 <= *within_percent;
             (is_met, text)
         }
         Assertion::CpuLimit {
             group: name,
             at_most_cpus,
         } => {
-            let used = used_by(name);
-            let text = format!("cpu limit: `{name}` used {used:.3} CPUs, at most {at_most_cpus}");
-            (used <= *at_most_cpus, text)
+            let used_cpus = used_by(name);
+            let text =
+                format!("cpu limit: `{name}` used {used_cpus:.3} CPUs, at most {at_most_cpus}");
+            (used_cpus <= *at_most_cpus, text)
         }
         Assertion::Isolation { group: name, cpus } => {
-            let used = group(name).cpus_used;
-            let text = format!("isolation: `{name}` ran on CPUs {used:?}, allowed are {cpus:?}");
-            (used.iter().all(|cpu| cpus.contains(cpu)), text)
+            let cpus_ran_on = group(name).cpus_used;
+            let text =
+                format!("isolation: `{name}` ran on CPUs {cpus_ran_on:?}, allowed are {cpus:?}");
+            (cpus_ran_on.iter().all(|cpu| cpus.contains(cpu)), text)
         }
         Assertion::Throughput {
             group: name,
@@ -481,7 +484,7 @@ fn quantile_finding(
     let verdict = match value_us <= at_most_us as f64 {
         // A few samples are enough to show a large value. They are not enough to show a small tail.
         true if value_ns.is_none()
-            || (quantile < 1.0 && samples_beyond < SAMPLES_BEYOND_QUANTILE) =>
+            || (quantile < 1.0 && samples_beyond < MIN_SAMPLES_BEYOND_QUANTILE) =>
         {
             Verdict::Inconclusive
         }

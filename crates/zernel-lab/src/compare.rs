@@ -158,9 +158,9 @@ impl SchedulerComparison {
         let count = u32::try_from(boot_durations.len())
             .ok()
             .filter(|count| *count > 0)?;
-        let mean = boot_durations.iter().sum::<Duration>() / count;
-        let rounds = u32::try_from(runs_left.div_ceil(self.parallel_boots.max(1))).ok()?;
-        Some(mean * rounds)
+        let mean_boot_time = boot_durations.iter().sum::<Duration>() / count;
+        let rounds_left = u32::try_from(runs_left.div_ceil(self.parallel_boots.max(1))).ok()?;
+        Some(mean_boot_time * rounds_left)
     }
 
     fn build_report(&self, results: &BTreeMap<RunKey, RunResult>) -> ComparisonReport {

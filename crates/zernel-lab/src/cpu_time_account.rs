@@ -242,9 +242,9 @@ fn missed_ticks(
 }
 
 fn read_file(path: &Path) -> io::Result<String> {
-    let named =
+    let with_path =
         |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-    fs::read_to_string(path).map_err(named)
+    fs::read_to_string(path).map_err(with_path)
 }
 
 fn malformed_file(what: &str) -> io::Error {

@@ -194,10 +194,10 @@ pub struct RunDigest(u64);
 impl RunDigest {
     /// The hash of some texts and of where each of them ends.
     pub(crate) fn of_texts<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-        const PRIME: u64 = 0x0000_0100_0000_01b3;
-        let mut hash = OFFSET;
-        let mut add = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(PRIME);
+        const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+        const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
+        let mut hash = FNV_OFFSET;
+        let mut add = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME);
         for text in texts {
             text.iter().copied().for_each(&mut add);
             text.len().to_le_bytes().into_iter().for_each(&mut add);

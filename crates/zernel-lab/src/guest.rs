@@ -93,7 +93,7 @@ pub(crate) struct GuestCommand<'a> {
     pub(crate) program: &'a OsStr,
     pub(crate) arguments: &'a [OsString],
     pub(crate) environment: &'a [(String, OsString)],
-    pub(crate) deterministic: Option<&'a DeterministicSettings>,
+    pub(crate) deterministic_settings: Option<&'a DeterministicSettings>,
 }
 
 /// The statically linked busybox that the first process is made of.
@@ -133,9 +133,9 @@ pub(crate) fn add_base_system(
 /// Adds the program that the first process of a deterministic guest calls.
 pub(crate) fn add_entropy_program(
     initramfs: &mut Initramfs,
-    deterministic: &DeterministicSettings,
+    settings: &DeterministicSettings,
 ) -> Result<(), VmError> {
-    let program = entropy_program::build_executable(&deterministic.entropy());
+    let program = entropy_program::build_executable(&settings.entropy());
     Ok(initramfs.add_file_with_content(ENTROPY_PROGRAM_PATH, program, 0o755)?)
 }
 
@@ -177,18 +177,18 @@ pub(crate) fn init_script(
         &words,
         b"; }",
     ]);
-    add_line(&[before_and_after_functions(command.deterministic).as_bytes()]);
+    add_line(&[before_and_after_functions(command.deterministic_settings).as_bytes()]);
     add_line(&[RUN_SCRIPT.as_bytes()]);
     Ok(script)
 }
 
 /// What the script does right before and right after the command, as two functions.
-fn before_and_after_functions(deterministic: Option<&DeterministicSettings>) -> String {
-    let Some(deterministic) = deterministic else {
+fn before_and_after_functions(settings: Option<&DeterministicSettings>) -> String {
+    let Some(settings) = settings else {
         return "before() { :; }\nafter() { :; }".to_owned();
     };
-    let limit_us = deterministic.virtual_time_limit.as_micros();
-    let delay_us = deterministic.command_start_delay().as_micros();
+    let limit_us = settings.virtual_time_limit.as_micros();
+    let delay_us = settings.command_start_delay().as_micros();
     format!(
         "before() {{
     {ENTROPY_PROGRAM_PATH}
@@ -419,17 +419,17 @@ mod tests {
     fn the_script_is_valid_shell() {
         let arguments = [OsString::from("-c"), OsString::from("echo 'a' && exit 7")];
         let environment = [("A".to_owned(), OsString::from("b c"))];
-        let deterministic = DeterministicSettings::new(1);
-        for (ports, deterministic) in [
+        let deterministic_settings = DeterministicSettings::new(1);
+        for (ports, deterministic_settings) in [
             (GuestPorts::Virtio, None),
             (GuestPorts::Serial, None),
-            (GuestPorts::Virtio, Some(&deterministic)),
+            (GuestPorts::Virtio, Some(&deterministic_settings)),
         ] {
             let command = GuestCommand {
                 program: OsStr::new("/bin/sh"),
                 arguments: &arguments,
                 environment: &environment,
-                deterministic,
+                deterministic_settings,
             };
             let script = init_script(&command, ports).unwrap();
             let status = Command::new("/bin/sh")

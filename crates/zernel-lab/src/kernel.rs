@@ -118,25 +118,27 @@ fn file_error(path: &Path, source: io::Error) -> KernelError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KernelRequest {
     /// The newest one that can run BPF schedulers.
-    SchedExt,
+    NewestWithSchedExt,
     /// The newest one whose version starts with these numbers.
-    Series(Vec<u32>),
+    NewestOfSeries(Vec<u32>),
 }
 
 impl KernelRequest {
     /// Whether a kernel on disk fulfils the request.
     pub fn is_fulfilled_by(&self, kernel: &Kernel) -> bool {
         match self {
-            Self::SchedExt => kernel.scheduler_support() == SchedulerSupport::LoadsSchedulers,
-            Self::Series(numbers) => kernel.version.starts_with_numbers(numbers),
+            Self::NewestWithSchedExt => {
+                kernel.scheduler_support() == SchedulerSupport::LoadsSchedulers
+            }
+            Self::NewestOfSeries(numbers) => kernel.version.starts_with_numbers(numbers),
         }
     }
 
     /// Whether a kernel of this version may fulfil the request, before its image is fetched.
     fn may_be_fulfilled_by(&self, version: &KernelVersion) -> bool {
         match self {
-            Self::SchedExt => version.numbers() >= FIRST_SERIES_WITH_SCHED_EXT.as_slice(),
-            Self::Series(numbers) => version.starts_with_numbers(numbers),
+            Self::NewestWithSchedExt => version.numbers() >= FIRST_SERIES_WITH_SCHED_EXT.as_slice(),
+            Self::NewestOfSeries(numbers) => version.starts_with_numbers(numbers),
         }
     }
 }
@@ -146,9 +148,9 @@ impl FromStr for KernelRequest {
 
     fn from_str(text: &str) -> Result<Self, BadKernelVersion> {
         match text {
-            "sched_ext" => Ok(Self::SchedExt),
+            "sched_ext" => Ok(Self::NewestWithSchedExt),
             _ => version::parse_version_numbers(text)
-                .map(Self::Series)
+                .map(Self::NewestOfSeries)
                 .ok_or_else(|| BadKernelVersion(text.to_owned())),
         }
     }
@@ -157,8 +159,8 @@ impl FromStr for KernelRequest {
 impl fmt::Display for KernelRequest {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SchedExt => formatter.write_str("with sched_ext"),
-            Self::Series(numbers) => {
+            Self::NewestWithSchedExt => formatter.write_str("with sched_ext"),
+            Self::NewestOfSeries(numbers) => {
                 let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
                 formatter.write_str(&numbers.join("."))
             }
@@ -323,8 +325,9 @@ mod tests {
 
     #[test]
     fn sched_ext_is_wanted_from_6_16_on() {
-        let may_be_fulfilled_by =
-            |release: &str| KernelRequest::SchedExt.may_be_fulfilled_by(&release.parse().unwrap());
+        let may_be_fulfilled_by = |release: &str| {
+            KernelRequest::NewestWithSchedExt.may_be_fulfilled_by(&release.parse().unwrap())
+        };
         assert!(!may_be_fulfilled_by("6.12.107+deb13-cloud-amd64"));
         assert!(may_be_fulfilled_by("6.16.3+deb13-cloud-amd64"));
         assert!(may_be_fulfilled_by("7.3-cloud-amd64"));
@@ -332,10 +335,10 @@ mod tests {
 
     #[test]
     fn requests_are_read_from_text() {
-        assert_eq!("sched_ext".parse(), Ok(KernelRequest::SchedExt));
+        assert_eq!("sched_ext".parse(), Ok(KernelRequest::NewestWithSchedExt));
         assert_eq!(
             "6.18.15".parse(),
-            Ok(KernelRequest::Series(vec![6, 18, 15]))
+            Ok(KernelRequest::NewestOfSeries(vec![6, 18, 15]))
         );
         assert!("newest".parse::<KernelRequest>().is_err());
         assert!("6.x".parse::<KernelRequest>().is_err());
@@ -346,7 +349,7 @@ mod tests {
         let available_versions =
             ["6.12.107", "6.1.0-50", "6.12.107"].map(|release| release.parse().unwrap());
         let error = KernelError::no_such_kernel(
-            &KernelRequest::Series(vec![5, 4]),
+            &KernelRequest::NewestOfSeries(vec![5, 4]),
             available_versions.to_vec(),
         );
         assert_eq!(

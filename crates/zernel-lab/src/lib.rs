@@ -5,7 +5,7 @@
 //! ```no_run
 //! use zernel_lab::{KernelCache, KernelRequest, VmSpec};
 //!
-//! let kernel = KernelCache::from_environment()?.obtain_kernel(&KernelRequest::SchedExt)?;
+//! let kernel = KernelCache::from_environment()?.obtain_kernel(&KernelRequest::NewestWithSchedExt)?;
 //! let outcome = VmSpec::new(kernel).run("/bin/cat", ["/sys/kernel/sched_ext/state"])?;
 //! assert_eq!(outcome.stdout, b"disabled\n");
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -151,7 +151,7 @@ pub(crate) fn qemu_arguments(
         add_option(name, value.into());
     }
     for (name, value) in spec
-        .deterministic
+        .deterministic_settings
         .iter()
         .flat_map(DeterministicSettings::qemu_options)
     {
@@ -166,7 +166,7 @@ pub(crate) fn qemu_arguments(
         format!("file,id={CONSOLE_FILE},path={CONSOLE_FILE}").into(),
     );
     add_option("-serial", format!("chardev:{CONSOLE_FILE}").into());
-    arguments.extend(ports.qemu_arguments(spec.deterministic.is_some()));
+    arguments.extend(ports.qemu_arguments(spec.deterministic_settings.is_some()));
     arguments
 }
 
@@ -182,7 +182,7 @@ fn emulated_cpu(spec: &VmSpec) -> String {
     if spec.kernel.version.numbers() < FIRST_KERNEL_THAT_NEEDS_CMPXCHG16B.as_slice() {
         cpu += ",-cx16";
     }
-    if spec.deterministic.is_some() {
+    if spec.deterministic_settings.is_some() {
         cpu += ",-rdrand,-rdseed";
     }
     cpu
@@ -197,7 +197,7 @@ fn kernel_command_line(spec: &VmSpec) -> String {
         guest::INIT_PATH
     );
     for word in spec
-        .deterministic
+        .deterministic_settings
         .iter()
         .flat_map(DeterministicSettings::kernel_arguments)
     {

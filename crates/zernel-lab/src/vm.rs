@@ -139,7 +139,7 @@ pub struct VmSpec {
     pub(crate) topology: CpuTopology,
     pub(crate) memory_mib: u32,
     pub(crate) kernel_arguments: Vec<String>,
-    pub(crate) deterministic: Option<DeterministicSettings>,
+    pub(crate) deterministic_settings: Option<DeterministicSettings>,
     accelerator: Accelerator,
     boot_timeout: Duration,
     command_timeout: Duration,
@@ -157,7 +157,7 @@ impl VmSpec {
             topology: CpuTopology::with_one_cache(2),
             memory_mib: 1024,
             kernel_arguments: Vec::new(),
-            deterministic: None,
+            deterministic_settings: None,
             accelerator: Accelerator::default(),
             boot_timeout: Duration::from_secs(120),
             command_timeout: Duration::from_secs(120),
@@ -181,7 +181,7 @@ impl VmSpec {
     /// Makes every run with the same files, command and seed the same to the last byte. The guest is emulated
     /// whatever [`VmSpec::accelerator`] says.
     pub fn deterministic(mut self, deterministic: DeterministicSettings) -> Self {
-        self.deterministic = Some(deterministic);
+        self.deterministic_settings = Some(deterministic);
         self
     }
 
@@ -259,7 +259,7 @@ impl VmSpec {
         let program = program.as_ref();
         let mut outcome = self.run_without_retry(program, &arguments);
         let settings_of_retries = self
-            .deterministic
+            .deterministic_settings
             .iter()
             .flat_map(DeterministicSettings::settings_after_emulator_crash);
         for deterministic in settings_of_retries {
@@ -293,7 +293,7 @@ impl VmSpec {
         folder: &RunFolder,
         ports: GuestPorts,
     ) -> Result<CommandOutcome, VmError> {
-        let attempts = match self.deterministic {
+        let attempts = match self.deterministic_settings {
             // A second boot would be the same.
             Some(_) => &[Accelerator::Tcg],
             None => self.accelerator.attempts_in_order(),
@@ -312,7 +312,7 @@ impl VmSpec {
             let attempt = BootAttempt::boot_and_wait(programs, &arguments, folder, limits, self)?;
             if is_last_attempt || !attempt.should_boot_again(accelerator) {
                 let mut outcome = attempt.into_outcome(folder, accelerator, boot_count)?;
-                if self.deterministic.is_some() {
+                if self.deterministic_settings.is_some() {
                     outcome.deterministic_run = Some(folder.read_deterministic_run_record()?);
                 }
                 return Ok(outcome);
@@ -334,14 +334,14 @@ impl VmSpec {
             program: program.as_os_str(),
             arguments,
             environment: &self.environment,
-            deterministic: self.deterministic.as_ref(),
+            deterministic_settings: self.deterministic_settings.as_ref(),
         };
         guest::add_base_system(
             &mut files,
             &self.kernel,
             guest::init_script(&command, ports)?,
         )?;
-        if let Some(deterministic) = &self.deterministic {
+        if let Some(deterministic) = &self.deterministic_settings {
             guest::add_entropy_program(&mut files, deterministic)?;
         }
         let path = folder.file_path(qemu::INITRAMFS_FILE);

@@ -21,7 +21,7 @@ type TestResult = Result<(), Box<dyn Error>>;
 const VM_NEED: Need = Need {
     name: "vm",
     check: || {
-        zernel_lab::check_vm_available(&KernelRequest::SchedExt)
+        zernel_lab::check_vm_available(&KernelRequest::NewestWithSchedExt)
             .map_err(|error| error.to_string())?;
         default_vm().map(drop).map_err(|error| error.to_string())
     },
@@ -116,7 +116,8 @@ fn trial(name: &str, test: fn() -> TestResult) -> Trial {
 }
 
 fn default_vm() -> Result<VmSpec, Box<dyn Error>> {
-    let kernel = KernelCache::from_environment()?.obtain_kernel(&KernelRequest::SchedExt)?;
+    let kernel =
+        KernelCache::from_environment()?.obtain_kernel(&KernelRequest::NewestWithSchedExt)?;
     Ok(VmSpec::new(kernel))
 }
 
@@ -364,7 +365,8 @@ fn a_guest_that_switches_off_is_no_success() -> TestResult {
 }
 
 fn serial_ports_carry_bytes_unchanged_too() -> TestResult {
-    let mut kernel = KernelCache::from_environment()?.obtain_kernel(&KernelRequest::SchedExt)?;
+    let mut kernel =
+        KernelCache::from_environment()?.obtain_kernel(&KernelRequest::NewestWithSchedExt)?;
     // A kernel of which nothing is known is not trusted to have virtio ports.
     kernel.config_path = None;
     let bytes = awkward_bytes(100_000);

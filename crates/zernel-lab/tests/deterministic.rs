@@ -28,7 +28,7 @@ type TestResult = Result<(), Box<dyn Error>>;
 const VM_NEED: Need = Need {
     name: "vm",
     check: || {
-        zernel_lab::check_vm_available(&KernelRequest::SchedExt)
+        zernel_lab::check_vm_available(&KernelRequest::NewestWithSchedExt)
             .map_err(|error| error.to_string())?;
         vm_with_seed(1).map(drop).map_err(|error| error.to_string())
     },
@@ -149,7 +149,8 @@ fn print_ring_rounds() -> TestResult {
 }
 
 fn vm_with_seed(seed: u64) -> Result<VmSpec, Box<dyn Error>> {
-    let kernel = KernelCache::from_environment()?.obtain_kernel(&KernelRequest::SchedExt)?;
+    let kernel =
+        KernelCache::from_environment()?.obtain_kernel(&KernelRequest::NewestWithSchedExt)?;
     Ok(VmSpec::new(kernel)
         .cpus(4)
         .command_timeout(Duration::from_secs(300))
@@ -207,9 +208,9 @@ fn three_boots_print_the_same_bytes() -> TestResult {
     let last = first.console_log.lines().last().unwrap_or_default();
     assert!(last.ends_with("reboot: Power down"), "{last}");
     let second = run_wake_latency(vm_with_seed(1)?)?;
-    let restless = RestlessHost::start();
+    let disturbance = HostDisturbance::start();
     let third = run_wake_latency(vm_with_seed(1)?)?;
-    drop(restless);
+    drop(disturbance);
     let signals = SENT_SIGNALS.load(Ordering::Relaxed);
     assert!(signals > 1000, "{signals} signals reached QEMU");
     for (boot, other) in [("second", &second), ("third", &third)] {
@@ -288,12 +289,12 @@ fn no_cpu_is_left_out() -> TestResult {
 }
 
 /// Keeps all CPUs of the host busy, and wakes QEMU's main thread all the time, until it is dropped.
-struct RestlessHost {
+struct HostDisturbance {
     stop: Arc<AtomicBool>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
-impl RestlessHost {
+impl HostDisturbance {
     fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let count = thread::available_parallelism().map_or(2, usize::from);
@@ -313,7 +314,7 @@ impl RestlessHost {
     }
 }
 
-impl Drop for RestlessHost {
+impl Drop for HostDisturbance {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {

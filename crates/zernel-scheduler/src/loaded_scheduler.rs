@@ -92,8 +92,8 @@ impl<'a> LoadedScheduler<'a> {
     /// How much virtual time others have lost to critical threads and loaders. 0 if the kernel does not answer.
     #[must_use]
     pub fn lost_virtual_time(&self) -> Duration {
-        let read = self.skel.progs.read_loss.test_run(ProgramInput::default());
-        Duration::from_micros(read.map_or(0, |output| output.return_value.into()))
+        let test_run = self.skel.progs.read_loss.test_run(ProgramInput::default());
+        Duration::from_micros(test_run.map_or(0, |output| output.return_value.into()))
     }
 
     /// What the threads of each class did.

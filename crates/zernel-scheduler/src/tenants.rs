@@ -74,14 +74,14 @@ fn accounts_with_most_time(mut accounts: Vec<CgroupAccount>) -> Vec<CgroupAccoun
 
 /// The accounts of all cgroups that the scheduler has room for.
 fn read_accounts(skel: &MainSkel<'_>) -> Vec<CgroupAccount> {
-    let indices = &skel.maps.node_of_cgroup;
+    let index_of_cgroup = &skel.maps.node_of_cgroup;
     let account_of_cgroup = |key: Vec<u8>| {
-        let index = indices.lookup(&key, MapFlags::ANY).ok()??;
+        let index = index_of_cgroup.lookup(&key, MapFlags::ANY).ok()??;
         read_account(skel, u64_at(&key, 0)?, &index)
     };
     let root = read_account(skel, 0, &ROOT_INDEX.to_ne_bytes());
     root.into_iter()
-        .chain(indices.keys().filter_map(account_of_cgroup))
+        .chain(index_of_cgroup.keys().filter_map(account_of_cgroup))
         .collect()
 }
 

@@ -11,7 +11,7 @@ use crate::Need;
 pub fn newest_kernel_need() -> Need {
     Need {
         name: "vm",
-        check: || obtain_kernel(&KernelRequest::SchedExt).map(drop),
+        check: || obtain_kernel(&KernelRequest::NewestWithSchedExt).map(drop),
     }
 }
 

@@ -238,7 +238,7 @@ impl ThreadStamps {
 mod tests {
     use super::*;
 
-    const LOG: &str = r#"{"version": 1, "pid": 7, "variant": "v", "clock": "monotonic", "begin": 0, "known": {"verdict": "gpu", "absent": ["NcclCollective"]}}
+    const SAMPLE_LOG: &str = r#"{"version": 1, "pid": 7, "variant": "v", "clock": "monotonic", "begin": 0, "known": {"verdict": "gpu", "absent": ["NcclCollective"]}}
 [100, 7, "+step"]
 [110, 7, "+data"]
 [120, 7, "-"]
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn the_innermost_label_counts() {
-        let log = StampLog::parse(LOG).unwrap();
+        let log = StampLog::parse(SAMPLE_LOG).unwrap();
         assert_eq!((log.pid, log.training_thread), (7, Some(7)));
         assert_eq!(log.training_span_ns(), Some((100, 200)));
         assert_eq!(log.known_facts.absent, ["NcclCollective"]);
@@ -283,7 +283,7 @@ mod tests {
     fn a_damaged_log_names_the_line() {
         let error = |text: &str| StampLog::parse(text).unwrap_err().to_string();
         assert_eq!(error(""), "it is empty");
-        let header = LOG.lines().next().unwrap();
+        let header = SAMPLE_LOG.lines().next().unwrap();
         assert!(error("{}").starts_with("line 1 "));
         for line in ["[1, 2, \"-\"]", "[1, 2, \"+nothing\"]", "[1]", "{}"] {
             let text = format!("{header}\n{line}");

@@ -135,8 +135,8 @@ impl<T: Copy + PartialEq> Timeline<T> {
     #[must_use]
     pub fn fill_gaps(&self, value: T, start_ns: u64, end_ns: u64) -> Self {
         let first_ns = self.changes.first().map_or(self.end_ns, |first| first.0);
-        let before = (start_ns < first_ns).then_some((start_ns, value));
-        let mut changes: Vec<_> = before.into_iter().collect();
+        let change_before = (start_ns < first_ns).then_some((start_ns, value));
+        let mut changes: Vec<_> = change_before.into_iter().collect();
         changes.extend(self.changes.iter().copied());
         changes.push((self.end_ns, value));
         changes.retain(|change| change.0 < end_ns.max(self.end_ns));

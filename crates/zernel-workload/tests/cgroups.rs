@@ -534,7 +534,7 @@ fn settings_hold_for_no_caller_that_was_killed() {
 
 /// Runs those tests of this program that need controllers, in a virtual machine.
 fn cgroups_work_where_there_are_controllers() {
-    let outcome = VmSpec::new(vm::obtain_kernel(&KernelRequest::SchedExt).unwrap())
+    let outcome = VmSpec::new(vm::obtain_kernel(&KernelRequest::NewestWithSchedExt).unwrap())
         .environment(IN_GUEST_VARIABLE, "1")
         .command_timeout(Duration::from_secs(300))
         .run(

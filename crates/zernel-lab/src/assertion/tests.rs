@@ -1,7 +1,7 @@
 use super::*;
 use crate::scenario::figures::SchedulerFigures;
 
-const SECOND: u64 = 1_000_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
 
 fn scenario_with(assertions: &str) -> Scenario {
     let text = format!("about = 'x'\n[[group]]\nname = 'a'\n[[group]]\nname = 'b'\n{assertions}");
@@ -18,8 +18,8 @@ fn sample_figures() -> RunFigures {
         ..GroupFigures::default()
     };
     RunFigures {
-        window_ns: SECOND,
-        groups: vec![group("a", SECOND / 4), group("b", SECOND / 2)],
+        window_ns: SECOND_NS,
+        groups: vec![group("a", SECOND_NS / 4), group("b", SECOND_NS / 2)],
         ..RunFigures::default()
     }
 }
@@ -36,7 +36,7 @@ fn a_sound_run_passes_the_defaults() {
 #[test]
 fn an_idle_group_may_starve() {
     let mut run = sample_figures();
-    run.groups[1].longest_wait_ns = SECOND;
+    run.groups[1].longest_wait_ns = SECOND_NS;
     let mut scenario = scenario_with("");
     let judged = |scenario: &Scenario| worst_verdict(&judge_run(scenario, &run, None));
     assert_eq!(judged(&scenario), Verdict::Fail);
@@ -65,7 +65,7 @@ fn a_run_whose_account_does_not_add_up_shows_nothing() {
         ..account
     });
     assert_eq!(verdict_of_run("", &run), Verdict::Inconclusive);
-    run.groups[0].longest_wait_ns = SECOND;
+    run.groups[0].longest_wait_ns = SECOND_NS;
     assert_eq!(
         verdict_of_run("", &run),
         Verdict::Inconclusive,
@@ -88,9 +88,9 @@ fn a_run_whose_account_does_not_add_up_shows_nothing() {
 #[test]
 fn each_default_can_fail() {
     let mut run_with_long_wait = sample_figures();
-    run_with_long_wait.groups[0].longest_wait_ns = SECOND;
+    run_with_long_wait.groups[0].longest_wait_ns = SECOND_NS;
     let mut run_with_long_gap = sample_figures();
-    run_with_long_gap.groups[1].largest_gap_ns = SECOND;
+    run_with_long_gap.groups[1].largest_gap_ns = SECOND_NS;
     let mut run_with_idle_worker = sample_figures();
     run_with_idle_worker.groups[1].never_ran = 1;
     let mut run_without_scheduler = sample_figures();

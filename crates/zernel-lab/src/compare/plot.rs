@@ -2,7 +2,7 @@
 
 use super::{ScenarioReport, SchedulerRow};
 
-const WIDTH: f64 = 760.0;
+const PLOT_WIDTH: f64 = 760.0;
 const LEFT_MARGIN: f64 = 190.0;
 const RIGHT_MARGIN: f64 = 110.0;
 const TOP_MARGIN: f64 = 64.0;
@@ -30,7 +30,7 @@ pub(super) fn render_svg(report: &ScenarioReport) -> String {
     }
     lines.push(format!(
         "<line x1=\"{LEFT_MARGIN}\" y1=\"{bottom}\" x2=\"{}\" y2=\"{bottom}\" stroke=\"#999\"/>",
-        WIDTH - RIGHT_MARGIN
+        PLOT_WIDTH - RIGHT_MARGIN
     ));
     lines.extend(axis.tick_labels(bottom + 18.0));
     lines.push("</svg>\n".to_owned());
@@ -49,7 +49,7 @@ impl Axis {
         } else {
             1.0
         };
-        LEFT_MARGIN + (WIDTH - LEFT_MARGIN - RIGHT_MARGIN) * value / largest
+        LEFT_MARGIN + (PLOT_WIDTH - LEFT_MARGIN - RIGHT_MARGIN) * value / largest
     }
 
     fn tick_labels(&self, y: f64) -> impl Iterator<Item = String> {
@@ -73,9 +73,9 @@ fn opening_lines(report: &ScenarioReport, height: f64) -> Vec<String> {
     let label = format!("{label} ({direction}); dots are seeds, bars medians");
     vec![
         format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">"
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{PLOT_WIDTH}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">"
         ),
-        format!("<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"white\"/>"),
+        format!("<rect width=\"{PLOT_WIDTH}\" height=\"{height}\" fill=\"white\"/>"),
         format!(
             "<text x=\"12\" y=\"22\" font-weight=\"bold\">{}</text>",
             escape_xml(&report.name)
@@ -110,7 +110,7 @@ fn bar_and_dots(row: &SchedulerRow, axis: &Axis, y: f64) -> Vec<String> {
     }));
     lines.push(format!(
         "<text x=\"{}\" y=\"{}\">{median:.1}</text>",
-        WIDTH - RIGHT_MARGIN + 12.0,
+        PLOT_WIDTH - RIGHT_MARGIN + 12.0,
         y + 4.0
     ));
     lines

@@ -103,7 +103,7 @@ fn a_baseline_finds_what_became_worse() {
 }
 
 #[test]
-fn every_run_has_one_place() {
+fn every_run_has_one_key() {
     let run_keys = comparison_with_seeds(3).run_keys();
     assert_eq!(run_keys.len(), 6);
     assert_eq!(run_keys[..3], [(0, 0, 1), (0, 1, 1), (0, 0, 2)]);

@@ -54,22 +54,22 @@ const KIND_FUNC_PROTO: u32 = 13;
 
 /// Bytes that follow a type of this kind with this number of members.
 fn trailing_bytes(kind: u32, members: usize) -> Result<usize, BadBtf> {
-    const INT: u32 = 1;
-    const ARRAY: u32 = 3;
-    const STRUCT: u32 = 4;
-    const UNION: u32 = 5;
-    const ENUM: u32 = 6;
-    const VAR: u32 = 14;
-    const DATASEC: u32 = 15;
-    const DECL_TAG: u32 = 17;
-    const LAST: u32 = 19;
-    const ENUM64: u32 = LAST;
+    const KIND_INT: u32 = 1;
+    const KIND_ARRAY: u32 = 3;
+    const KIND_STRUCT: u32 = 4;
+    const KIND_UNION: u32 = 5;
+    const KIND_ENUM: u32 = 6;
+    const KIND_VAR: u32 = 14;
+    const KIND_DATASEC: u32 = 15;
+    const KIND_DECL_TAG: u32 = 17;
+    const LAST_KIND: u32 = 19;
+    const KIND_ENUM64: u32 = LAST_KIND;
     match kind {
-        INT | VAR | DECL_TAG => Ok(4),
-        ARRAY => Ok(12),
-        STRUCT | UNION | DATASEC | ENUM64 => Ok(members * 12),
-        ENUM | KIND_FUNC_PROTO => Ok(members * PARAMETER_BYTES),
-        1..=LAST => Ok(0),
+        KIND_INT | KIND_VAR | KIND_DECL_TAG => Ok(4),
+        KIND_ARRAY => Ok(12),
+        KIND_STRUCT | KIND_UNION | KIND_DATASEC | KIND_ENUM64 => Ok(members * 12),
+        KIND_ENUM | KIND_FUNC_PROTO => Ok(members * PARAMETER_BYTES),
+        1..=LAST_KIND => Ok(0),
         _ => Err(BadBtf),
     }
 }

@@ -70,13 +70,13 @@ impl KernelCache {
 
     /// The newest kernel in the cache that fits. Never touches the network.
     pub fn newest_cached(&self, request: &KernelRequest) -> Result<Option<Kernel>, KernelError> {
-        let mut fitting: Vec<Kernel> = self
+        let mut fulfilling_kernels: Vec<Kernel> = self
             .cached_kernels()?
             .into_iter()
             .filter(|kernel| request.is_fulfilled_by(kernel))
             .collect();
-        fitting.sort_by(|left, right| left.version.cmp(&right.version));
-        Ok(fitting.pop())
+        fulfilling_kernels.sort_by(|left, right| left.version.cmp(&right.version));
+        Ok(fulfilling_kernels.pop())
     }
 
     /// Fetches the newest kernel that fits from Debian, whatever the cache holds. Kernels that turn out not to load
@@ -96,14 +96,15 @@ impl KernelCache {
             };
             let candidates = kernels.iter().rev();
             let mut failed_series = Vec::new();
-            for packaged in candidates.filter(|kernel| request.may_be_fulfilled_by(&kernel.version))
+            for packaged_kernel in
+                candidates.filter(|kernel| request.may_be_fulfilled_by(&kernel.version))
             {
                 // The releases of a series were built with the same tools.
-                let series = packaged.version.numbers().get(..2);
+                let series = packaged_kernel.version.numbers().get(..2);
                 if failed_series.contains(&series) {
                     continue;
                 }
-                let kernel = self.download_kernel(&suite, packaged)?;
+                let kernel = self.download_kernel(&suite, packaged_kernel)?;
                 if request.is_fulfilled_by(&kernel) {
                     return Ok(kernel);
                 }
@@ -189,22 +190,22 @@ impl KernelCache {
     fn copy_into_cache(&self, kernel: &Kernel) -> Result<(), KernelError> {
         let cached_folder = self.folder.join(kernel.version.as_str());
         let workspace = self.create_workspace()?;
-        let complete = workspace.path().join("complete");
-        fs::create_dir(&complete).map_err(|error| file_error(&complete, error))?;
+        let complete_folder = workspace.path().join("complete");
+        fs::create_dir(&complete_folder).map_err(|error| file_error(&complete_folder, error))?;
         let copy = |from: &Path, name: &str| {
-            fs::copy(from, complete.join(name)).map_err(|error| file_error(from, error))
+            fs::copy(from, complete_folder.join(name)).map_err(|error| file_error(from, error))
         };
         copy(&kernel.image_path, "vmlinuz")?;
         match &kernel.config_path {
             Some(config) => copy(config, "config").map(drop)?,
-            None => fs::write(complete.join("config"), "")
-                .map_err(|error| file_error(&complete, error))?,
+            None => fs::write(complete_folder.join("config"), "")
+                .map_err(|error| file_error(&complete_folder, error))?,
         }
         if cached_folder.exists() {
             fs::remove_dir_all(&cached_folder)
                 .map_err(|error| file_error(&cached_folder, error))?;
         }
-        self.move_into_cache(&complete).map(drop)
+        self.move_into_cache(&complete_folder).map(drop)
     }
 
     /// A folder for putting a kernel together, removed when dropped.
@@ -232,26 +233,30 @@ impl KernelCache {
     fn download_kernel(
         &self,
         suite: &DebianSuite,
-        packaged: &PackagedKernel,
+        packaged_kernel: &PackagedKernel,
     ) -> Result<Kernel, KernelError> {
-        if let Ok(kernel) = self.kernel_of_release(packaged.version.as_str()) {
+        if let Ok(kernel) = self.kernel_of_release(packaged_kernel.version.as_str()) {
             return Ok(kernel);
         }
         let workspace = self.create_workspace()?;
-        let unpacked = workspace.path().join("unpacked");
-        for package in &packaged.packages {
-            suite.download_and_unpack(package, &unpacked)?;
+        let unpacked_folder = workspace.path().join("unpacked");
+        for package in &packaged_kernel.packages {
+            suite.download_and_unpack(package, &unpacked_folder)?;
         }
-        let complete = workspace.path().join("complete");
-        gather_image_and_config(&unpacked, packaged.version.as_str(), &complete)?;
-        self.move_into_cache(&complete)
+        let complete_folder = workspace.path().join("complete");
+        gather_image_and_config(
+            &unpacked_folder,
+            packaged_kernel.version.as_str(),
+            &complete_folder,
+        )?;
+        self.move_into_cache(&complete_folder)
     }
 
     /// Moves a complete kernel to its place. If another process was faster, its kernel is used.
-    fn move_into_cache(&self, complete: &Path) -> Result<Kernel, KernelError> {
-        let version = Kernel::from_folder(complete)?.version;
+    fn move_into_cache(&self, complete_folder: &Path) -> Result<Kernel, KernelError> {
+        let version = Kernel::from_folder(complete_folder)?.version;
         let cached_folder = self.folder.join(version.as_str());
-        match fs::rename(complete, &cached_folder) {
+        match fs::rename(complete_folder, &cached_folder) {
             Ok(()) => Kernel::from_folder(&cached_folder),
             Err(error) => {
                 Kernel::from_folder(&cached_folder).map_err(|_| file_error(&cached_folder, error))
@@ -261,8 +266,8 @@ impl KernelCache {
 }
 
 fn open_cached_kernel(folder: &Path) -> Option<Kernel> {
-    let hidden = folder.file_name()?.as_encoded_bytes().starts_with(b".");
-    if hidden {
+    let is_hidden = folder.file_name()?.as_encoded_bytes().starts_with(b".");
+    if is_hidden {
         None
     } else {
         Kernel::from_folder(folder).ok()
@@ -279,11 +284,11 @@ fn fetch_suite_with_kernels(
 
 /// Moves image and configuration out of an unpacked package; newer ones keep them with the modules.
 fn gather_image_and_config(
-    unpacked: &Path,
+    unpacked_folder: &Path,
     release: &str,
-    complete: &Path,
+    complete_folder: &Path,
 ) -> Result<(), KernelError> {
-    fs::create_dir(complete).map_err(|error| file_error(complete, error))?;
+    fs::create_dir(complete_folder).map_err(|error| file_error(complete_folder, error))?;
     for name in ["vmlinuz", "config"] {
         let candidates = [
             format!("boot/{name}-{release}"),
@@ -291,13 +296,13 @@ fn gather_image_and_config(
         ];
         let file = candidates
             .iter()
-            .map(|candidate| unpacked.join(candidate))
+            .map(|candidate| unpacked_folder.join(candidate))
             .find(|candidate| candidate.is_file());
         let file = file.ok_or_else(|| KernelError::IncompletePackage {
             release: release.to_owned(),
             name,
         })?;
-        fs::rename(&file, complete.join(name)).map_err(|error| file_error(&file, error))?;
+        fs::rename(&file, complete_folder.join(name)).map_err(|error| file_error(&file, error))?;
     }
     Ok(())
 }
@@ -339,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_that_fits_is_taken() {
+    fn the_newest_kernel_that_fulfils_a_request_is_chosen() {
         let folder = tempfile::tempdir().unwrap();
         let cache = KernelCache::in_folder(folder.path());
         for (release, config) in [
@@ -413,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn many_publishers_at_once_all_get_the_kernel() {
+    fn threads_that_add_one_kernel_at_once_all_get_it() {
         let folder = tempfile::tempdir().unwrap();
         let cache = KernelCache::in_folder(folder.path());
         let release = "6.12.1-cloud-amd64";
@@ -448,13 +453,15 @@ mod tests {
         let release = "7.2.12+deb13-cloud-amd64";
         for layout in ["boot/NAME-RELEASE", "usr/lib/modules/RELEASE/NAME"] {
             let folder = tempfile::tempdir().unwrap();
-            let unpacked = folder.path().join("unpacked");
+            let unpacked_folder = folder.path().join("unpacked");
             for (name, content) in [("vmlinuz", fake_image(release)), ("config", Vec::new())] {
-                let path = unpacked.join(layout.replace("NAME", name).replace("RELEASE", release));
+                let path =
+                    unpacked_folder.join(layout.replace("NAME", name).replace("RELEASE", release));
                 fs::create_dir_all(path.parent().unwrap()).unwrap();
                 fs::write(path, content).unwrap();
             }
-            gather_image_and_config(&unpacked, release, &folder.path().join("complete")).unwrap();
+            gather_image_and_config(&unpacked_folder, release, &folder.path().join("complete"))
+                .unwrap();
             let kernel = Kernel::from_folder(&folder.path().join("complete")).unwrap();
             assert_eq!(kernel.version.as_str(), release);
         }

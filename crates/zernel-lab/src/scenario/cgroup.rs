@@ -131,17 +131,17 @@ pub(super) fn used_cpu_ns(path: &Path) -> u64 {
 }
 
 /// Freezes or thaws a cgroup.
-pub(super) fn set_frozen(name: &str, frozen: bool) -> io::Result<()> {
+pub(super) fn set_frozen(name: &str, is_frozen: bool) -> io::Result<()> {
     write_existing_file(
         &cgroup_folder(name).join("cgroup.freeze"),
-        if frozen { "1" } else { "0" },
+        if is_frozen { "1" } else { "0" },
     )
 }
 
 /// Switches a CPU on or off.
-pub(super) fn switch_cpu(cpu: usize, online: bool) -> io::Result<()> {
+pub(super) fn set_cpu_online(cpu: usize, is_online: bool) -> io::Result<()> {
     let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
-    write_existing_file(Path::new(&file), if online { "1" } else { "0" })
+    write_existing_file(Path::new(&file), if is_online { "1" } else { "0" })
 }
 
 /// Writes to a file that exists. Errors name the file and the text.

@@ -124,7 +124,7 @@ impl RunningGroup {
 
     fn sample_tasks(&mut self) {
         if self.handle.is_some() {
-            self.sampler.sample(&self.pids, now_ns());
+            self.sampler.sample_processes(&self.pids, now_ns());
         }
     }
 
@@ -245,7 +245,7 @@ struct OfflinePeriod {
 
 impl OfflinePeriod {
     /// The CPU, and how long it was off since a reading.
-    fn since_reading(&self, reading: &CpuTimeReading) -> (usize, Duration) {
+    fn cpu_and_time_since(&self, reading: &CpuTimeReading) -> (usize, Duration) {
         let until = self.until.unwrap_or_else(Instant::now);
         let since = self.since.max(reading.read_at());
         (self.cpu, until.saturating_duration_since(since))
@@ -395,7 +395,7 @@ impl<'a> ScenarioExecution<'a> {
             let periods = self
                 .offline_periods
                 .iter()
-                .map(|period| period.since_reading(&first));
+                .map(|period| period.cpu_and_time_since(&first));
             Some(
                 account
                     .with_offline_time(&periods.collect::<Vec<_>>())
@@ -436,7 +436,7 @@ impl<'a> ScenarioExecution<'a> {
     }
 
     fn switch_cpu(&mut self, cpu: usize, is_online: bool) -> Result<(), String> {
-        cgroup::switch_cpu(cpu, is_online).map_err(|error| error.to_string())?;
+        cgroup::set_cpu_online(cpu, is_online).map_err(|error| error.to_string())?;
         match is_online {
             true => {
                 let mut periods = self.offline_periods.iter_mut();

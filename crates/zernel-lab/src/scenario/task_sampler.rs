@@ -52,7 +52,7 @@ struct SampledTask {
 
 impl TaskSampler {
     /// Samples the threads of these processes and of their descendants.
-    pub(super) fn sample(&mut self, pids: &[i32], now_ns: u64) {
+    pub(super) fn sample_processes(&mut self, pids: &[i32], now_ns: u64) {
         let mut sampled_tasks = BTreeMap::new();
         let mut processes = pids.to_vec();
         while let Some(process) = processes.pop() {
@@ -137,7 +137,7 @@ fn child_pids(task: &Path) -> Vec<i32> {
 mod tests {
     use super::*;
 
-    const SECOND: u64 = 1_000_000_000;
+    const SECOND_NS: u64 = 1_000_000_000;
 
     #[test]
     fn a_state_is_found_behind_any_name() {
@@ -158,22 +158,30 @@ mod tests {
             sampler.tasks.insert(1, sampled);
             sampler.longest_wait_ns()
         };
-        assert_eq!(update_task(5, true, SECOND), 0);
-        assert_eq!(update_task(5, true, 3 * SECOND), 2 * SECOND);
-        assert_eq!(update_task(6, true, 4 * SECOND), 2 * SECOND, "it has run");
-        assert_eq!(update_task(6, false, 9 * SECOND), 2 * SECOND, "it sleeps");
-        assert_eq!(update_task(6, true, 10 * SECOND), 2 * SECOND);
-        assert_eq!(update_task(6, true, 13 * SECOND), 3 * SECOND);
+        assert_eq!(update_task(5, true, SECOND_NS), 0);
+        assert_eq!(update_task(5, true, 3 * SECOND_NS), 2 * SECOND_NS);
+        assert_eq!(
+            update_task(6, true, 4 * SECOND_NS),
+            2 * SECOND_NS,
+            "it has run"
+        );
+        assert_eq!(
+            update_task(6, false, 9 * SECOND_NS),
+            2 * SECOND_NS,
+            "it sleeps"
+        );
+        assert_eq!(update_task(6, true, 10 * SECOND_NS), 2 * SECOND_NS);
+        assert_eq!(update_task(6, true, 13 * SECOND_NS), 3 * SECOND_NS);
     }
 
     #[test]
     fn this_process_uses_cpu_time() {
         let mut sampler = TaskSampler::default();
         let own_pid = i32::try_from(std::process::id()).unwrap();
-        sampler.sample(&[own_pid], 1);
+        sampler.sample_processes(&[own_pid], 1);
         assert!(sampler.total_times().cpu_ns > 0);
         let before = sampler.total_times();
-        sampler.sample(&[], 2);
+        sampler.sample_processes(&[], 2);
         assert_eq!(
             sampler.total_times(),
             before,

@@ -69,7 +69,7 @@ impl BootAttempt {
             programs,
             arguments,
             folder.folder_path(),
-            spec.deterministic.is_some(),
+            spec.deterministic_settings.is_some(),
         )
         .map_err(folder_unusable)?;
         let mut boot_time = None;
@@ -85,7 +85,7 @@ impl BootAttempt {
             let ending = match (progress, qemu_exit_status) {
                 (GuestProgress::CommandEnded(status), _) => {
                     let end = *command_end.get_or_insert(now);
-                    let is_over = spec.deterministic.is_none()
+                    let is_over = spec.deterministic_settings.is_none()
                         || qemu_exit_status.is_some()
                         || now - end >= POWER_OFF_LIMIT;
                     is_over.then_some(BootEnding::CommandEnded(status))

@@ -1,7 +1,7 @@
 use super::*;
 use crate::trace::TraceHeader;
 
-const MS: u64 = 1_000_000;
+const MS_IN_NS: u64 = 1_000_000;
 
 /// A trace of one thread whose kernel side is the tracker itself.
 fn trace_of_events(events: &[(u64, ThreadEvent)]) -> TraceFile {
@@ -39,7 +39,7 @@ fn trace_of_events(events: &[(u64, ThreadEvent)]) -> TraceFile {
     TraceFile {
         header: TraceHeader {
             began_ns: 0,
-            ended_ns: 3000 * MS,
+            ended_ns: 3000 * MS_IN_NS,
             events: header_events(),
             ..TraceHeader::default()
         },
@@ -68,37 +68,40 @@ fn every_event_of_the_tracker_can_be_replayed() {
 #[test]
 fn a_replay_gives_the_recorded_phases() {
     let events = [
-        (MS, ThreadEvent::CopyToDevice),
-        (2 * MS, ThreadEvent::Launch),
-        (3 * MS, ThreadEvent::Launch),
-        (4 * MS, ThreadEvent::GpuSyncEnter),
-        (5 * MS, ThreadEvent::Block(BlockReason::Other)),
-        (14 * MS, ThreadEvent::Unblock),
-        (15 * MS, ThreadEvent::GpuSyncLeave),
-        (16 * MS, ThreadEvent::OptimizerMarker),
-        (17 * MS, ThreadEvent::Launch),
+        (MS_IN_NS, ThreadEvent::CopyToDevice),
+        (2 * MS_IN_NS, ThreadEvent::Launch),
+        (3 * MS_IN_NS, ThreadEvent::Launch),
+        (4 * MS_IN_NS, ThreadEvent::GpuSyncEnter),
+        (5 * MS_IN_NS, ThreadEvent::Block(BlockReason::Other)),
+        (14 * MS_IN_NS, ThreadEvent::Unblock),
+        (15 * MS_IN_NS, ThreadEvent::GpuSyncLeave),
+        (16 * MS_IN_NS, ThreadEvent::OptimizerMarker),
+        (17 * MS_IN_NS, ThreadEvent::Launch),
         // After this the deadline of the phase passes.
-        (2500 * MS, ThreadEvent::CopyToDevice),
+        (2500 * MS_IN_NS, ThreadEvent::CopyToDevice),
     ];
     let trace = trace_of_events(&events);
     let recorded = detect_phases(&trace, PhaseSource::Recorded);
     let replayed = detect_phases(&trace, PhaseSource::Replayed);
     assert_eq!(recorded[&7].activities(), replayed[&7].activities());
     let activities = recorded[&7].activities().unwrap();
-    assert_eq!(activities.value_at(10 * MS), Some(StepActivity::GpuWait));
+    assert_eq!(
+        activities.value_at(10 * MS_IN_NS),
+        Some(StepActivity::GpuWait)
+    );
     let thread = |processes: &BTreeMap<u32, DetectedProcess>| processes[&7].threads[&7].clone();
     let (recorded, replayed) = (thread(&recorded), thread(&replayed));
     assert_eq!(recorded.phases, replayed.phases);
     assert_eq!(recorded.live_phases, replayed.live_phases);
     assert_eq!(
-        recorded.phases.value_at(10 * MS),
+        recorded.phases.value_at(10 * MS_IN_NS),
         Some(WorkloadPhase::GpuCompute)
     );
     let classes = recorded.scheduler_classes(false);
-    assert_eq!(classes.value_at(2 * MS), Some(ThreadClass::Critical));
-    assert_eq!(classes.value_at(10 * MS), Some(ThreadClass::GpuWait));
+    assert_eq!(classes.value_at(2 * MS_IN_NS), Some(ThreadClass::Critical));
+    assert_eq!(classes.value_at(10 * MS_IN_NS), Some(ThreadClass::GpuWait));
     assert_eq!(
-        recorded.phases.value_at(2000 * MS),
+        recorded.phases.value_at(2000 * MS_IN_NS),
         Some(WorkloadPhase::Unknown)
     );
 }
@@ -106,32 +109,32 @@ fn a_replay_gives_the_recorded_phases() {
 #[test]
 fn a_loader_feeds_while_it_runs_or_reads() {
     let events = [
-        (MS, ThreadEvent::Unblock),
-        (2 * MS, ThreadEvent::Block(BlockReason::Io)),
-        (3 * MS, ThreadEvent::Unblock),
-        (4 * MS, ThreadEvent::Block(BlockReason::Poll)),
+        (MS_IN_NS, ThreadEvent::Unblock),
+        (2 * MS_IN_NS, ThreadEvent::Block(BlockReason::Io)),
+        (3 * MS_IN_NS, ThreadEvent::Unblock),
+        (4 * MS_IN_NS, ThreadEvent::Block(BlockReason::Poll)),
     ];
     let detected = detect_phases(&trace_of_events(&events), PhaseSource::Recorded);
     let classes = detected[&7].threads[&7].scheduler_classes(true);
-    assert_eq!(classes.value_at(2 * MS), Some(ThreadClass::Feed));
-    assert_eq!(classes.value_at(3 * MS), Some(ThreadClass::Feed));
-    assert_eq!(classes.value_at(4 * MS), Some(ThreadClass::Other));
+    assert_eq!(classes.value_at(2 * MS_IN_NS), Some(ThreadClass::Feed));
+    assert_eq!(classes.value_at(3 * MS_IN_NS), Some(ThreadClass::Feed));
+    assert_eq!(classes.value_at(4 * MS_IN_NS), Some(ThreadClass::Other));
 }
 
 /// The training thread waits for the thread of its backward pass, which waits for its peers.
 #[test]
 fn a_collective_of_the_thread_that_is_waited_for_counts() {
     let events = [
-        (MS, ThreadEvent::CopyToDevice),
-        (2 * MS, ThreadEvent::BackwardBegin),
-        (3 * MS, ThreadEvent::Block(BlockReason::Futex)),
-        (9 * MS, ThreadEvent::UnblockAfterLaunches),
+        (MS_IN_NS, ThreadEvent::CopyToDevice),
+        (2 * MS_IN_NS, ThreadEvent::BackwardBegin),
+        (3 * MS_IN_NS, ThreadEvent::Block(BlockReason::Futex)),
+        (9 * MS_IN_NS, ThreadEvent::UnblockAfterLaunches),
     ];
     let backward_thread_events = [
-        (4 * MS, ThreadEvent::Launch),
-        (5 * MS, ThreadEvent::CollectiveEnter),
-        (7 * MS, ThreadEvent::CollectiveLeave),
-        (10 * MS, ThreadEvent::CollectiveEnter),
+        (4 * MS_IN_NS, ThreadEvent::Launch),
+        (5 * MS_IN_NS, ThreadEvent::CollectiveEnter),
+        (7 * MS_IN_NS, ThreadEvent::CollectiveLeave),
+        (10 * MS_IN_NS, ThreadEvent::CollectiveEnter),
     ];
     let mut trace = trace_of_events(&events);
     for mut entry in trace_of_events(&backward_thread_events)
@@ -153,10 +156,17 @@ fn a_collective_of_the_thread_that_is_waited_for_counts() {
         (8, WorkloadPhase::GpuCompute),
         (11, WorkloadPhase::GpuCompute),
     ] {
-        assert_eq!(phases.value_at(at_ms * MS), Some(phase), "at {at_ms} ms");
+        assert_eq!(
+            phases.value_at(at_ms * MS_IN_NS),
+            Some(phase),
+            "at {at_ms} ms"
+        );
     }
     let activities = detected[&7].activities().unwrap();
-    assert_eq!(activities.value_at(6 * MS), Some(StepActivity::PeerWait));
+    assert_eq!(
+        activities.value_at(6 * MS_IN_NS),
+        Some(StepActivity::PeerWait)
+    );
 }
 
 #[test]
@@ -164,7 +174,7 @@ fn the_sampled_rule_is_fed_with_the_samples() {
     let mut trace = trace_of_events(&[(1, ThreadEvent::Launch)]);
     for number in 0..10 {
         trace.entries.push(TraceEntry::Sample(SampleEntry {
-            at_ns: number * 100 * MS,
+            at_ns: number * 100 * MS_IN_NS,
             tid: 7,
             pid: 7,
             last_gpu_sync_ns: 0,
@@ -177,5 +187,8 @@ fn the_sampled_rule_is_fed_with_the_samples() {
     }
     let phases = sampled_phases(&trace, 7);
     assert_eq!(phases.value_at(0), Some(WorkloadPhase::Unknown));
-    assert_eq!(phases.value_at(900 * MS), Some(WorkloadPhase::GpuCompute));
+    assert_eq!(
+        phases.value_at(900 * MS_IN_NS),
+        Some(WorkloadPhase::GpuCompute)
+    );
 }

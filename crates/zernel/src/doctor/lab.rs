@@ -15,7 +15,7 @@ pub(super) fn lab_rows() -> Vec<CheckRow> {
 
 fn virtual_machines_row() -> CheckRow {
     let name = "virtual machines";
-    let request = KernelRequest::SchedExt;
+    let request = KernelRequest::NewestWithSchedExt;
     if let Err(unavailable) = zernel_lab::check_vm_available(&request) {
         return CheckRow::missing(
             name,

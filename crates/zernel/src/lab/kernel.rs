@@ -76,7 +76,7 @@ pub(super) fn obtain_kernel(request: Option<&KernelRequest>) -> Result<Kernel, B
     {
         return Ok(kernel);
     }
-    let request = request.unwrap_or(&KernelRequest::SchedExt);
+    let request = request.unwrap_or(&KernelRequest::NewestWithSchedExt);
     let kernel = match cache.newest_cached(request)? {
         Some(kernel) => kernel,
         None => {
@@ -95,7 +95,7 @@ fn list_kernels(cache: &KernelCache, available: bool) -> Result<(), Box<dyn Erro
     kernels.sort_by(|left, right| left.version.cmp(&right.version));
     let default = match cache.default_kernel()? {
         Some(kernel) => Some(kernel),
-        None => cache.newest_cached(&KernelRequest::SchedExt)?,
+        None => cache.newest_cached(&KernelRequest::NewestWithSchedExt)?,
     };
     let offered = match available {
         true => cache.kernels_offered_by_debian()?,
