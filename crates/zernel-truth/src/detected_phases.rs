@@ -119,8 +119,8 @@ impl DetectedProcess {
     #[must_use]
     pub fn training_thread(&self) -> Option<&DetectedThread> {
         let threads = self.threads.values();
-        let training = threads.filter(|thread| thread.is_training_thread);
-        training.max_by_key(|thread| thread.known_phase_ns())
+        let training_threads = threads.filter(|thread| thread.is_training_thread);
+        training_threads.max_by_key(|thread| thread.known_phase_ns())
     }
 
     /// The phases of its step, corrected by later events.

@@ -142,19 +142,20 @@ impl StampLog {
         threads: BTreeMap<u32, ThreadStamps>,
         end_ns: u64,
     ) -> Self {
-        let training = threads
+        let training_thread = threads
             .iter()
             .max_by_key(|(_, thread)| thread.step_spans_ns.len());
-        let training = training.filter(|(_, thread)| !thread.step_spans_ns.is_empty());
+        let training_thread =
+            training_thread.filter(|(_, thread)| !thread.step_spans_ns.is_empty());
         Self {
             pid: header.pid,
             variant: header.variant,
             known_facts: header.known,
             begin_ns: header.begin,
             end_ns,
-            step_spans_ns: training
+            step_spans_ns: training_thread
                 .map_or_else(Vec::new, |(_, thread)| thread.step_spans_ns.clone()),
-            training_thread: training.map(|(tid, _)| *tid),
+            training_thread: training_thread.map(|(tid, _)| *tid),
             gpu_busy_by_second: Vec::new(),
             thread_labels: threads
                 .into_iter()
@@ -167,10 +168,10 @@ impl StampLog {
     /// the label of another thread that works for it counts, such as the autograd thread's.
     #[must_use]
     pub fn process_labels(&self) -> Option<Timeline<StampLabel>> {
-        let training = self.training_thread?;
-        let mut labels = self.thread_labels.get(&training)?.clone();
+        let training_thread = self.training_thread?;
+        let mut labels = self.thread_labels.get(&training_thread)?.clone();
         for (tid, other) in &self.thread_labels {
-            if *tid == training {
+            if *tid == training_thread {
                 continue;
             }
             let other = other.fill_gaps(StampLabel::Other, self.begin_ns, self.end_ns);

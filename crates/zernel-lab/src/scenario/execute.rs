@@ -154,7 +154,7 @@ impl RunningGroup {
         }
     }
 
-    fn group_figures(&self, window_ns: (u64, u64)) -> GroupFigures {
+    fn group_figures(&self, window_span_ns: (u64, u64)) -> GroupFigures {
         let reports = &self.reports;
         let gaps = reports.iter().filter_map(|report| report.largest_gap);
         let early_ends = reports.iter().filter_map(|report| {
@@ -196,7 +196,7 @@ impl RunningGroup {
                 .counters_at_end
                 .wake_latency
                 .since(&self.counters_at_begin.wake_latency),
-            steps_ns: step_durations_ns(&self.spec.work_type, reports, window_ns),
+            steps_ns: step_durations_ns(&self.spec.work_type, reports, window_span_ns),
         }
     }
 }
@@ -260,7 +260,7 @@ struct ScenarioExecution<'a> {
     /// Programs beside the groups, by name and cgroup.
     companion_cgroups: Vec<(String, PathBuf)>,
     started_ns: u64,
-    window_ns: (u64, u64),
+    window_span_ns: (u64, u64),
     /// All CPU time shortly before the measured time.
     first_reading: Option<CpuTimeReading>,
     offline_periods: Vec<OfflinePeriod>,
@@ -282,7 +282,7 @@ impl<'a> ScenarioExecution<'a> {
             groups: Vec::new(),
             companion_cgroups: Vec::new(),
             started_ns: 0,
-            window_ns: (0, 0),
+            window_span_ns: (0, 0),
             first_reading: None,
             offline_periods: Vec::new(),
             account: None,
@@ -334,7 +334,7 @@ impl<'a> ScenarioExecution<'a> {
         let mut reading_ms = begin_ms.saturating_sub(READING_BEFORE_WINDOW_MS);
         loop {
             let step_ms = steps.peek().map_or(u64::MAX, |step| step.at_ms);
-            let window_ms = match self.window_ns.0 {
+            let window_ms = match self.window_span_ns.0 {
                 0 => begin_ms,
                 _ => end_ms,
             };
@@ -343,7 +343,7 @@ impl<'a> ScenarioExecution<'a> {
             if next_ms == reading_ms {
                 self.read_first_cpu_time();
                 reading_ms = u64::MAX;
-            } else if next_ms == window_ms && self.window_ns.0 == 0 {
+            } else if next_ms == window_ms && self.window_span_ns.0 == 0 {
                 self.begin_window();
             } else if next_ms == step_ms {
                 if let Some(step) = steps.next() {
@@ -378,14 +378,14 @@ impl<'a> ScenarioExecution<'a> {
     }
 
     fn begin_window(&mut self) {
-        self.window_ns.0 = now_ns();
+        self.window_span_ns.0 = now_ns();
         for group in &mut self.groups {
             group.counters_at_begin = group.read_counters();
         }
     }
 
     fn end_window(&mut self) {
-        self.window_ns.1 = now_ns();
+        self.window_span_ns.1 = now_ns();
         for group in &mut self.groups {
             group.counters_at_end = group.read_counters();
         }
@@ -489,10 +489,10 @@ impl<'a> ScenarioExecution<'a> {
         let mut ordered: Vec<&RunningGroup> = self.groups.iter().collect();
         ordered.sort_by_key(|group| position_in_scenario(group));
         RunFigures {
-            window_ns: self.window_ns.1.saturating_sub(self.window_ns.0),
+            window_ns: self.window_span_ns.1.saturating_sub(self.window_span_ns.0),
             groups: ordered
                 .iter()
-                .map(|group| group.group_figures(self.window_ns))
+                .map(|group| group.group_figures(self.window_span_ns))
                 .collect(),
             problems: self.problems.clone(),
             account: self.account.clone(),
