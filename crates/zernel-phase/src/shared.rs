@@ -313,6 +313,17 @@ impl From<&PhaseDetectorConfig> for RawPhaseConfig {
     }
 }
 
+/// How clearly the flags of a tracker show that its thread runs the training loop. A thread that announces optimizer steps
+/// does. One that only announces batches may get them for another thread.
+#[must_use]
+pub fn training_loop_evidence(tracker_flags: u16) -> u8 {
+    match tracker_flags {
+        flags if flags & RawTracker::ANNOUNCES_UPDATES != 0 => 2,
+        flags if flags & RawTracker::ANNOUNCES_DATA != 0 => 1,
+        _ => 0,
+    }
+}
+
 /// Numbers the events as `enum zernel_event` does.
 macro_rules! number_events {
     ($($event:pat => $name:literal = $number:literal,)*) => {
@@ -401,6 +412,18 @@ mod tests {
     #[test]
     fn undefined_phase_bits_read_as_unknown() {
         assert_eq!(PhaseWord(u64::MAX).phase(), WorkloadPhase::Unknown);
+    }
+
+    /// A thread that collects batches may announce more than the thread that trains on them.
+    #[test]
+    fn a_thread_that_announces_steps_runs_the_training_loop() {
+        let trains = RawTracker::TRAINING_THREAD | RawTracker::ANNOUNCES_UPDATES;
+        let collects = RawTracker::TRAINING_THREAD | RawTracker::ANNOUNCES_DATA;
+        let evidence = [trains, collects, RawTracker::TRAINING_THREAD].map(training_loop_evidence);
+        assert!(
+            evidence.is_sorted_by(|more, less| more > less),
+            "{evidence:?}"
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use zernel_phase::phase_detector::{PhaseDetector, PhaseDetectorConfig};
-use zernel_phase::shared::{RawTracker, fraction_from_q16, raw_event};
+use zernel_phase::shared::{RawTracker, fraction_from_q16, raw_event, training_loop_evidence};
 use zernel_phase::{
     BlockReason, PhaseInterval, PhaseTracker, ThreadEvent, TrackerConfig, WorkloadPhase,
     ZernelTaskState,
@@ -71,8 +71,8 @@ pub struct DetectedThread {
     is_in_gpu_sync: Timeline<bool>,
     /// What the thread waits for, if it is blocked.
     block_reasons: Timeline<Option<BlockReason>>,
-    /// Whether the thread copies, syncs or passes markers.
-    pub is_training_thread: bool,
+    /// All flags that its tracker had.
+    tracker_flags: u16,
 }
 
 /// What was detected about one process.
@@ -107,6 +107,12 @@ impl DetectedThread {
         )
     }
 
+    /// Whether the thread copies, syncs or passes markers.
+    #[must_use]
+    pub fn is_training_thread(&self) -> bool {
+        self.tracker_flags & RawTracker::TRAINING_THREAD != 0
+    }
+
     fn known_phase_ns(&self) -> u64 {
         let spans = self.phases.spans();
         let known = spans.filter(|(_, _, phase)| *phase != WorkloadPhase::Unknown);
@@ -115,12 +121,16 @@ impl DetectedThread {
 }
 
 impl DetectedProcess {
-    /// The training thread whose phases are reported: the one with the most known time.
+    /// The training thread whose phases are reported: the one that announces its steps, else the one whose phases are known
+    /// for longest.
     #[must_use]
     pub fn training_thread(&self) -> Option<&DetectedThread> {
         let threads = self.threads.values();
-        let training_threads = threads.filter(|thread| thread.is_training_thread);
-        training_threads.max_by_key(|thread| thread.known_phase_ns())
+        let training_threads = threads.filter(|thread| thread.is_training_thread());
+        training_threads.max_by_key(|thread| {
+            let evidence = training_loop_evidence(thread.tracker_flags);
+            (evidence, thread.known_phase_ns())
+        })
     }
 
     /// The phases of its step, corrected by later events.
@@ -313,9 +323,9 @@ fn detected_thread(
     let start_ns = events.first().map_or(end_ns, |event| event.at_ns);
     let mut is_in_gpu_sync = Timeline::constant(false, start_ns, end_ns);
     let mut block_reasons = Timeline::constant(None, start_ns, end_ns);
-    let mut is_training_thread = false;
+    let mut tracker_flags = 0;
     for event in events {
-        is_training_thread |= event.tracker_flags & RawTracker::TRAINING_THREAD != 0;
+        tracker_flags |= event.tracker_flags;
         if event.event_number == EXIT_EVENT_NUMBER {
             is_in_gpu_sync.set_from(event.at_ns, false);
             // An exited thread has nothing to load.
@@ -338,7 +348,7 @@ fn detected_thread(
         live_phases: phases.live,
         is_in_gpu_sync,
         block_reasons,
-        is_training_thread,
+        tracker_flags,
     }
 }
 

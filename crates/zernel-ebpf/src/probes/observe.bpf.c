@@ -95,7 +95,9 @@ static __always_inline void note_announcement(struct zernel_thread *thread,
 	switch (event) {
 	case ZERNEL_DATA_BEGIN:
 		begin_data_wait(thread, process, now_ns);
-		process->announcer = (__u32)bpf_get_current_pid_tgid();
+		/* Beside a thread that announces steps, it gets batches for that one. */
+		if (!(process->flags & ZERNEL_ANNOUNCES_STEPS))
+			process->announcer = (__u32)bpf_get_current_pid_tgid();
 		break;
 	case ZERNEL_BACKWARD_BEGIN:
 		process->dist_sync.backward_since_ns = now_ns;
