@@ -341,6 +341,18 @@ impl Kernel {
         }
     }
 
+    /// Sets the GPU that a process uses, and its utilization in percent, for the kernel to publish.
+    pub(crate) fn set_gpu(&self, handle: u32, gpu: Option<(u32, u32)>) {
+        if self.process_record(handle).is_some() {
+            let place = offset_of!(layout::Process, gpu);
+            let word = self.processes.word(layout::index_of_handle(handle), place);
+            let value = gpu.map_or(0, |(index, utilization)| {
+                u64::from(utilization) << 32 | u64::from(index.wrapping_add(1))
+            });
+            word.store(value, Ordering::Release);
+        }
+    }
+
     /// The counters of a process.
     pub(crate) fn call_counters(&self, handle: u32) -> layout::Counters {
         self.counters.read(layout::index_of_handle(handle))

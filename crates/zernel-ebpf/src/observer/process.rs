@@ -7,7 +7,7 @@ mod sampled_calls;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zernel_phase::shared::{RawTaskState, RawTracker};
+use zernel_phase::shared::{NO_GPU, RawTaskState, RawTracker, training_loop_evidence};
 use zernel_phase::steps::{Launches, Mark, MarkClass, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
@@ -67,6 +67,8 @@ pub struct ObservedProcess {
     pub coverage: ProcessCoverage,
     /// Whether the process is a data loader of another process.
     pub is_loader: bool,
+    /// CUDA's number of the first device that it opened, or [`NO_GPU`].
+    pub(super) first_device: u32,
     /// Whether the process has opened more than one device.
     pub(super) uses_several_devices: bool,
     /// Whether the process announces its optimizer steps.
@@ -115,6 +117,7 @@ impl ObservedProcess {
             ended_ns: None,
             coverage: ProcessCoverage::Since(raw.first_ns),
             is_loader: false,
+            first_device: NO_GPU,
             uses_several_devices: false,
             announces_steps: false,
             identity: Some(identity_at_admission(raw)),
@@ -144,6 +147,7 @@ impl ObservedProcess {
         self.trainer = raw.trainer;
         self.exited_phases_ns = raw.phase_ns;
         self.is_loader = raw.flags & layout::Process::IS_LOADER != 0;
+        self.first_device = raw.device;
         self.uses_several_devices = raw.flags & layout::Process::SEVERAL_DEVICES != 0;
         self.announces_steps = raw.flags & layout::Process::ANNOUNCES_STEPS != 0;
         if raw.flags & layout::Process::SAW_INIT != 0 && !self.had_gap {
@@ -445,15 +449,14 @@ impl ObservedProcess {
     }
 }
 
-/// The thread that runs the training loop: the one that announces its steps, else the one whose phases are known best.
+/// The thread that runs the training loop: the one that announces its steps, else the one whose phases are known for longest.
 fn training_thread<'a>(
     threads: impl Iterator<Item = &'a RawTaskState>,
 ) -> Option<&'a RawTaskState> {
-    const ANNOUNCING_FLAGS: u16 = RawTracker::ANNOUNCES_DATA | RawTracker::ANNOUNCES_UPDATES;
     let trains = |state: &&RawTaskState| state.tracker.flags & RawTracker::TRAINING_THREAD != 0;
     threads.filter(trains).max_by_key(|state| {
         let known_ns: u64 = state.phase_ns[1..].iter().sum();
-        (state.tracker.flags & ANNOUNCING_FLAGS != 0, known_ns)
+        (training_loop_evidence(state.tracker.flags), known_ns)
     })
 }
 

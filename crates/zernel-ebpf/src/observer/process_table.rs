@@ -16,6 +16,7 @@ use super::past_durations::PastDurations;
 use super::process::ObservedProcess;
 use super::tenants::TenantId;
 use crate::discovery::ProcessKey;
+use crate::probes::gpu_mem::ProcessGpus;
 use crate::probes::nccl::ExitedRanks;
 use crate::probes::{self, layout};
 
@@ -99,7 +100,17 @@ impl ProcessTable {
         }
         probes::read_maps(kernel, &mut self.running)?;
         self.read_phases(kernel)?;
+        self.publish_gpus(context);
         self.retire_exited(kernel, context.governor)
+    }
+
+    /// Passes the GPUs that processes use to the kernel, which publishes them.
+    fn publish_gpus(&self, context: ReadContext<'_>) {
+        for (handle, process) in &self.running {
+            let gpus = ProcessGpus::new(process, context.gpus, &[]);
+            let gpu = gpus.first_gpu_and_utilization(process.first_device, &process.probes.gpu_mem);
+            context.kernel.set_gpu(*handle, gpu);
+        }
     }
 
     /// Adds a process if it is new.

@@ -299,6 +299,7 @@ macro_rules! mirror_process {
                     announcer: u32,
                     reserved: u32,
                     is_rested: u64,
+                    gpu: u64,
                     comm: [u8; 16],
                     histograms: [u32; DurationKind::COUNT],
                     loaders: u64,

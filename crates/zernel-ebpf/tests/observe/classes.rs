@@ -6,6 +6,7 @@ use std::{fs, thread};
 
 use libbpf_rs::{MapCore as _, MapHandle};
 use zernel_ebpf::observer::{Observer, ObserverOptions};
+use zernel_phase::ZernelTaskState;
 use zernel_phase::class::{ClassReason, ClassWord, TaskClass, TaskRole};
 use zernel_phase::shared::RawTaskState;
 use zernel_softgpu::install::Prologue;
@@ -130,6 +131,27 @@ pub(crate) fn classes_are_published() {
         (class, reason) == (TaskClass::Critical, ClassReason::Computes)
             && !state.class_word.has(ClassWord::IN_SYNC)
             && state.role() == TaskRole::Trainer
+    });
+}
+
+pub(crate) fn the_gpu_of_a_thread_is_published() {
+    let stage = Stage::with_machine_alone(Prologue::Push);
+    let mut observer = start_observer(&options_that_count_everything(&stage));
+    let mut target = stage.start_target("trains_with_a_loader", 1);
+    let pid = target.pid();
+    target.run_part();
+    let gpu_of = |observer: &Observer, pid| {
+        let state = observer.task_state(pid).expect("the map is there");
+        ZernelTaskState::from(&state.expect("it is observed")).gpu_id
+    };
+    assert_eq!(gpu_of(&observer, loader_pid(&stage)), None);
+    // The kernel takes it over once per second, when a thread gets a CPU.
+    eventually("the loader has the GPU of its trainer", || {
+        observer.read_counts().expect("maps can be read");
+        gpu_of(&observer, loader_pid(&stage)) == Some(0)
+    });
+    run_part_until(&mut target, "the trainer has a GPU", || {
+        gpu_of(&observer, pid) == Some(0)
     });
 }
 

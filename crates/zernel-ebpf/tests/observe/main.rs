@@ -330,6 +330,10 @@ fn main() -> ExitCode {
         ("no_bpffs_is_no_error", shared::no_bpffs_is_no_error),
         ("classes_are_published", classes::classes_are_published),
         (
+            "the_gpu_of_a_thread_is_published",
+            classes::the_gpu_of_a_thread_is_published,
+        ),
+        (
             "classes_are_written_as_hints",
             classes::classes_are_written_as_hints,
         ),

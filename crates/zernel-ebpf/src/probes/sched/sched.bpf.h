@@ -131,9 +131,22 @@ static __always_inline void move_to_queued(__u64 *works, __u32 work, __u64 ns)
 		__sync_fetch_and_add(&works[ZERNEL_QUEUES], zernel_work_moment(ns));
 }
 
-/* Recent values are running averages: half of the last second, half of the average before. */
+/* Publishes the GPU of a thread: that of its process, or of the process that it loads data for. */
+static __always_inline void publish_gpu(struct zernel_task_state *state,
+					const struct zernel_process *process)
+{
+	const struct zernel_process *user =
+		process->flags & ZERNEL_IS_LOADER ? zernel_process(process->trainer) : process;
+	__u64 gpu = user ? user->gpu : 0;
+
+	state->gpu_id = (__u32)gpu - 1; /* ZERNEL_NO_GPU, if it is not known */
+	state->gpu_utilization = gpu >> 32;
+}
+
+/* Brings what is published of the last second up to date. Recent values are running averages: half
+ * of the last second, half of the average before. */
 static __always_inline void update_recent(struct sched_thread *run, struct zernel_task_state *state,
-					  __u64 now_ns)
+					  const struct zernel_process *process, __u64 now_ns)
 {
 	__u64 elapsed_ns = now_ns - run->recent_since_ns;
 	__u64 io_q16;
@@ -153,6 +166,7 @@ static __always_inline void update_recent(struct sched_thread *run, struct zerne
 	run->recent_since_ns = now_ns;
 	run->recent_io_ns = 0;
 	run->recent_futex_waits = 0;
+	publish_gpu(state, process);
 }
 
 /* Publishes whether a thread loads data, and for which process. */
@@ -254,7 +268,7 @@ static __noinline int switched_in(struct task_struct *task, struct zernel_thread
 	if (!state)
 		return 0;
 	state->cpu_burst_ns = run->burst_ns + 1;
-	update_recent(run, state, now_ns);
+	update_recent(run, state, process, now_ns);
 	note_trainer(state, process, now_ns);
 	if (run->has_blocked)
 		track_unblock(thread, process, state, now_ns);
