@@ -25,6 +25,7 @@ macro_rules! for_each_sched_counter {
             handoffs "Threads that a critical thread woke, and that became critical.",
             feed_wakeups "Wake-ups of loaders that preempted another task.",
             feed_kept "Times that a loader was kept on its CPU.",
+            moved_to_gpu "Wake-ups of threads that left their NUMA node for that of their GPU.",
             uncounted_cgroups "Cgroups that the scheduler had no room for. Their tasks count as tasks of the root.",
         }
     };

@@ -7,6 +7,7 @@
 mod cache_topology;
 mod cgroup_limits;
 mod loaded_scheduler;
+mod numa_topology;
 mod reader_heartbeat;
 pub mod sched_ext;
 pub mod scheduler;

@@ -17,6 +17,7 @@ pub use zernel_model::scheduler::SchedCounters;
 use crate::cache_topology::CacheTopology;
 use crate::cgroup_limits::{CGROUP_ROOT, CgroupCpuLimit, LimitsByCgroupId, read_cpu_limits};
 pub use crate::loaded_scheduler::LoadedScheduler;
+use crate::numa_topology::NumaTopology;
 use crate::reader_heartbeat::ReaderHeartbeat;
 use crate::sched_ext::SchedExtState;
 use crate::task_state_pins::TaskStatePins;
@@ -86,6 +87,8 @@ pub struct SchedSettings {
     pub watchdog: Duration,
     /// Parts of the policy that are switched off.
     pub disabled_parts: Vec<PolicyPart>,
+    /// NUMA nodes of the GPUs, in NVML's order. `None`: as the kernel reports them.
+    pub gpu_nodes: Option<Vec<u32>>,
 }
 
 /// A part of the policy that can be switched off.
@@ -98,6 +101,8 @@ pub enum PolicyPart {
     Feed = 1 << 1,
     /// Threads of a process whose critical thread blocks go before others.
     Siblings = 1 << 2,
+    /// Threads that use a GPU run on its NUMA node.
+    GpuNode = 1 << 3,
 }
 
 impl SchedSettings {
@@ -122,6 +127,7 @@ impl Default for SchedSettings {
             may_privilege: false,
             watchdog: Self::MAX_WATCHDOG,
             disabled_parts: Vec::new(),
+            gpu_nodes: None,
         }
     }
 }
@@ -167,6 +173,7 @@ fn root_hint() -> &'static str {
 const MAX_CPUS: usize = array_length(|settings| &settings.llc_of_cpu);
 /// As in `intf.h`.
 const MAX_LLCS: usize = 64;
+const MAX_NODES: usize = 64;
 
 const fn array_length<const N: usize>(_field: fn(&types::settings) -> &[u8; N]) -> usize {
     N
@@ -281,7 +288,31 @@ fn configure_object(
     {
         *target_llc = (llc % MAX_LLCS) as u8;
     }
+    let nodes = NumaTopology::read_current(settings.gpu_nodes.as_deref());
+    configure_nodes(target_settings, &nodes);
     Ok(())
+}
+
+/// Sets the nodes of CPUs and GPUs. Nodes without a CPU, and beyond the scheduler's room, are not known.
+fn configure_nodes(target_settings: &mut types::settings, nodes: &NumaTopology) {
+    let known = |node: &u32| (*node as usize) < MAX_NODES && nodes.cpu_of_node.contains_key(node);
+    target_settings.nodes = nodes.cpu_of_node.len() as u32;
+    let cpus = target_settings.node_of_cpu.iter_mut();
+    for (target, node) in cpus.zip(&nodes.node_of_cpu) {
+        *target = node
+            .filter(known)
+            .map_or(MAX_NODES as u8, |node| node as u8);
+    }
+    target_settings.node_of_gpu.fill(MAX_NODES as u8);
+    let gpus = target_settings.node_of_gpu.iter_mut();
+    for (target, node) in gpus.zip(&nodes.node_of_gpu) {
+        *target = node
+            .filter(known)
+            .map_or(MAX_NODES as u8, |node| node as u8);
+    }
+    for (node, cpu) in nodes.cpu_of_node.iter().filter(|(node, _)| known(node)) {
+        target_settings.cpu_of_node[*node as usize] = *cpu as u16;
+    }
 }
 
 /// Whether the kernel informs a scheduler when a `cpu.max` changes.
@@ -376,6 +407,7 @@ mod tests {
     fn numbers_are_those_of_the_bpf_half() {
         assert_eq!(MAX_CPUS, enumerator_value("MAX_CPUS"));
         assert_eq!(MAX_LLCS, enumerator_value("MAX_LLCS"));
+        assert_eq!(MAX_NODES, enumerator_value("MAX_NODES"));
         let first = 1 << enumerator_value("FIRST_WAIT_POWER");
         assert_eq!(zernel_model::scheduler::FIRST_WAIT_BUCKET_ENDS_NS, first);
     }

@@ -53,6 +53,11 @@ fn main() -> ExitCode {
             scenarios::scenarios_pass,
         ),
         trial(
+            "threads_run_on_the_node_of_their_gpu",
+            &[vm::newest_kernel_need()],
+            scenarios::threads_run_on_the_node_of_their_gpu,
+        ),
+        trial(
             "a_tenant_pays_for_its_faker",
             &[vm::newest_kernel_need()],
             scenarios::a_tenant_pays_for_its_faker,

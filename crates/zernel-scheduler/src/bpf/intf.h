@@ -8,6 +8,8 @@
 enum {
 	MAX_CPUS = 1024,
 	MAX_LLCS = 64,
+	MAX_NODES = 64,
+	MAX_GPUS = 64,
 	/* Cgroups with the CPU controller; the tasks of further ones count as tasks of the root. */
 	MAX_CGROUPS = 4096,
 	/* Levels of cgroups below the root whose weights and limits count. */
@@ -33,6 +35,7 @@ enum policy_part {
 	POLICY_HANDOFF = 1 << 0, /* threads that a critical thread wakes are critical */
 	POLICY_FEED = 1 << 1, /* loaders of a trainer that runs out of data go before others */
 	POLICY_SIBLINGS = 1 << 2, /* so do the threads of a critical thread that blocks */
+	POLICY_GPU_NODE = 1 << 3, /* threads that use a GPU run on its NUMA node */
 };
 
 /* Set before loading. The program set_policy changes the first four while the scheduler runs. The
@@ -49,6 +52,10 @@ struct settings {
 	__u32 cpus; /* numbers of possible CPUs are below this */
 	__u32 llcs;
 	__u8 llc_of_cpu[MAX_CPUS];
+	__u32 nodes; /* NUMA nodes */
+	__u8 node_of_cpu[MAX_CPUS];
+	__u8 node_of_gpu[MAX_GPUS]; /* MAX_NODES: not known */
+	__u16 cpu_of_node[MAX_NODES]; /* one of its CPUs */
 } __attribute__((aligned(64)));
 
 /* Counted since loading. CPUs that count at the same moment may lose one: these are for people, and no
@@ -66,6 +73,7 @@ struct counters {
 	__u64 handoffs; /* a thread that a critical thread woke became critical */
 	__u64 feed_wakeups; /* a loader preempted another task */
 	__u64 feed_kept; /* a loader was kept on its CPU */
+	__u64 moved_to_gpu; /* a task that woke up left its NUMA node for that of its GPU */
 	__u64 uncounted_cgroups; /* cgroups beyond MAX_CGROUPS */
 };
 

@@ -8,7 +8,8 @@
  * A CPU takes the first task of the two queues that it serves. It takes a task of another cache
  * when it has nothing to do, or when that task is far behind.
  *
- * A task that wakes up runs on an idle CPU if there is one. Otherwise it preempts a task that is
+ * A task that wakes up runs on an idle CPU if there is one, and rather on the NUMA node of the GPU
+ * that it uses (gpu_node.bpf.h). Otherwise it preempts a task that is
  * ahead of it, on the CPU where it ran last or on one other CPU. A task that slept keeps at most
  * one slice of credit. Slices end at ticks.
  *
@@ -16,6 +17,7 @@
  * tasks go first (rank.bpf.h), as far as the guarantee allows (guarantee.bpf.h); by default nobody
  * is privileged.
  */
+#include "gpu_node.bpf.h"
 #include "preempt.bpf.h"
 #include "process_tree.bpf.h"
 #include "queue.bpf.h"
@@ -29,7 +31,7 @@ __s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 w
 {
 	struct task *task = task_of(p);
 	bool is_idle = false;
-	__s32 cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
+	__s32 cpu = select_idle_cpu(p, prev_cpu, wake_flags, &is_idle);
 	__u64 now_ns = scx_bpf_now();
 	enum rank rank;
 	__s32 victim;

@@ -37,9 +37,12 @@ pub(crate) struct LoadOptions {
     /// It is ended when this one is ready. The kernel's own scheduler runs in the short time between the two.
     #[arg(long)]
     replace: bool,
-    /// Parts of the policy to switch off: handoff, feed, siblings
+    /// Parts of the policy to switch off: handoff, feed, siblings, gpu-node
     #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = parse_policy)]
     without: Vec<PolicyPart>,
+    /// NUMA nodes of the GPUs, in the order of nvidia-smi; read from the kernel if not given
+    #[arg(long, value_name = "NODE,…", value_delimiter = ',')]
+    gpu_nodes: Option<Vec<u32>>,
     /// After an ejection by the kernel, load the scheduler again, at most N times
     #[arg(long, value_name = "N", default_value_t = 0)]
     #[arg(value_parser = value_parser!(u32).range(0..=10))]
@@ -58,7 +61,8 @@ fn parse_policy(text: &str) -> Result<PolicyPart, String> {
         "handoff" => Ok(PolicyPart::Handoff),
         "feed" => Ok(PolicyPart::Feed),
         "siblings" => Ok(PolicyPart::Siblings),
-        _ => Err("use handoff, feed or siblings".to_owned()),
+        "gpu-node" => Ok(PolicyPart::GpuNode),
+        _ => Err("use handoff, feed, siblings or gpu-node".to_owned()),
     }
 }
 
@@ -105,6 +109,7 @@ fn keep_loaded(
         let settings = SchedSettings {
             watchdog: Duration::from_millis(options.watchdog_ms),
             disabled_parts: options.without.clone(),
+            gpu_nodes: options.gpu_nodes.clone(),
             ..session.load_settings()
         };
         let ended = match predecessor.take() {
@@ -218,6 +223,7 @@ pub(crate) fn describe_counters(counters: &SchedCounters) -> String {
         handoffs,
         feed_wakeups,
         feed_kept,
+        moved_to_gpu,
         uncounted_cgroups,
     } = counters;
     let mut text = format!(
@@ -230,6 +236,9 @@ pub(crate) fn describe_counters(counters: &SchedCounters) -> String {
             "critical threads: preempting {critical_wakeups}, kept {critical_kept}, held back by the guarantee \
              {guarantee_hits}; handed on {handoffs}; loaders: preempting {feed_wakeups}, kept {feed_kept}\n"
         );
+    }
+    if *moved_to_gpu > 0 {
+        text += &format!("moved to the NUMA node of their GPU {moved_to_gpu}\n");
     }
     if *uncounted_cgroups > 0 {
         text += &format!("{uncounted_cgroups} cgroups had no room and counted as the root\n");

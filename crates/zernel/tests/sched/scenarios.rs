@@ -48,6 +48,40 @@ workers = 8
 work = "spin_wait"
 "#;
 
+/// A trainer that may use the first NUMA node only, until its GPU is known. The first trainer makes the library known, so
+/// that the second one is observed from its start.
+const GPU_NODE_SCENARIO: &str = r#"
+about = "A trainer on the wrong NUMA node."
+topology = "2x1x2x1"
+warmup_ms = 1000
+duration_ms = 5000
+observe = true
+training = ["trainer"]
+
+[[group]]
+name = "first"
+work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, decode_us = 500, forked_loaders = true, gpu_us = 1500 }
+
+[[group]]
+name = "trainer"
+work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, decode_us = 500, forked_loaders = true, gpu_us = 1500 }
+
+[[cgroup]]
+name = "trainer"
+groups = ["trainer"]
+cpus = [0, 1]
+
+[[step]]
+at_ms = 100
+action = { add = "trainer" }
+
+[[step]]
+at_ms = 4000
+action = { set = { name = "trainer", cpus = [0, 1, 2, 3] } }
+"#;
+/// The CPUs of the second NUMA node in that scenario.
+const SECOND_NODE: [usize; 2] = [2, 3];
+
 /// Runs every plan and removes its cgroups.
 const RUN_PLANS_SCRIPT: &str = r#"
 for plan in /lab/plan-*.json; do
@@ -198,6 +232,22 @@ pub(super) fn scenarios_pass() {
         let trained = trained.expect("all scenarios ran");
         assert!(sum_printed_after(trained, label) > 10, "{label}: {trained}");
     }
+}
+
+/// The threads of a trainer move to the NUMA node of its GPU, and stay there.
+pub(super) fn threads_run_on_the_node_of_their_gpu() {
+    let scenario = Scenario::parse(GPU_NODE_SCENARIO, "gpu-node.toml").unwrap();
+    let scheduler = SchedulerChoice::Zernel(["--gpu-nodes", "1"].map(str::to_owned).to_vec());
+    let result = run_alone(&(scenario, scheduler));
+    assert_eq!(result.verdict(), Verdict::Pass, "{result}");
+    let figures = result.figures.as_ref().expect("the machine ran");
+    let trainer = figures
+        .find_group("trainer")
+        .expect("it is in the scenario");
+    let cpus = &trainer.cpus_used;
+    assert!(SECOND_NODE.iter().any(|cpu| cpus.contains(cpu)), "{cpus:?}");
+    let moves = sum_printed_after(&result, "NUMA node of their GPU");
+    assert!(moves * 10 < trainer.rounds, "{moves} moves: {result}");
 }
 
 /// A thread that only launches is critical all the time. Its tenant as a whole gets no more than its share: the tenant's
