@@ -481,7 +481,11 @@ fn children_are_loaders_until_exec() {
         assert_eq!(loader.loads_for, Some(target.pid()));
         assert_eq!(loader.ended_ns, None);
         assert!(observer.task_state(stays).expect("readable").is_some());
-        assert!(find_process(observer, executes).ended_ns.is_some());
+        // The target does not wait until its child has called exec.
+        eventually("what was forked ends with its exec", || {
+            observer.read_counts().expect("maps can be read");
+            find_process(observer, executes).ended_ns.is_some()
+        });
         assert_eq!(observer.task_state(executes).expect("readable"), None);
         for pid in [stays, executes] {
             let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
