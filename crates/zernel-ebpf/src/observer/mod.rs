@@ -363,9 +363,12 @@ impl Observer {
         self.processes.mark_incomplete(&users);
     }
 
-    /// Reads utilization and memory of all GPUs.
-    fn refresh_gpus(&mut self) {
+    /// Reads utilization and memory of all GPUs, and publishes which processes use them.
+    pub fn refresh_gpus(&mut self) {
         self.gpu_facts = self.gpus.read_facts();
+        let gpu_processes = self.gpus.process_memory();
+        self.processes
+            .publish_gpus(&self.kernel, &self.gpu_facts, &gpu_processes);
     }
 
     /// Observes the threads and children that observed processes had before they were observed. Later threads and

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use zernel_model::gpu::GpuFacts;
+use zernel_model::gpu::{GpuFacts, ProcessMemory};
 use zernel_model::snapshot::ExitedRankTimes;
 
 use super::attachment::LibraryAttachments;
@@ -100,16 +100,20 @@ impl ProcessTable {
         }
         probes::read_maps(kernel, &mut self.running)?;
         self.read_phases(kernel)?;
-        self.publish_gpus(context);
         self.retire_exited(kernel, context.governor)
     }
 
     /// Passes the GPUs that processes use to the kernel, which publishes them.
-    fn publish_gpus(&self, context: ReadContext<'_>) {
+    pub(super) fn publish_gpus(
+        &self,
+        kernel: &Kernel,
+        gpus: &[GpuFacts],
+        gpu_processes: &[ProcessMemory],
+    ) {
         for (handle, process) in &self.running {
-            let gpus = ProcessGpus::new(process, context.gpus, &[]);
+            let gpus = ProcessGpus::new(process, gpus, gpu_processes);
             let gpu = gpus.first_gpu_and_utilization(process.first_device, &process.probes.gpu_mem);
-            context.kernel.set_gpu(*handle, gpu);
+            kernel.set_gpu(*handle, gpu);
         }
     }
 

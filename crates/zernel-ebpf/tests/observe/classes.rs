@@ -148,6 +148,7 @@ pub(crate) fn the_gpu_of_a_thread_is_published() {
     // The kernel takes it over once per second, when a thread gets a CPU.
     eventually("the loader has the GPU of its trainer", || {
         observer.read_counts().expect("maps can be read");
+        observer.refresh_gpus();
         gpu_of(&observer, loader_pid(&stage)) == Some(0)
     });
     run_part_until(&mut target, "the trainer has a GPU", || {

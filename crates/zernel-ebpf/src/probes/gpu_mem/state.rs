@@ -257,17 +257,17 @@ impl<'a> ProcessGpus<'a> {
         only.map(|gpu| gpu.index).or(visible).or(fallback)
     }
 
-    /// NVML index and utilization in percent of the device that the process opened first. The utilization is 0 if it is
-    /// unknown.
+    /// NVML index and utilization in percent of the device that the process opened first, or that NVML lists it for. The
+    /// utilization is 0 if it is unknown.
     pub(crate) fn first_gpu_and_utilization(
         &self,
         first_ordinal: u32,
         memory: &GpuMemory,
     ) -> Option<(u32, u32)> {
-        if first_ordinal == NO_GPU {
-            return None;
-        }
-        let index = self.gpu_index(first_ordinal, memory)?;
+        let index = match first_ordinal {
+            NO_GPU => self.only_gpu?.index,
+            ordinal => self.gpu_index(ordinal, memory)?,
+        };
         let gpu = self.gpus.iter().find(|gpu| gpu.index == index);
         let utilization = gpu.and_then(|gpu| gpu.utilization);
         Some((index, utilization.map_or(0, |percent| percent.min(100))))
