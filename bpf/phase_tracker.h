@@ -94,7 +94,7 @@ static inline void zernel_expire(const struct zernel_tracker_config *config,
 		zernel_transition(task, phase, at_ns);
 }
 
-/* Moves time on. An activity may expire into one that has expired too. */
+/* Moves time on. The activity that follows may have a deadline that has passed too. */
 static inline void zernel_advance(const struct zernel_tracker_config *config,
 				  struct zernel_task_state *task, __u64 at_ns)
 {

@@ -43,9 +43,9 @@ const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// ended and SIGCHLD is ignored.
 const BEGIN_BYTE: u8 = 1;
 
-/// Children that may work on the files of one tenant at a time. Those that cannot die count too.
+/// Most child processes that work on the files of one tenant at a time. Those that cannot be killed count too.
 const MAX_CHILDREN_OF_TENANT: usize = 16;
-/// Children of all tenants.
+/// Most child processes of all tenants together.
 const MAX_CHILDREN: usize = 64;
 /// Children that only tenants may have that have fewer than the minimum.
 const RESERVED_CHILDREN: usize = 16;

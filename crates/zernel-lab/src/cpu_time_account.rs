@@ -80,11 +80,11 @@ impl CpuTimeReading {
             readings.push(CgroupReading {
                 name: name.clone(),
                 cgroup: cgroup.clone(),
-                used_ns: cgroup_cpu_ns(&read_file(&path)?)?,
+                used_ns: cgroup_cpu_ns(&read_text_file(&path)?)?,
             });
         }
         let read_at = Instant::now();
-        let cpus = parse_proc_stat(&read_file(Path::new("/proc/stat"))?)?;
+        let cpus = parse_proc_stat(&read_text_file(Path::new("/proc/stat"))?)?;
         let (kernel_ns, other_ns) = cpu_ns_outside_of_cgroups(cgroups)?;
         Ok(Self {
             read_at,
@@ -241,7 +241,7 @@ fn missed_ticks(
     (missed > STUCK_AFTER).then_some((before.cpu, missed))
 }
 
-fn read_file(path: &Path) -> io::Result<String> {
+fn read_text_file(path: &Path) -> io::Result<String> {
     let with_path =
         |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     fs::read_to_string(path).map_err(with_path)

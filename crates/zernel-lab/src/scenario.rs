@@ -69,7 +69,7 @@ pub struct Scenario {
     /// Changes while the scenario runs.
     #[serde(rename = "step")]
     pub steps: Vec<TimedAction>,
-    /// What must hold beside the defaults.
+    /// Assertions that a run must pass in addition to the default ones.
     #[serde(rename = "assert")]
     pub assertions: Vec<Assertion>,
 }

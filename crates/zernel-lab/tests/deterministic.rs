@@ -331,7 +331,7 @@ fn spin_once() {
 /// Signals that were sent to emulators.
 static SENT_SIGNALS: AtomicU64 = AtomicU64::new(0);
 
-/// Sends SIGIO to this process's emulators. QEMU blocks the signal and reads it from a descriptor in its main
+/// Disturbs the emulators that this process started, with SIGIO. QEMU blocks the signal and reads it from a descriptor in its main
 /// thread, which then looks at its timers and does nothing else.
 fn wake_emulators() {
     let emulators: Vec<Pid> = child_pids()

@@ -97,8 +97,8 @@ pub struct PhaseTracker {
     queued_since_ns: Option<u64>,
     /// Time of the last event other than losing its CPU or getting it back.
     active_since_ns: u64,
-    /// Start of the last undecided wait, or of the work around a fork. A copy or a batch that follows shows that it was for
-    /// data.
+    /// Start of a time that may have been spent on data: a wait on a futex, or the work before a fork. A copy or a batch that
+    /// follows decides that it was.
     undecided_since_ns: Option<u64>,
     /// End of the backward pass. If an optimizer step follows, it began then.
     update_since_ns: Option<u64>,
@@ -231,8 +231,8 @@ impl PhaseTracker {
         since_ns.is_some_and(|since_ns| since_ns <= at_ns)
     }
 
-    /// Advances the time to `at_ns` and ends the phase if its deadline has passed. An activity may expire into one that
-    /// has expired too.
+    /// Advances the time to `at_ns` and ends the phase if its deadline has passed. The activity that follows may have a
+    /// deadline that has passed too.
     fn advance(&mut self, at_ns: u64, closed: &mut impl Extend<PhaseInterval>) {
         self.now_ns = self.now_ns.max(at_ns);
         for _ in 0..2 {

@@ -53,7 +53,7 @@ macro_rules! exports {
         $(#[$attribute:meta])*
         $(per_thread($per_thread:ident))? fn $name:ident $parameters:tt -> $returned:ty $body:block
     )*) => {
-        /// The functions exported by this module.
+        /// The functions of this module that the library exports.
         pub(crate) const EXPORTS: &[$crate::export::Export] = &[
             $(
                 $crate::exports!(@export $name),

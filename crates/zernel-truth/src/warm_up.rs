@@ -9,8 +9,8 @@ use zernel_phase::steps::{Launches, Mark, Step, StepDetector, StepSummary};
 use crate::detected_phases::EventsByNumber;
 use crate::trace::{TraceEntry, TraceFile};
 
-/// Corrects the warm-up of the ranks of a report, if updates of the model separate their steps. Other marks are not all
-/// in a trace.
+/// Corrects the warm-up of the ranks of a report, if updates of the model separate their steps. A trace has all of these
+/// marks, but not all of the marks that may separate steps.
 pub(crate) fn correct_warm_up(report: &mut Value, trace: &TraceFile) {
     let seconds_by_pid = warm_up_seconds_by_pid(trace);
     let ranks = report.get_mut("ranks").and_then(Value::as_array_mut);

@@ -20,7 +20,7 @@ use crate::harness::{find_process, logged_calls, observe_stage, observed_calls};
 use crate::processes::fork_waiting_child;
 
 pub(crate) const SHARE_ROLES: &[(&str, TargetRole)] = &[
-    ("keeps_children", keeps_children),
+    ("keeps_children", fork_waiting_children),
     ("fills_memory", fills_memory),
 ];
 
@@ -35,7 +35,7 @@ const ALLOCATION_SHARE: u64 = (1 << 17) - (1 << 15);
 pub(crate) const MAX_ENTRIES_OF_OTHERS: u64 = 20;
 
 /// Forks `children` children that do nothing until it exits.
-fn keeps_children(driver: &Driver, children: u64) {
+fn fork_waiting_children(driver: &Driver, children: u64) {
     launch_only(driver, 1);
     for _ in 0..children {
         fork_waiting_child();

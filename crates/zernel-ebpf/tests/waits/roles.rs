@@ -165,7 +165,7 @@ fn download(how_long: Duration) {
     client.read_exact(&mut [0]).expect("sent");
 }
 
-/// Number of threads that each of two loaders downloads with. All together are one more than twelve bits can count.
+/// Number of threads that each of two loaders downloads with. The threads of both are one more than twelve bits can count.
 const DOWNLOADING_THREADS: usize = 2048;
 
 /// Waits while many threads wait for data that never comes.

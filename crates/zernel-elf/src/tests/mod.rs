@@ -14,7 +14,7 @@ thread_local! {
     static BYTES_READ: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Counts bytes that this thread has read from a file.
+/// Adds to the number of bytes that this thread has read from files.
 pub(crate) fn count_bytes_read(bytes: usize) {
     BYTES_READ.set(BYTES_READ.get() + bytes as u64);
 }

@@ -74,9 +74,9 @@ impl EevdfControl {
         }
         let mut changed = scenario.clone();
         match self {
-            Self::Nice => change_training(&mut changed, |group| group.nice = Some(-20)),
-            Self::Fifo => change_training(&mut changed, set_fifo_policy),
-            Self::Slice => change_training(&mut changed, |group| {
+            Self::Nice => change_training_groups(&mut changed, |group| group.nice = Some(-20)),
+            Self::Fifo => change_training_groups(&mut changed, set_fifo_policy),
+            Self::Slice => change_training_groups(&mut changed, |group| {
                 group.policy = Some(SchedPolicy::NormalSlice {
                     slice_us: SHORT_SLICE_US,
                 });
@@ -112,7 +112,7 @@ impl FromStr for EevdfControl {
     }
 }
 
-fn change_training(scenario: &mut Scenario, change: impl Fn(&mut WorkSpec)) {
+fn change_training_groups(scenario: &mut Scenario, change: impl Fn(&mut WorkSpec)) {
     let training = scenario.training.clone();
     let is_training = |group: &&mut WorkSpec| training.contains(&group.name);
     scenario
@@ -161,7 +161,7 @@ fn change_cgroups(
 }
 
 fn turn_into_reference(scenario: &mut Scenario) -> Result<(), String> {
-    change_training(scenario, set_fifo_policy);
+    change_training_groups(scenario, set_fifo_policy);
     let noise = std::mem::take(&mut scenario.noise);
     let is_noise = |name: &String| noise.contains(name);
     scenario.groups.retain(|group| !is_noise(&group.name));

@@ -51,8 +51,9 @@ impl PhaseTracker {
         }
     }
 
-    /// Gradients are cleared at the end of an optimizer step. Elsewhere it takes little time, and nothing shows its end.
-    /// Inside of a step it is a closure that clears them, and its forward pass follows.
+    /// The thread clears gradients. At the end of an optimizer step that belongs to the step. Elsewhere it takes little
+    /// time, and nothing shows its end. Inside of a step whose end will be seen, a closure clears them, and the forward pass
+    /// of the closure follows.
     pub(super) fn zero_gradients(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         match self.activity == Activity::Updating && !self.in_update {
             true => self.announce(Activity::Updating, closed),

@@ -19,7 +19,7 @@ use ClaimedPlace::{Device, Host, Unified};
 enum ClaimedPlace {
     Device,
     Host,
-    /// The kind that the driver knows.
+    /// The caller does not state it; the driver knows from the address.
     Unified,
 }
 

@@ -182,7 +182,7 @@ impl TraceRecorder {
     }
 
     fn add_event(&mut self, event: &TracedEvent) {
-        // Calls that calibrated the cost of a probe came before.
+        // Before the recording began, calls measured the cost of a probe.
         if event.at_ns < self.header.began_ns {
             return;
         }

@@ -60,7 +60,7 @@ fn idle_python_has_no_verdict() {
     expect_cannot_tell(&[PYTHON_PROGRAM, "-c", "import time; time.sleep(2)"]);
 }
 
-/// As a notebook that waits for its user.
+/// A notebook that waits for its user has opened the GPU and does nothing with it.
 fn idle_python_with_cuda_has_no_verdict() {
     let directory = tempfile::tempdir().unwrap();
     install_libraries(directory.path(), Prologue::Push).unwrap();

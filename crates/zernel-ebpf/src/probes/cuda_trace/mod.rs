@@ -18,12 +18,12 @@ use zernel_phase::tracker::ThreadEvent::{CopyToDevice, GpuSyncEnter, GpuSyncLeav
 use super::{CallKind, Direction, DurationKind, Probe, ProbedFunction, SamplingGroup};
 use zernel_elf::LibraryKind::Cuda;
 
-const fn traced_function(role: u8, names: &'static [&'static str]) -> ProbedFunction {
+const fn probed_cuda_function(role: u8, names: &'static [&'static str]) -> ProbedFunction {
     ProbedFunction::new(Cuda, Probe::CudaTrace, role, names)
 }
 
 const fn launches(names: &'static [&'static str]) -> ProbedFunction {
-    traced_function(CALL, names)
+    probed_cuda_function(CALL, names)
         .kind(CallKind::Launch)
         .duration(DurationKind::Launch)
         .event(Launch)
@@ -35,7 +35,7 @@ const fn launches_kernels(names: &'static [&'static str]) -> ProbedFunction {
 
 /// A copy whose third argument is the number of bytes.
 const fn copies(direction: Direction, names: &'static [&'static str]) -> ProbedFunction {
-    let symbol = traced_function(CALL, names)
+    let symbol = probed_cuda_function(CALL, names)
         .kind(CallKind::Copy(direction))
         .arguments([3, 0, 0, 0])
         .bytes(1);
@@ -57,14 +57,14 @@ const fn copies_and_waits(direction: Direction, names: &'static [&'static str]) 
 
 /// A copy whose source and destination are in a struct, which its first argument points to.
 const fn describes_copy(role: u8, names: &'static [&'static str]) -> ProbedFunction {
-    traced_function(role, names)
+    probed_cuda_function(role, names)
         .kind(CallKind::Copy(Direction::Unified))
         .arguments([1, 0, 0, 0])
         .bytes(2)
 }
 
 const fn waits(role: u8, family: DurationKind, names: &'static [&'static str]) -> ProbedFunction {
-    traced_function(role, names)
+    probed_cuda_function(role, names)
         .arguments([1, 0, 0, 0])
         .kind(CallKind::Wait)
         .duration(family)
@@ -160,7 +160,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         ],
     )
     .frequent(),
-    traced_function(
+    probed_cuda_function(
         EVENT_RECORD,
         &[
             "cuEventRecord",
@@ -171,7 +171,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     )
     .arguments([1, 2, 0, 0])
     .frequent(),
-    traced_function(
+    probed_cuda_function(
         STREAM_WAITS_FOR_EVENT,
         &["cuStreamWaitEvent", "cuStreamWaitEvent_ptsz"],
     )

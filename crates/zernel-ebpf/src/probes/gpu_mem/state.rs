@@ -138,7 +138,7 @@ impl GpuMemory {
         }
     }
 
-    /// Subtracts pool memory from the memory in use: once pool functions are sampled, frees are missed.
+    /// Subtracts the memory of pools from the memory in use. Their functions are sampled from now on, so frees would be missed.
     fn leave_out_pools(&mut self) {
         for (device, pooled) in &self.pooled {
             let Some(memory) = self.by_device.get_mut(device) else {
