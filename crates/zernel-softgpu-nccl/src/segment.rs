@@ -109,7 +109,7 @@ impl UniqueId {
         self.cookie
     }
 
-    fn maker_process(&self) -> ProcessIdentity {
+    fn unique_id_creator(&self) -> ProcessIdentity {
         ProcessIdentity {
             pid: self.pid,
             start_time: self.start_time,
@@ -243,7 +243,7 @@ impl SharedSegment {
         let all_joined =
             || (0..self.ranks).all(|rank| self.rank_word(rank, RankWord::State).load(Acquire) != 0);
         // No rank can join after the process that created the id has exited.
-        let check_joinable = || match id.maker_process().is_alive()
+        let check_joinable = || match id.unique_id_creator().is_alive()
             && !(0..self.ranks).any(|rank| self.is_lost(rank))
         {
             true => Ok(()),

@@ -47,7 +47,7 @@ pub struct FuzzTarget<'a> {
 
 /// What a run did.
 #[derive(Debug, Clone, Copy)]
-pub struct FuzzOutcome {
+pub struct FuzzStatistics {
     /// Number of inputs.
     pub inputs: u64,
     /// The most CPU time that one input took.
@@ -107,14 +107,14 @@ impl<'a> FuzzTarget<'a> {
 
     /// Checks the corpus, then mutations of it. Panics at the first input that makes `check` panic, take too much CPU
     /// time or allocate too much memory. The message contains the seed; the input is written to a file.
-    pub fn run(self, mut check: impl FnMut(&[u8])) -> FuzzOutcome {
+    pub fn run(self, mut check: impl FnMut(&[u8])) -> FuzzStatistics {
         let seconds = env_number(SECONDS_VARIABLE).map(Duration::from_secs);
         let first = env_number(SEED_VARIABLE).unwrap_or_else(|| match seconds {
             Some(_) => time_of_day(),
             None => 1,
         });
         println!("fuzz {}: {SEED_VARIABLE}={first}", self.name);
-        let mut outcome = FuzzOutcome {
+        let mut outcome = FuzzStatistics {
             inputs: 0,
             most_cpu_time: Duration::ZERO,
             most_memory: 0,
@@ -243,7 +243,7 @@ impl InputWatchdog {
 fn run_one_input(
     input: &[u8],
     check: &mut impl FnMut(&[u8]),
-    outcome: &mut FuzzOutcome,
+    outcome: &mut FuzzStatistics,
 ) -> Result<(), FuzzFault> {
     let before = thread_cpu_time();
     let (result, memory) = peak_bytes(|| catch_unwind(AssertUnwindSafe(|| check(input))));

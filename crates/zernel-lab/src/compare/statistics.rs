@@ -94,7 +94,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn sign_test(wins: u32, losses: u32) -> SignTest {
+    fn sign_test_of_counts(wins: u32, losses: u32) -> SignTest {
         SignTest {
             wins,
             losses,
@@ -104,14 +104,23 @@ mod tests {
 
     #[test]
     fn six_of_six_decides_and_five_do_not() {
-        assert!((sign_test(6, 0).p_value() - 1.0 / 64.0).abs() < 1e-12);
-        assert_eq!(sign_test(6, 0).outcome(), SignTestOutcome::Better);
-        assert_eq!(sign_test(0, 6).outcome(), SignTestOutcome::Worse);
-        assert_eq!(sign_test(5, 0).outcome(), SignTestOutcome::Undecided);
-        assert_eq!(sign_test(6, 1).outcome(), SignTestOutcome::Undecided);
-        assert_eq!(sign_test(0, 0).outcome(), SignTestOutcome::Undecided);
-        assert!((sign_test(9, 1).p_value() - 11.0 / 1024.0).abs() < 1e-12);
-        assert_eq!(sign_test(9, 1).outcome(), SignTestOutcome::Better);
+        assert!((sign_test_of_counts(6, 0).p_value() - 1.0 / 64.0).abs() < 1e-12);
+        assert_eq!(sign_test_of_counts(6, 0).outcome(), SignTestOutcome::Better);
+        assert_eq!(sign_test_of_counts(0, 6).outcome(), SignTestOutcome::Worse);
+        assert_eq!(
+            sign_test_of_counts(5, 0).outcome(),
+            SignTestOutcome::Undecided
+        );
+        assert_eq!(
+            sign_test_of_counts(6, 1).outcome(),
+            SignTestOutcome::Undecided
+        );
+        assert_eq!(
+            sign_test_of_counts(0, 0).outcome(),
+            SignTestOutcome::Undecided
+        );
+        assert!((sign_test_of_counts(9, 1).p_value() - 11.0 / 1024.0).abs() < 1e-12);
+        assert_eq!(sign_test_of_counts(9, 1).outcome(), SignTestOutcome::Better);
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub(crate) struct InputBound {
 pub(super) fn loaders_are_saturated(job: &JobTimes) -> Option<Verdict> {
     let mut ranks = job.ranks.iter();
     let never_rest = ranks.all(|rank| rank.loader_busy >= Some(SATURATED_BUSY_SHARE));
-    let parts = &job.parts_by_cause;
+    let parts = &job.parts_with_explained_waits;
     let delays: f64 = parts.iter().map(|rank| rank.data_delay).sum();
     let data_waits = RESOURCE.seconds_of_ranks(parts);
     if !never_rest || data_waits + delays < BOUNDING_WAIT_SHARE * job.total_time.wall_seconds {

@@ -14,16 +14,16 @@ pub(super) struct JobTimes<'a> {
     /// The parts of each rank's time.
     pub(super) parts: Vec<RankTimeParts>,
     /// The same, but waits for the slowest rank count as the part that makes it slow.
-    pub(super) parts_by_cause: Vec<RankTimeParts>,
+    pub(super) parts_with_explained_waits: Vec<RankTimeParts>,
 }
 
 impl<'a> JobTimes<'a> {
     pub(super) fn new(ranks: &'a [RankTimes]) -> Self {
         let parts: Vec<RankTimeParts> = ranks.iter().map(RankTimeParts::new).collect();
         let slowest = find_slowest_rank(ranks);
-        let mut parts_by_cause = parts.clone();
+        let mut parts_with_explained_waits = parts.clone();
         if let Some(slowest) = slowest {
-            charge_waits_for_slowest(&mut parts_by_cause, slowest);
+            charge_waits_for_slowest(&mut parts_with_explained_waits, slowest);
         }
         let total = TotalTime {
             ranks: ranks.len(),
@@ -34,7 +34,7 @@ impl<'a> JobTimes<'a> {
             total_time: total,
             slowest,
             parts,
-            parts_by_cause,
+            parts_with_explained_waits,
         }
     }
 }

@@ -58,7 +58,7 @@ impl Resource {
 
     /// The verdict that it bounds the job.
     pub(super) fn bounding_verdict(&self, job: &JobTimes) -> Verdict {
-        let ranks = &job.parts_by_cause;
+        let ranks = &job.parts_with_explained_waits;
         let of_rank = |rank: &RankTimeParts| {
             self.seconds_of_ranks(slice::from_ref(rank))
                 .min((self.most)(rank))
@@ -91,7 +91,7 @@ pub(super) fn one_resource_dominates(job: &JobTimes) -> Option<Verdict> {
 
 /// The resources with their seconds, largest first.
 fn resources_by_seconds(job: &JobTimes) -> Vec<(&'static Resource, f64)> {
-    let seconds = |resource: &Resource| resource.seconds_of_ranks(&job.parts_by_cause);
+    let seconds = |resource: &Resource| resource.seconds_of_ranks(&job.parts_with_explained_waits);
     let resources = RESOURCES.iter().copied();
     let mut resources: Vec<_> = resources.map(|each| (each, seconds(each))).collect();
     resources.sort_by(|(_, a), (_, b)| b.total_cmp(a));

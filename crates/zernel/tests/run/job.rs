@@ -75,7 +75,7 @@ impl TestJob {
         RunningChild(command.unwrap())
     }
 
-    /// The processes that have loaded the driver.
+    /// The processes of the job that map NCCL.
     pub(crate) fn trainer_pids(&self) -> Vec<i32> {
         let library = self.library_path("libnccl.so.2").canonicalize().unwrap();
         let maps_it = |process: &procfs::process::Process| {

@@ -486,7 +486,7 @@ impl CallCounts {
             && steps.window_steps().is_empty()
     }
 
-    /// Whether a function that the process calls has no interval yet: that takes two windows.
+    /// Whether a function that the process calls has no confidence interval yet: that takes two windows.
     pub(in crate::observer) fn lacks_interval(&self, steps: &StepDetector) -> bool {
         let per_step = self.usable_launches_per_step(steps);
         self.sampled_now().any(|(_, calls)| {
