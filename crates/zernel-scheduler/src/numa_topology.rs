@@ -14,8 +14,8 @@ const GPU_FOLDER: &str = "/proc/driver/nvidia/gpus";
 pub(crate) struct NumaTopology {
     /// The node of each CPU, if it is known.
     pub(crate) node_of_cpu: Vec<Option<u32>>,
-    /// The first CPU of each node that has one.
-    pub(crate) cpu_of_node: BTreeMap<u32, usize>,
+    /// The CPUs of each node that has any.
+    pub(crate) cpus_of_node: BTreeMap<u32, Vec<usize>>,
     /// The node of each GPU, in NVML's order, if it is known.
     pub(crate) node_of_gpu: Vec<Option<u32>>,
 }
@@ -46,7 +46,7 @@ impl NumaTopology {
                     self.node_of_cpu.resize(cpu + 1, None);
                 }
                 self.node_of_cpu[cpu] = Some(node);
-                self.cpu_of_node.entry(node).or_insert(cpu);
+                self.cpus_of_node.entry(node).or_default().push(cpu);
             }
         }
     }
@@ -99,7 +99,10 @@ mod tests {
         let mut topology = NumaTopology::default();
         topology.read_cpus(&root.path().join("node"));
         assert_eq!(topology.node_of_cpu, [0, 0, 1, 1, 0].map(Some));
-        assert_eq!(topology.cpu_of_node, [(0, 0), (1, 2)].into());
+        assert_eq!(
+            topology.cpus_of_node,
+            [(0, vec![0, 1, 4]), (1, vec![2, 3])].into()
+        );
         let gpus = nodes_of_gpus(&root.path().join("gpus"), &root.path().join("pci"));
         assert_eq!(gpus, [Some(0), Some(1), None]);
     }

@@ -295,8 +295,8 @@ fn configure_object(
 
 /// Sets the nodes of CPUs and GPUs. Nodes without a CPU, and beyond the scheduler's room, are not known.
 fn configure_nodes(target_settings: &mut types::settings, nodes: &NumaTopology) {
-    let known = |node: &u32| (*node as usize) < MAX_NODES && nodes.cpu_of_node.contains_key(node);
-    target_settings.nodes = nodes.cpu_of_node.len() as u32;
+    let known = |node: &u32| (*node as usize) < MAX_NODES && nodes.cpus_of_node.contains_key(node);
+    target_settings.nodes = nodes.cpus_of_node.len() as u32;
     let cpus = target_settings.node_of_cpu.iter_mut();
     for (target, node) in cpus.zip(&nodes.node_of_cpu) {
         *target = node
@@ -310,8 +310,15 @@ fn configure_nodes(target_settings: &mut types::settings, nodes: &NumaTopology) 
             .filter(known)
             .map_or(MAX_NODES as u8, |node| node as u8);
     }
-    for (node, cpu) in nodes.cpu_of_node.iter().filter(|(node, _)| known(node)) {
-        target_settings.cpu_of_node[*node as usize] = *cpu as u16;
+    let mut listed = target_settings.cpus_by_node.iter_mut();
+    let mut first = 0;
+    for (node, cpus) in nodes.cpus_of_node.iter().filter(|(node, _)| known(node)) {
+        target_settings.first_of_node[*node as usize] = first;
+        target_settings.cpus_of_node[*node as usize] = cpus.len() as u16;
+        first += cpus.len() as u16;
+        for (cpu, target) in cpus.iter().zip(listed.by_ref()) {
+            *target = *cpu as u16;
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * NUMA nodes of GPUs. A thread that uses a GPU, or works for one that does, runs on the node of the
- * GPU if a CPU is idle there: its copies and launches take the shorter way. The observer publishes
- * the GPU of a thread. The node is a preference only, so it needs no privilege.
+ * NUMA nodes of GPUs. A thread that uses a GPU, or works for one that does, rather runs on the node of
+ * the GPU, where its copies and launches take the shorter way: the search for an idle CPU begins
+ * there. The observer publishes the GPU of a thread. The node is a preference only, so it needs no
+ * privilege.
  */
 #ifndef ZERNEL_SCHED_GPU_NODE_H
 #define ZERNEL_SCHED_GPU_NODE_H
@@ -10,6 +11,9 @@
 #include "globals.bpf.h"
 #include "statistics.bpf.h"
 #include "task_maps.h"
+
+/* CPUs of a node that are looked at to find one that a task may use. */
+#define NODE_CANDIDATES 8
 
 static __u32 node_of(__u64 cpu)
 {
@@ -22,29 +26,52 @@ static __u32 node_of_gpu(struct task_struct *p)
 	const struct zernel_task_state *state;
 	__u32 gpu;
 
-	if (settings.nodes < 2 || !(settings.policies & POLICY_GPU_NODE))
+	if (settings.nodes < 2 || !(settings.policies & POLICY_GPU_NODE) ||
+	    !zernel_is_observed(scx_bpf_now()))
 		return MAX_NODES;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
 	gpu = state ? state->gpu_id : ZERNEL_NO_GPU;
 	return gpu < MAX_GPUS ? settings.node_of_gpu[gpu] : MAX_NODES;
 }
 
-/* Chooses a CPU for a task that wakes up, an idle one if there is one, and rather on the node of its
- * GPU than on the one where it ran last or where the waker runs. */
+/* A CPU of a node that a task may use; -1: none of those looked at. */
+static __s32 allowed_cpu_of(const struct task_struct *p, __u32 node)
+{
+	__u32 first = settings.first_of_node[node], count = settings.cpus_of_node[node], step;
+
+	for (step = 0; step < NODE_CANDIDATES && step < count; step++) {
+		/* Spread over the node: the first CPUs are often reserved for other work. */
+		__u32 index = first + step * count / NODE_CANDIDATES;
+		__u32 cpu = settings.cpus_by_node[index & (MAX_CPUS - 1)];
+
+		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			return cpu;
+	}
+	return -1;
+}
+
+/* Chooses a CPU for a task that wakes up: an idle one, if there is one. The search begins on the node
+ * of its GPU, if it ran last on another one. */
 static __s32 select_idle_cpu(struct task_struct *p, __s32 prev_cpu, __u64 wake_flags, bool *is_idle)
 {
-	__u32 node = node_of_gpu(p), near;
+	__u32 node = node_of_gpu(p);
+	__s32 near = -1, cpu;
 
 	if (node >= MAX_NODES)
 		return scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, is_idle);
 	if (node_of(bpf_get_smp_processor_id()) != node)
 		wake_flags &= ~SCX_WAKE_SYNC;
-	near = settings.cpu_of_node[node];
-	if (node_of(prev_cpu) != node && bpf_cpumask_test_cpu(near, p->cpus_ptr)) {
+	if (node_of(prev_cpu) != node)
+		near = allowed_cpu_of(p, node);
+	cpu = scx_bpf_select_cpu_dfl(p, near < 0 ? prev_cpu : near, wake_flags, is_idle);
+	if (near < 0)
+		return cpu;
+	/* No CPU is idle: it waits where it ran last. */
+	if (!*is_idle)
+		return prev_cpu;
+	if (node_of(cpu) == node)
 		counters.moved_to_gpu++;
-		prev_cpu = near;
-	}
-	return scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, is_idle);
+	return cpu;
 }
 
 #endif

@@ -55,7 +55,9 @@ struct settings {
 	__u32 nodes; /* NUMA nodes */
 	__u8 node_of_cpu[MAX_CPUS];
 	__u8 node_of_gpu[MAX_GPUS]; /* MAX_NODES: not known */
-	__u16 cpu_of_node[MAX_NODES]; /* one of its CPUs */
+	__u16 cpus_by_node[MAX_CPUS]; /* all CPUs, node by node */
+	__u16 first_of_node[MAX_NODES]; /* index of its first CPU there */
+	__u16 cpus_of_node[MAX_NODES]; /* how many CPUs it has */
 } __attribute__((aligned(64)));
 
 /* Counted since loading. CPUs that count at the same moment may lose one: these are for people, and no

@@ -20,6 +20,10 @@
 /* The queue of a rank beside one of these. */
 #define RANK_QUEUE(queue, rank) ((queue) + 0x100000ULL * (rank))
 
+/* The number of a CPU is masked, and queues of CPUs lie between those of caches and those of ranks. */
+_Static_assert((MAX_CPUS & (MAX_CPUS - 1)) == 0, "a power of two");
+_Static_assert(MAX_LLCS <= 0x10000 && MAX_CPUS <= 0x10000, "queues do not overlap");
+
 /* Tasks with a higher rank go first, as far as the guarantee allows. */
 enum rank {
 	ORDINARY,

@@ -71,7 +71,8 @@ fn format_line(interval: &SchedulerStatistics, seconds: f64) -> String {
         let _ = write!(text, "{rate:7.0}  {wait:>8} {share:3.0}%  ");
     }
     let counters = &interval.counters;
-    let preemptions = counters.preempting_wakeups + counters.critical_wakeups;
+    let preemptions =
+        counters.preempting_wakeups + counters.critical_wakeups + counters.feed_wakeups;
     let rate = |count: u64| count as f64 / seconds;
     let (preemptions, held) = (rate(preemptions), rate(counters.guarantee_hits));
     let _ = writeln!(text, "{preemptions:9.0}  {held:6.0}");
@@ -109,7 +110,8 @@ mod tests {
             taken_ns: seconds * 1_000_000_000,
             ..SchedulerStatistics::default()
         };
-        statistics.counters.critical_wakeups = 30 * seconds;
+        statistics.counters.critical_wakeups = 20 * seconds;
+        statistics.counters.feed_wakeups = 10 * seconds;
         statistics.counters.guarantee_hits = 4 * seconds;
         statistics.classes.insert(TaskClass::Critical, critical);
         statistics.classes.insert(TaskClass::Other, other);
