@@ -6,6 +6,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TorchSnapshot {
-    /// Time in which `PyTorch` compiled a model, summed over threads. A compilation counts when it ends.
+    /// Time in which `PyTorch` compiled a model, summed over threads, with the compilation that is under way.
     pub compile_seconds: f64,
 }

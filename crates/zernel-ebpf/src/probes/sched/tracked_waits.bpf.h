@@ -85,19 +85,21 @@ static __always_inline bool may_have_launched(const struct zernel_process *proce
 	return process->sched.caller_on_cpu || process->sched.caller_left_ns > since_ns;
 }
 
-/* Other threads compiled while the thread was blocked. They do so before they launch what the thread
- * waits for. */
+/* Other threads compiled while the thread was blocked, or from before that on. They do so before they
+ * launch what the thread waits for. */
 static __always_inline void track_awaited_compile(struct zernel_thread *thread,
 						  struct zernel_process *process,
 						  struct zernel_task_state *state, __u64 now_ns)
 {
-	__u64 compile_ns = process->torch.compile_ns - thread->torch.compile_ns_at_block;
-	__u64 waited_ns = now_ns - state->tracker.wait_since_ns;
+	__s64 compile_ns = process->torch.compile_ns - thread->torch.compile_ns_at_block;
+	__u64 since_ns = state->tracker.wait_since_ns;
+	__s64 until_ns = process->torch.compiled_until_ns - since_ns;
 
-	if (compile_ns)
-		track_event(state, thread->process,
-			    now_ns - waited_ns + (compile_ns < waited_ns ? compile_ns : waited_ns),
-			    ZERNEL_AWAITED_COMPILE);
+	if (!(state->tracker.flags & ZERNEL_WAITING) || compile_ns <= 0 || until_ns <= 0)
+		return;
+	track_event(state, thread->process,
+		    since_ns + (compile_ns < until_ns ? compile_ns : until_ns),
+		    ZERNEL_AWAITED_COMPILE);
 }
 
 static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_process *process,

@@ -21,6 +21,8 @@ struct torch_thread {
 
 struct torch_process {
 	__u64 compile_ns; /* time in compilations that have ended, summed over threads */
+	__u64 compiling_since_ns; /* when the compilation that is under way began; 0: none is */
+	__u64 compiled_until_ns; /* when the last one ended */
 };
 
 #endif

@@ -3,7 +3,7 @@
 use zernel_model::snapshot::TorchSnapshot;
 use zernel_phase::mirrors;
 
-use crate::observer::ObservedProcess;
+use crate::observer::{ObservedProcess, monotonic_ns};
 use crate::probes::ProbeState;
 use crate::probes::counter::{ProcessCounter, seconds};
 use crate::probes::gpu_mem::ProcessGpus;
@@ -17,6 +17,10 @@ mirrors! {
         pub struct Compilations = "torch_process" {
             /// Time in those that have ended, summed over threads.
             compile_ns: u64,
+            /// When the one that is under way began; 0: none is.
+            compiling_since_ns: u64,
+            /// When the last one ended.
+            compiled_until_ns: u64,
         }
     }
     constants {
@@ -37,15 +41,27 @@ mirrors! {
 impl ProbeState for Compilations {
     const COUNTERS: &'static [ProcessCounter<Self>] = &[ProcessCounter::new(
         "zernel_compile_seconds_total",
-        "Time in which PyTorch compiled a model, summed over the threads of a process.",
+        "Time in which PyTorch compiled a model, summed over threads. A compilation counts when it ends.",
         |state| seconds(state.compile_ns),
     )];
 
     type Snapshot = TorchSnapshot;
 
-    fn snapshot(&self, _process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> TorchSnapshot {
+    fn snapshot(&self, process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> TorchSnapshot {
+        let now_ns = process.ended_ns.unwrap_or_else(monotonic_ns);
         TorchSnapshot {
-            compile_seconds: seconds(self.compile_ns),
+            compile_seconds: seconds(self.compile_ns_at(now_ns)),
         }
+    }
+}
+
+impl Compilations {
+    /// Time in compilations, with the one that is under way.
+    fn compile_ns_at(&self, now_ns: u64) -> u64 {
+        let under_way_ns = match self.compiling_since_ns {
+            0 => 0,
+            since_ns => now_ns.saturating_sub(since_ns),
+        };
+        self.compile_ns + under_way_ns
     }
 }

@@ -193,11 +193,15 @@ static __always_inline void note_compilation(struct zernel_thread *thread,
 					     struct zernel_process *process, __u32 event,
 					     __u64 now_ns)
 {
-	if (event == ZERNEL_COMPILE_BEGIN)
+	if (event == ZERNEL_COMPILE_BEGIN) {
 		thread->torch.compile_since_ns = now_ns;
-	else if (event == ZERNEL_COMPILE_END)
+		process->torch.compiling_since_ns = now_ns;
+	} else if (event == ZERNEL_COMPILE_END) {
+		process->torch.compiling_since_ns = 0;
+		process->torch.compiled_until_ns = now_ns;
 		__sync_fetch_and_add(&process->torch.compile_ns,
 				     now_ns - thread->torch.compile_since_ns);
+	}
 }
 
 #define torch_read torch_read
