@@ -28,12 +28,13 @@ pub(crate) struct ProcessTimes {
     pub(crate) data_waits: DataWaits,
     /// Waits for other ranks, in any library.
     pub(crate) peer_wait_seconds: f64,
-    /// In compilations, summed over threads. The training thread is in phase Unknown meanwhile.
+    /// In compilations, summed over threads. The training thread is mostly in phase Unknown meanwhile.
     pub(crate) compile_seconds: f64,
     /// In calls that wait for the GPU.
     pub(crate) gpu_wait_seconds: f64,
     /// Number of those calls.
-    pub(crate) gpu_waits: f64,
+    #[serde(rename = "gpu_waits")]
+    pub(crate) gpu_wait_calls: f64,
     /// In launch calls. An estimate if they were sampled.
     pub(crate) launch_seconds: f64,
     /// Number of launches.
@@ -90,7 +91,7 @@ impl ProcessTimes {
             peer_wait_seconds: process.probes.dist_sync.peer_wait_seconds,
             compile_seconds: process.probes.torch.compile_seconds,
             gpu_wait_seconds: process.probes.cuda_trace.gpu_wait_seconds,
-            gpu_waits: process.probes.cuda_trace.gpu_waits as f64,
+            gpu_wait_calls: process.probes.cuda_trace.gpu_waits as f64,
             launch_seconds: process.probes.cuda_trace.launch_seconds,
             launches: process.probes.cuda_trace.launches as f64,
             cpu_seconds: process.probes.sched.cpu_seconds,
@@ -123,7 +124,7 @@ impl ProcessTimes {
             peer_wait_seconds: combine_one(self.peer_wait_seconds, other.peer_wait_seconds),
             compile_seconds: combine_one(self.compile_seconds, other.compile_seconds),
             gpu_wait_seconds: combine_one(self.gpu_wait_seconds, other.gpu_wait_seconds),
-            gpu_waits: combine_one(self.gpu_waits, other.gpu_waits),
+            gpu_wait_calls: combine_one(self.gpu_wait_calls, other.gpu_wait_calls),
             launch_seconds: combine_one(self.launch_seconds, other.launch_seconds),
             launches: combine_one(self.launches, other.launches),
             cpu_seconds: combine_one(self.cpu_seconds, other.cpu_seconds),
@@ -149,7 +150,7 @@ pub(crate) struct RankTimes {
     pub(crate) not_observed: f64,
     /// Warm-up: the first steps of the rank, which are not part of `wall`.
     pub(crate) warm_up: f64,
-    /// In compilations after the warm-up, which are not part of `wall` either.
+    /// The part of `wall` in which it compiled after the warm-up. It is unknown time, which no share counts.
     pub(crate) compile: f64,
     /// In phase NcclCollective, or in waits for peers if those are longer.
     pub(crate) communication: f64,
@@ -194,6 +195,11 @@ pub(crate) struct RankTimes {
 }
 
 impl RankTimes {
+    /// Its time without compilations, of which shares are.
+    pub(crate) fn counted_wall(&self) -> f64 {
+        self.wall - self.compile
+    }
+
     /// Takes the figures of a rank from what was recorded of it, of all ranks and of all processes.
     pub(crate) fn new(
         rank: &ProcessReport,
@@ -207,24 +213,22 @@ impl RankTimes {
         let collectives = rank.collectives.iter();
         // Collectives that one wait covers overlap, so at most one counts per wait.
         let until_sync = collectives.map(|collective| {
-            let waits = times.gpu_waits.min(collective.calls as f64);
+            let waits = times.gpu_wait_calls.min(collective.calls as f64);
             waits * collective.until_sync_mean_seconds.unwrap_or(0.0)
         });
-        let compile = times.awaited_compile_seconds();
-        let wall = times.wall_seconds - compile;
         Self {
-            wall,
-            not_observed: times.not_observed_seconds.min(wall),
+            wall: times.wall_seconds,
+            not_observed: times.not_observed_seconds.min(times.wall_seconds),
             warm_up: steps.map_or(0.0, |steps| steps.warm_up_seconds),
-            compile,
+            compile: times.awaited_compile_seconds(),
             communication: times.communication_seconds(),
             gpu_waits: times.gpu_wait_seconds,
             peer_waits: times.peer_wait_seconds,
             until_sync: until_sync.fold(0.0, f64::max),
-            gpu_wait_calls: times.gpu_waits,
+            gpu_wait_calls: times.gpu_wait_calls,
             launching: times.launch_seconds,
             launches: times.launches,
-            unknown: times.phases.unknown - compile,
+            unknown: times.phases.unknown,
             data_waits: data_waits.total_seconds(),
             data_prepare: data_waits.prepare,
             data_fetch: data_waits.fetch,
@@ -308,6 +312,9 @@ impl TimePart {
     ];
 }
 
+// The parts are indices, and the last one is listed.
+const _: () = assert!(TimePart::Host as usize + 1 == TimePart::ALL.len());
+
 /// The parts of a rank's time. Time in none of them is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct RankTimeParts {
@@ -373,9 +380,10 @@ impl RankTimeParts {
         let host = remaining.take_at_most((remaining.0 - unknown).min(rank.cpu));
         // A rank that waits for its GPU longer than the GPU is idle is limited by the GPU: it works ahead of it. A
         // rank with a GPU that is never idle is bound by the GPU too, even if it waits elsewhere or not at all.
-        let gpu_idle = rank.gpu_busy.map(|busy| (rank.wall - busy).max(0.0));
+        let wall = rank.counted_wall();
+        let gpu_idle = rank.gpu_busy.map(|busy| (wall - busy).max(0.0));
         let is_ahead =
-            gpu_idle.is_some_and(|idle| idle <= gpu.max(MAX_IDLE_SHARE_OF_BUSY_GPU * rank.wall));
+            gpu_idle.is_some_and(|idle| idle <= gpu.max(MAX_IDLE_SHARE_OF_BUSY_GPU * wall));
         let ahead_of_gpu = if is_ahead { host } else { 0.0 };
         let (gpu, host) = (gpu + ahead_of_gpu, host - ahead_of_gpu);
         // The limit of a cgroup makes its threads wait in the run queue.
@@ -394,7 +402,7 @@ impl RankTimeParts {
         }
         parts.data_delay = data_delay;
         parts.ahead_of_gpu = ahead_of_gpu;
-        parts.gpu_busy = rank.gpu_busy.map(|busy| busy / rank.wall.max(f64::EPSILON));
+        parts.gpu_busy = rank.gpu_busy.map(|busy| busy / wall.max(f64::EPSILON));
         parts.gpu_idle = gpu_idle;
         parts.launches = rank.launches;
         parts.gpu_wait_calls = rank.gpu_wait_calls;

@@ -153,6 +153,7 @@ fn report_on(ranks: Vec<ProcessReport>) -> Report {
             seconds: 1.5,
             reason: Some(TimePart::Prepare),
             more_seconds: 1.25,
+            compiled_more: false,
         }),
         ranks,
         observing: Some(ObservationReport {

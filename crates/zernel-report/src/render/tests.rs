@@ -82,6 +82,7 @@ fn example_report(ranks: u32) -> Report {
             seconds: 345.6,
             reason: Some(TimePart::Prepare),
             more_seconds: 340.0,
+            compiled_more: false,
         }),
         observing: Some(ObservationReport {
             sampled: ["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuEventRecord"]

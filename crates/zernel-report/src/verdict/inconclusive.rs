@@ -60,7 +60,7 @@ pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
             total,
         }));
     }
-    let walls = job.ranks.iter().map(|rank| rank.wall);
+    let walls = job.ranks.iter().map(RankTimes::counted_wall);
     let longest_seconds = walls.fold(0.0, f64::max);
     if longest_seconds < MIN_OBSERVED_SECONDS {
         let reason = Inconclusive::TooShort { longest_seconds };
@@ -280,9 +280,11 @@ mod tests {
     #[test]
     fn a_job_that_compiles_again_and_again_has_no_verdict() {
         let compiling = RankTimes {
-            wall: 20.0,
+            wall: 100.0,
             compile: 80.0,
-            cpu: 18.0,
+            unknown: 80.0,
+            cpu: 98.0,
+            launches: 1.0,
             ..RankTimes::default()
         };
         let description = judge_ranks(&[compiling]).describe();
@@ -292,6 +294,24 @@ mod tests {
             evidence.starts_with("the model was compiled for 80.0 s"),
             "{evidence}"
         );
+    }
+
+    /// Compilations are left out of the time that shares are of.
+    #[test]
+    fn a_job_that_compiled_for_a_while_has_the_verdict_of_the_rest() {
+        let rest = RankTimes {
+            gpu_busy: Some(90.0),
+            ..gpu_rank()
+        };
+        let compiled = RankTimes {
+            wall: rest.wall + 50.0,
+            unknown: rest.unknown + 50.0,
+            compile: 50.0,
+            ..rest
+        };
+        let (compiled, rest) = (judge_ranks(&[compiled]), judge_ranks(&[rest]));
+        assert_eq!(compiled.describe(), rest.describe());
+        assert_eq!(bound_of(&rest), "gpu");
     }
 
     #[test]

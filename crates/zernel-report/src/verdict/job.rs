@@ -27,7 +27,7 @@ impl<'a> JobTimes<'a> {
         }
         let total = TotalTime {
             ranks: ranks.len(),
-            wall_seconds: ranks.iter().map(|rank| rank.wall).sum(),
+            wall_seconds: ranks.iter().map(RankTimes::counted_wall).sum(),
         };
         Self {
             ranks,
@@ -48,7 +48,7 @@ fn charge_waits_for_slowest(parts: &mut [RankTimeParts], slowest: SlowestRank) {
     }
 }
 
-/// Wall time of all ranks together.
+/// Wall time of all ranks together, without compilations.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct TotalTime {
     pub(super) ranks: usize,

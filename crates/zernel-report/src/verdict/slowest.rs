@@ -19,13 +19,20 @@ pub(crate) struct SlowestRank {
     pub(crate) reason: Option<TimePart>,
     /// Seconds that the slowest rank spent more in `reason` than its peers on average; 0 if there is no such part.
     pub(crate) more_seconds: f64,
+    /// Whether most of them were spent on compiling, which is no part.
+    #[serde(skip)]
+    pub(crate) compiled_more: bool,
 }
 
 impl SlowestRank {
     /// What the rank spent more time in than its peers: the end of the sentence "it spent 1 s more".
     pub(crate) fn excess_text(&self) -> &'static str {
-        let text = self.reason.and_then(Resource::excess_text);
-        text.unwrap_or("blocked for an unknown reason")
+        match self.reason {
+            None if self.compiled_more => "compiling",
+            reason => reason
+                .and_then(Resource::excess_text)
+                .unwrap_or("blocked for an unknown reason"),
+        }
     }
 }
 
@@ -42,11 +49,14 @@ pub(crate) fn find_slowest_rank(ranks: &[RankTimes]) -> Option<SlowestRank> {
         return None;
     }
     let (reason, more_seconds) = largest_excess(ranks, index)?;
+    let peers = all_ranks_except(ranks, index).map(|peer| peer.compile);
+    let more_compile = ranks[index].compile - peers.sum::<f64>() / (ranks.len() - 1) as f64;
     Some(SlowestRank {
         index,
         seconds,
         reason: reason.filter(|_| more_seconds > 0.0),
         more_seconds: more_seconds.max(0.0),
+        compiled_more: more_compile > more_seconds / 2.0,
     })
 }
 
@@ -81,7 +91,39 @@ pub(super) fn all_ranks_except<T>(ranks: &[T], except: usize) -> impl Iterator<I
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verdict::tests::{gpu_rank, waiting_rank};
+    use crate::verdict::judge_ranks;
+    use crate::verdict::tests::{bound_of, gpu_rank, waiting_rank};
+
+    /// One rank compiles anew while its peers wait in their collectives.
+    #[test]
+    fn a_rank_that_compiles_is_a_straggler() {
+        let peer = RankTimes {
+            communication: 45.0,
+            peer_waits: 45.0,
+            cpu: 50.0,
+            ..RankTimes::default()
+        };
+        let peer = RankTimes {
+            wall: 100.0,
+            launches: 1.0,
+            ..peer
+        };
+        let compiles = RankTimes {
+            communication: 0.0,
+            peer_waits: 0.0,
+            compile: 45.0,
+            unknown: 45.0,
+            cpu: 50.2,
+            ..peer
+        };
+        let verdict = judge_ranks(&[peer, compiles, peer, peer]);
+        assert_eq!(bound_of(&verdict), "straggler");
+        let evidence = verdict.describe().evidence;
+        assert!(
+            evidence.contains("more compiling than they did"),
+            "{evidence}"
+        );
+    }
 
     #[test]
     fn the_slowest_rank_waits_least_in_collectives() {
@@ -91,6 +133,7 @@ mod tests {
             (found.reason, found.more_seconds),
             (Some(TimePart::Gpu), 42.0)
         );
+        assert!(!found.compiled_more);
         assert_eq!(find_slowest_rank(&[gpu_rank(), gpu_rank()]), None);
         assert_eq!(find_slowest_rank(&[gpu_rank()]), None);
         assert_eq!(find_slowest_rank(&[]), None);
