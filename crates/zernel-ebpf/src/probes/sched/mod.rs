@@ -1,4 +1,8 @@
 //! Threads on and off their CPUs.
+//!
+//! `sched.bpf.h` has the programs: `sched_switch`, `process_fork`, and the iterator `adopt_tasks`. It passes blocks and
+//! wake-ups on through `tracked_waits.bpf.h`; `block_reason.bpf.h` finds out why a thread is blocked. Exits and `exec` are in
+//! `observe.bpf.c`. `tests/waits` checks the times against the kernel's own account.
 
 pub(crate) mod metrics;
 mod state;

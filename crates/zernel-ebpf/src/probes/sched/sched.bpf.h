@@ -10,8 +10,8 @@
  * Wakeups are not traced: that would double the cost for every thread of the system. When a thread
  * runs again, the kernel's own account shows since when it was runnable.
  *
- * A thread's storage is written while it is being switched, which never happens on two CPUs at
- * once.
+ * A thread's storage is written by its own calls and while it is being switched, which never happens
+ * on two CPUs at once. Only adopt_tasks writes from elsewhere, and only to a thread that had no storage.
  */
 #ifndef SCHED_BPF_H
 #define SCHED_BPF_H
@@ -42,6 +42,8 @@
 #define PF_EXITING 0x4
 /* About a second: the share of I/O is of the last such interval. */
 #define RECENT_NS (1ULL << 30)
+/* After this time without a CPU, the averages before mean nothing. */
+#define STALE_NS (16 * RECENT_NS)
 /* About a minute: sampling windows are closer together than this. */
 #define CALLING_NS (60 * RECENT_NS)
 
@@ -153,7 +155,7 @@ static __always_inline void update_recent(struct sched_thread *run, struct zerne
 
 	if (elapsed_ns < RECENT_NS)
 		return;
-	if (elapsed_ns < 16 * RECENT_NS) {
+	if (elapsed_ns < STALE_NS) {
 		io_q16 = (run->recent_io_ns << 16) / elapsed_ns;
 		state->io_wait_q16 = (state->io_wait_q16 + io_q16) / 2;
 		if (state->io_wait_q16 > ZERNEL_Q16_ONE)
@@ -373,6 +375,7 @@ static __always_inline struct zernel_thread *known_thread(struct task_struct *ta
 	return task->bpf_storage ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
 }
 
+/* Arguments: whether it is preempted, the previous task, the next one, the previous one's state. */
 SEC("tp_btf/sched_switch")
 int sched_switch(__u64 *ctx)
 {
