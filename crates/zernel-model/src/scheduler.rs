@@ -159,7 +159,7 @@ pub struct SchedulerStatistics {
     pub privilege: String,
     /// Part of their fair share that others keep.
     pub guarantee: f64,
-    /// How much virtual time others have lost to critical threads and loaders, of what the guarantee promises.
+    /// The CPU time of the guarantee that others have not got yet.
     pub loss_us: u64,
     /// Decisions.
     pub counters: SchedCounters,

@@ -89,7 +89,7 @@ impl<'a> LoadedScheduler<'a> {
         for_each_sched_counter!(convert)
     }
 
-    /// How much virtual time others have lost to critical threads and loaders. 0 if the kernel does not answer.
+    /// The CPU time of the guarantee that others have not got yet. 0 if the kernel does not answer.
     #[must_use]
     pub fn lost_virtual_time(&self) -> Duration {
         let test_run = self.skel.progs.read_loss.test_run(ProgramInput::default());

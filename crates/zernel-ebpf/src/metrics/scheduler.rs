@@ -16,7 +16,7 @@ families! {
     GUARANTEE = Gauge "zernel_sched_guarantee_ratio" []
         "Part of their fair share that others keep beside critical threads.";
     LOSS = Gauge "zernel_sched_loss_seconds" []
-        "Virtual time that others have lost to critical threads and loaders, of what the guarantee promises.";
+        "CPU time of the guarantee that others have not got yet.";
     EVENTS = Counter "zernel_sched_events_total" ["event"]
         "What the scheduler decided, such as preempting_wakeups, critical_wakeups, guarantee_hits and throttled.";
     RUNS = Counter "zernel_sched_runs_total" ["class"]

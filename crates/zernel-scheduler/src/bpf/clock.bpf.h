@@ -24,7 +24,7 @@ struct clock {
 	__u64 window_start_ns;
 	__u64 window_start;
 	__u64 per_ms; /* how much it advances in a millisecond; 0: not measured yet */
-	/* The guarantee: see guarantee.bpf.h. */
+	/* The guarantee of tasks that are pinned to a CPU: see guarantee.bpf.h. */
 	__u64 promised;
 	__u64 promised_up_to_ns;
 };

@@ -2,23 +2,25 @@
 /*
  * What others keep beside critical threads and loaders.
  *
- * Were all tasks treated alike, a clock would advance by CPUs / (sum of the weights of all runnable
- * tasks). The promised clock advances at a fraction of that speed, the guarantee. Tasks that go
- * first do not advance the clock, so it slows down while they take more than their share. How far
- * it is behind the promised clock is what others have lost. While this is less than a slice, ranks
- * go first on all CPUs. Then one CPU must run an ordinary task, and the more the larger the loss
- * is: all CPUs once it is two slices. So others are paid by few CPUs all the time and not by all
- * CPUs now and then. On those CPUs critical threads and loaders are scheduled like all others. On
- * the rest critical threads go before loaders, so loaders take nothing from them.
+ * Were all tasks treated alike, ordinary tasks would get a part of all CPUs: their weights, divided by
+ * the weights of all runnable tasks. The guarantee promises them a fraction of that CPU time. For
+ * each slice of it that they have not got yet, one CPU must run an ordinary task. So others are paid
+ * by few CPUs all the time and not by all CPUs now and then. CPU time measures this better than
+ * virtual time: a clock stands still until the last of the ordinary tasks has had its turn, and then
+ * jumps.
  *
- * The shared clock has a promise, and the clock of each CPU has one for the tasks pinned there: a
- * critical thread goes first on a CPU only while neither has lost too much. Tasks that may use some
- * CPUs only can lose more than others. So a CPU serves all of its queues by virtual time when the
- * first ordinary task has lost three slices by itself. The same rule protects a tenant with
+ * A CPU that must pay runs no loaders, and critical threads there are scheduled like ordinary tasks.
+ * On the other CPUs critical threads go before loaders, so loaders take nothing from them.
+ *
+ * The clock of each CPU has a promise in virtual time, for the tasks pinned there: the promised clock
+ * advances at the guaranteed fraction of CPUs / (sum of the weights of all runnable tasks). A
+ * critical thread goes first on a CPU only while that clock is not a slice behind. Tasks that may use
+ * some CPUs only can lose more than others. So a CPU serves all of its queues by virtual time when
+ * the first ordinary task is three slices behind the others. The same rule protects a tenant with
  * tasks that lose more than those of others.
  *
- * So nobody waits longer than it takes the promised clock to advance by three slices. A small
- * guarantee would make this long, so a CPU also serves all of its queues ten times a second.
+ * A small guarantee would let others wait for long, so a CPU also serves all of its queues ten times
+ * a second.
  */
 #ifndef ZERNEL_SCHED_GUARANTEE_H
 #define ZERNEL_SCHED_GUARANTEE_H
@@ -28,30 +30,37 @@
 /* A CPU serves all of its queues by virtual time at least this often. */
 #define LONGEST_HOLD_NS (SECOND_NS / 10)
 
-/* Advances a promised clock by what `cpus` CPUs give to tasks with this sum of weights. Of several
- * CPUs that do it at once, one succeeds. */
-static void promise(struct clock *clock, __u64 now_ns, __u64 cpus, __s64 weight)
+/* Adds the CPU time that the guarantee gives to ordinary tasks, and subtracts what they got. What
+ * they got beyond the promise is no credit. More than a slice per CPU is forgotten: it is time that
+ * the tasks could not use, because they may not run on all CPUs. Of several CPUs that do this at
+ * once, one succeeds. */
+static void promise_time(__u64 now_ns)
 {
-	__u64 before_ns = clock->promised_up_to_ns;
-	__s64 elapsed_ns = now_ns - before_ns;
+	__u64 before_ns = promised_up_to_ns;
+	__s64 largest_ns = settings.slice_ns * settings.cpus;
+	__s64 elapsed_ns = now_ns - before_ns, wanted_ns;
+	__u64 guaranteed_ns;
 
 	if (elapsed_ns <= 0 ||
-	    !__sync_bool_compare_and_swap(&clock->promised_up_to_ns, before_ns, now_ns))
+	    !__sync_bool_compare_and_swap(&promised_up_to_ns, before_ns, now_ns) ||
+	    elapsed_ns >= (__s64)SECOND_NS)
 		return;
-	if (weight > 0 && elapsed_ns < (__s64)SECOND_NS)
-		clock->promised += (__u64)elapsed_ns * cpus * settings.guarantee_percent / weight;
-	/* What others got beyond the promise is no credit. */
-	if (is_before(clock->promised, clock->now))
-		clock->promised = clock->now;
+	guaranteed_ns = (__u64)elapsed_ns * settings.cpus * settings.guarantee_percent / 100;
+	wanted_ns = promised_ns - elapsed_ns * ordinary_cpus;
+	if (ordinary_weight > 0 && root_active > 0)
+		wanted_ns += guaranteed_ns * (__u64)ordinary_weight / (__u64)root_active;
+	if (wanted_ns < 0)
+		wanted_ns = 0;
+	promised_ns = wanted_ns < largest_ns ? wanted_ns : largest_ns;
 }
 
-/* Nobody has lost anything: the clock has no ordinary task, or a CPU is idle. */
-static void promise_kept(struct clock *clock, __u64 now_ns)
+/* Nobody has lost anything: there is no ordinary task, or a CPU is idle. */
+static void promise_no_time(__u64 now_ns)
 {
 	if (!settings.may_privilege)
 		return;
-	clock->promised_up_to_ns = now_ns;
-	clock->promised = clock->now;
+	promised_up_to_ns = now_ns;
+	promised_ns = 0;
 }
 
 /* Nobody loses anything while no ordinary task waits. */
@@ -64,30 +73,48 @@ static void note_waiting(__u64 now_ns)
 	if (waits)
 		return;
 	if (ordinary_cpus > 0)
-		shared_clock.promised_up_to_ns = now_ns;
+		promised_up_to_ns = now_ns;
 	else
-		promise_kept(&shared_clock, now_ns);
+		promise_no_time(now_ns);
 }
 
-/* The loss, in virtual time of a task with nice 0, at which the first CPU must pay. */
+/* Advances the promised clock of the tasks that are pinned to a CPU by what all CPUs give to tasks
+ * with this sum of weights. Of several CPUs that do it at once, one succeeds. */
+static void promise(struct clock *clock, __u64 now_ns, __s64 weight)
+{
+	__u64 before_ns = clock->promised_up_to_ns;
+	__s64 elapsed_ns = now_ns - before_ns;
+
+	if (elapsed_ns <= 0 ||
+	    !__sync_bool_compare_and_swap(&clock->promised_up_to_ns, before_ns, now_ns))
+		return;
+	if (weight > 0 && elapsed_ns < (__s64)SECOND_NS)
+		clock->promised += (__u64)elapsed_ns * settings.cpus * settings.guarantee_percent /
+				   weight;
+	/* What others got beyond the promise is no credit. */
+	if (is_before(clock->promised, clock->now))
+		clock->promised = clock->now;
+}
+
+/* The tasks that are pinned to a CPU have lost nothing: none of them is ordinary. */
+static void promise_kept(struct clock *clock, __u64 now_ns)
+{
+	clock->promised_up_to_ns = now_ns;
+	clock->promised = clock->now;
+}
+
+/* The loss, in virtual time of a task with nice 0, that tasks pinned to a CPU must bear. */
 static __s64 largest_loss(void)
 {
 	return settings.slice_ns ?: 1;
 }
 
-static __s64 loss_of(const struct clock *clock)
-{
-	return clock->promised - clock->now;
-}
-
-/* Whether a CPU must run an ordinary task, because too few others do. */
+/* Whether a CPU must run an ordinary task: for each slice that is promised, one CPU does. */
 static bool must_pay(const struct cpu *cpu)
 {
-	__s64 beyond = loss_of(&shared_clock) - largest_loss();
 	__s64 others = ordinary_cpus - cpu->is_ordinary;
 
-	return beyond >= 0 &&
-	       others < (__s64)(1 + (__u64)beyond * settings.cpus / (__u64)largest_loss());
+	return promised_ns >= (others + 1) * (__s64)settings.slice_ns;
 }
 
 /* Whether the ordinary tasks that are pinned to a CPU have lost too much. They can get no more than
@@ -103,8 +130,14 @@ static bool pinned_lost_too_much(__u32 number, __u64 now_ns)
 		promise_kept(&cpu->clock, now_ns);
 		return false;
 	}
-	promise(&cpu->clock, now_ns, settings.cpus, here > everywhere ? here : everywhere);
-	return loss_of(&cpu->clock) >= largest_loss();
+	promise(&cpu->clock, now_ns, here > everywhere ? here : everywhere);
+	return (__s64)(cpu->clock.promised - cpu->clock.now) >= largest_loss();
+}
+
+/* Whether a virtual time is three slices behind another one. */
+static bool is_far_behind(__u64 vtime, __u64 other)
+{
+	return (__s64)(other - vtime) >= 3 * largest_loss();
 }
 
 /* Whether the first ordinary task that a CPU could run has lost too much by itself. */
@@ -115,13 +148,26 @@ static bool first_lost_too_much(__u32 number, __u64 now_ns)
 	if (now_ns - cpu_at(number)->served_ns > LONGEST_HOLD_NS)
 		return true;
 	return first_vtime(LLC_QUEUE(llc_of(number)), number, &vtime) &&
-	       (__s64)(shared_clock.promised - vtime) >= 3 * largest_loss();
+	       is_far_behind(vtime, shared_clock.now);
+}
+
+/* Notes on its own CPU which rank runs, or is about to; `is_busy`: anything does. */
+static void set_running_rank(struct cpu *cpu, enum rank rank, bool is_busy, __u64 now_ns)
+{
+	bool is_ordinary = is_busy && rank == ORDINARY && !cpu->runs_pinned;
+
+	cpu->rank = rank;
+	if (!settings.may_privilege || cpu->is_ordinary == is_ordinary)
+		return;
+	promise_time(now_ns);
+	cpu->is_ordinary = is_ordinary;
+	__sync_fetch_and_add(&ordinary_cpus, is_ordinary ? 1LL : -1LL);
 }
 
 /* Whether critical threads and loaders may go first on a CPU now. */
 static bool may_go_first(__u32 number, __u64 now_ns)
 {
-	promise(&shared_clock, now_ns, settings.cpus, root_active);
+	promise_time(now_ns);
 	if (!must_pay(cpu_at(number)) && !pinned_lost_too_much(number, now_ns))
 		return true;
 	counters.guarantee_hits++;

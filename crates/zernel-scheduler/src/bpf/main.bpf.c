@@ -108,9 +108,11 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 		return;
 	}
 	rank = is_wakeup ? rank_of_waking(p, task, now_ns) : rank_of(p, task, now_ns);
+	count_ordinary(task, rank == ORDINARY);
 	if (is_wakeup && preempt_lower(p, task, cpu, rank, now_ns, enq_flags))
 		return;
-	if (is_wakeup && preempt(p, task, cpu, now_ns)) {
+	/* A loader leaves CPUs that must pay to ordinary tasks. */
+	if (is_wakeup && rank != FEED && preempt(p, task, cpu, now_ns)) {
 		counters.preempting_wakeups++;
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns,
 				   enq_flags | SCX_ENQ_PREEMPT);
@@ -139,21 +141,22 @@ static bool keep(struct task_struct *prev, struct task *task, __s32 cpu, enum ra
 		 __u64 now_ns)
 {
 	task->rank = rank;
-	set_running_rank(cpu_at(cpu), rank, true);
+	set_running_rank(cpu_at(cpu), rank, true, now_ns);
 	set_slice(prev, settings.slice_ns);
 	if (advances_clock(task))
 		clock_follow(clock_of(task), prev->scx.dsq_vtime, now_ns);
 	return true;
 }
 
-/* Whether the running loader comes before those that wait. */
+/* Whether the running loader goes on: no other one is far behind it. Loaders that took turns at every
+ * slice would finish their batches at the same time, and the trainer would wait for all of them. */
 static bool is_first_loader(const struct task_struct *prev, const struct task *task, __s32 cpu)
 {
 	struct choice choice = {};
 
 	consider(&choice, RANK_QUEUE(LLC_QUEUE(llc_of(cpu)), FEED), cpu, 0);
 	consider(&choice, RANK_QUEUE(CPU_QUEUE(cpu), FEED), cpu, cpu_at(cpu)->offset);
-	return !choice.found || !is_before(choice.vtime, comparable_vtime(prev, task));
+	return !choice.found || !is_far_behind(choice.vtime, comparable_vtime(prev, task));
 }
 
 /* Chooses a loader after critical threads have had a CPU for long, if no ordinary task waits. */
@@ -197,20 +200,28 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 	__u64 now_ns = scx_bpf_now();
 	struct task *task = continuing(prev, cpu, now_ns);
 	struct choice choice = {};
-	bool is_first;
+	enum rank rank = ORDINARY;
+	bool is_first, pays = false;
 
 	if (settings.privilege != PRIVILEGE_NOBODY) {
-		enum rank rank = ORDINARY;
-
 		if (task && !task->yielded)
 			rank = rank_of(prev, task, now_ns);
 		if (serve_ranks(prev, task, cpu, rank, now_ns))
 			return;
+		pays = must_pay(cpu_at(cpu));
 	}
 	cpu_at(cpu)->served_ns = now_ns;
-	choose(&choice, cpu);
+	choose(&choice, cpu, !pays);
+	if (pays && !choice.found) {
+		pays = false;
+		choose(&choice, cpu, true);
+	}
+	/* CPUs that choose at the same tick must know it before the task runs. */
+	if (pays)
+		set_running_rank(cpu_at(cpu), ORDINARY, true, now_ns);
 	is_first = task && !task->yielded &&
-		   (!choice.found || !is_before(choice.vtime, comparable_vtime(prev, task)));
+		   (!choice.found || !is_before(choice.vtime, comparable_vtime(prev, task))) &&
+		   !(pays && rank == FEED);
 	if (!is_first && choice.found && serve(cpu, &choice))
 		return;
 	if (!task && steal(cpu))
@@ -221,7 +232,8 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 		if (advances_clock(task))
 			clock_follow(clock_of(task), prev->scx.dsq_vtime, now_ns);
 	} else {
-		promise_kept(&shared_clock, now_ns);
+		set_running_rank(cpu_at(cpu), ORDINARY, false, now_ns);
+		promise_no_time(now_ns);
 	}
 }
 
@@ -265,7 +277,9 @@ void CALLBACK(zernel_stopping, struct task_struct *p, bool runnable)
 	}
 	cpu->weight = 0;
 	cpu->runs_pinned = false;
-	set_running_rank(cpu, ORDINARY, false);
+	/* Else dispatch has noted what runs next. */
+	if (!runnable)
+		set_running_rank(cpu, ORDINARY, false, scx_bpf_now());
 }
 
 void CALLBACK(zernel_tick, struct task_struct *p)
@@ -317,6 +331,7 @@ void CALLBACK(zernel_quiescent, struct task_struct *p, __u64 deq_flags)
 		return;
 	count_task(task, 0);
 	count_pinned(task, 0);
+	count_ordinary(task, false);
 	if (deq_flags & SCX_DEQ_SLEEP)
 		task->blocked_ns = scx_bpf_now();
 }
@@ -419,13 +434,11 @@ int set_policy(struct policy *wanted)
 	return 0;
 }
 
-/* Returns how much virtual time others have lost, in microseconds. */
+/* Returns the CPU time of the guarantee that others have not got yet, in microseconds. */
 SEC("syscall")
 int read_loss(void *context)
 {
-	__s64 loss = loss_of(&shared_clock);
-
-	return loss > 0 ? loss / 1000 : 0;
+	return (__u64)promised_ns / 1000;
 }
 
 /* Makes the calling process the privileged one. */

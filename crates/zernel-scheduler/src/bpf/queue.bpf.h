@@ -178,24 +178,26 @@ static void look_at_other_cache(struct choice *choice, __u32 number)
 		choice->changes_cache = true;
 }
 
-/* Compares the first tasks of the queues of all ranks. */
-static void consider_ranks(struct choice *choice, __u64 queue, __u32 number, __u64 offset)
+/* Compares the first tasks of the queues of all ranks, those of loaders only with `loaders`. */
+static void consider_ranks(struct choice *choice, __u64 queue, __u32 number, bool loaders)
 {
-	consider(choice, queue, number, offset);
+	consider(choice, queue, number, 0);
 	if (!settings.may_privilege)
 		return;
-	consider(choice, RANK_QUEUE(queue, CRITICAL), number, offset);
-	consider(choice, RANK_QUEUE(queue, FEED), number, offset);
+	consider(choice, RANK_QUEUE(queue, CRITICAL), number, 0);
+	if (loaders)
+		consider(choice, RANK_QUEUE(queue, FEED), number, 0);
 }
 
-/* Compares the first tasks of the queues of a CPU, and those of another cache. */
-static void choose(struct choice *choice, __u32 number)
+/* Compares the first tasks of the queues of a CPU, those of loaders only with `loaders`, and those
+ * of another cache. */
+static void choose(struct choice *choice, __u32 number, bool loaders)
 {
 	struct cpu *cpu = cpu_at(number);
 	struct choice pinned = {};
 
-	consider_ranks(choice, LLC_QUEUE(llc_of(number)), number, 0);
-	consider_ranks(&pinned, CPU_QUEUE(number), number, 0);
+	consider_ranks(choice, LLC_QUEUE(llc_of(number)), number, loaders);
+	consider_ranks(&pinned, CPU_QUEUE(number), number, loaders);
 	if (pinned.found || cpu->runs_pinned)
 		couple_clocks(cpu, !choice->found);
 	pinned.vtime += cpu->offset;

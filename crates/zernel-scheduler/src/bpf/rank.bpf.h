@@ -97,11 +97,12 @@ static __s32 find_lower_cpu(struct task_struct *p, const struct task *task, __s3
 			    enum rank rank, __u64 now_ns)
 {
 	__u32 first = next_candidate++, step, other;
-	__s32 best = -1;
+	__s32 best;
 
 	if (rank == ORDINARY || (rank == FEED && !feeds_hungry(p, task, now_ns)))
 		return -1;
-	if (cpu_at(cpu)->rank == ORDINARY && may_preempt(p, cpu, rank, now_ns))
+	best = may_preempt(p, cpu, rank, now_ns) ? cpu : -1;
+	if (best >= 0 && cpu_at(cpu)->rank == ORDINARY)
 		return cpu;
 	for (step = 0; step < RANK_CANDIDATES; step++) {
 		other = (first + step) % (settings.cpus ?: 1);
@@ -109,7 +110,8 @@ static __s32 find_lower_cpu(struct task_struct *p, const struct task *task, __s3
 			continue;
 		if (cpu_at(other)->rank == ORDINARY)
 			return other;
-		best = other;
+		if (best < 0)
+			best = other;
 	}
 	return best;
 }
@@ -118,8 +120,12 @@ static __s32 find_lower_cpu(struct task_struct *p, const struct task *task, __s3
 static void note_rank(struct cpu *cpu, struct task *task, __u32 number, enum rank rank,
 		      __u64 now_ns)
 {
-	task->rank = rank != ORDINARY && may_go_first(number, now_ns) ? rank : ORDINARY;
-	set_running_rank(cpu, task->rank, true);
+	bool goes_first = rank == FEED ? !pinned_lost_too_much(number, now_ns) :
+					 rank == CRITICAL && may_go_first(number, now_ns);
+
+	task->rank = goes_first ? rank : ORDINARY;
+	count_ordinary(task, rank == ORDINARY);
+	set_running_rank(cpu, rank, true, now_ns);
 }
 
 #endif

@@ -36,6 +36,7 @@ struct task {
 	__u32 counted; /* the weight that is counted there; 0 while it sleeps */
 	__u32 clock; /* the clock of its virtual time: SHARED_CLOCK or a CPU */
 	__u32 pinned_weight; /* counted at that CPU */
+	__u32 ordinary_weight; /* counted in the sum of that name */
 	bool yielded;
 	bool waits; /* a critical thread that waits for another thread: see siblings.bpf.h */
 	bool in_tree; /* it is, or descends from, settings.privileged_process */
@@ -75,14 +76,18 @@ struct cpu {
 	__s64 pinned_weight; /* of the runnable tasks that can run on this CPU only */
 	__u32 next_cache; /* which other cache to look at next */
 	bool runs_pinned;
-	bool is_ordinary; /* the running task has no rank */
+	bool is_ordinary; /* counted in ordinary_cpus */
 	__u8 rank; /* of the running task, or of one that is about to run */
 } __attribute__((aligned(64)));
 
 static struct cpu cpus[MAX_CPUS];
 static struct clock shared_clock;
-/* CPUs that run an ordinary task, while tasks are privileged. */
-static __s64 ordinary_cpus;
+/* CPUs that run an ordinary task, and the effective weights of those that are runnable. Tasks that
+ * can run on one CPU only do not count. */
+static __s64 ordinary_cpus, ordinary_weight;
+/* The CPU time of the guarantee that ordinary tasks have not got yet, and until when it is counted. */
+static __s64 promised_ns;
+static __u64 promised_up_to_ns;
 /* Whether an ordinary task waits, and so loses what a task that goes first takes beyond its share. */
 static bool others_wait;
 /* The CPU to look at next for a task to preempt. */
@@ -165,6 +170,22 @@ static void count_task(struct task *task, __u32 weight)
 		add_runnable_weight(task->node, difference);
 }
 
+/* Counts a task among the runnable ordinary ones, or no longer. */
+static void count_ordinary(struct task *task, bool is_ordinary)
+{
+	__u32 weight = 0;
+	__s64 difference;
+
+	if (!settings.may_privilege)
+		return;
+	if (is_ordinary && task->clock == SHARED_CLOCK)
+		weight = weight_of(task) >> WEIGHT_SHIFT ?: 1;
+	difference = (__s64)weight - task->ordinary_weight;
+	task->ordinary_weight = weight;
+	if (difference)
+		__sync_fetch_and_add(&ordinary_weight, difference);
+}
+
 /* Whether an ordinary task waits that has the clock of this one. */
 static bool ordinary_waits_beside(const struct task *task)
 {
@@ -234,18 +255,6 @@ static void charge(struct task_struct *p, struct task *task, __u64 now_ns)
 	charge_limits(task->node, used_ns);
 	count_time(task->class, used_ns);
 	count_tenant_time(task->node, used_ns);
-}
-
-/* Notes on its own CPU which rank runs; `is_busy`: anything does. */
-static void set_running_rank(struct cpu *cpu, enum rank rank, bool is_busy)
-{
-	bool is_ordinary = is_busy && rank == ORDINARY;
-
-	cpu->rank = rank;
-	if (!settings.may_privilege || cpu->is_ordinary == is_ordinary)
-		return;
-	cpu->is_ordinary = is_ordinary;
-	__sync_fetch_and_add(&ordinary_cpus, is_ordinary ? 1LL : -1LL);
 }
 
 /* Notes which task starts to run, or is about to. */
