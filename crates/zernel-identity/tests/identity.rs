@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::{env, fs};
 
 use zernel_identity::{Tenant, identify, is_alive};
-use zernel_testkit::{root, trial};
+use zernel_testkit::{copy_program, root, trial};
 
 /// Pid of the process to identify as another user.
 const OTHER_USERS_PROCESS_VARIABLE: &str = "ZERNEL_TEST_STRANGER";
@@ -80,7 +80,7 @@ fn the_environment_of_another_user_stays_unread() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("identity");
-    fs::copy(env::current_exe().unwrap(), &program).unwrap();
+    copy_program(env::current_exe().unwrap(), &program);
     let status = Command::new(program)
         .env(OTHER_USERS_PROCESS_VARIABLE, process.0.id().to_string())
         .current_dir("/")

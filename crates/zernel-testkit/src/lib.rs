@@ -1,6 +1,6 @@
 //! Helpers for tests of several crates.
 //!
-//! Trials, needs, waiting, fuzzing, benchmarks and the commands of the documents come without features. The feature `softgpu` adds processes
+//! Trials, needs, waiting, copies of programs, fuzzing, benchmarks and the commands of the documents come without features. The feature `softgpu` adds processes
 //! on the software GPU, `daemon` adds a `zernel observe` process, `vm` adds virtual machines, `fuse` a file system
 //! that stops answering.
 
@@ -15,6 +15,7 @@ pub mod elf_builder;
 pub mod fuzz;
 pub mod needs;
 mod pod_cgroup;
+mod program_copy;
 #[cfg(feature = "fuse")]
 mod stalling_fs;
 #[cfg(feature = "daemon")]
@@ -28,6 +29,7 @@ mod wait;
 
 pub use needs::{Need, root};
 pub use pod_cgroup::{NO_KUBELET_NEED, PodCgroup};
+pub use program_copy::copy_program;
 #[cfg(feature = "fuse")]
 pub use stalling_fs::StallingFs;
 #[cfg(feature = "daemon")]

@@ -10,7 +10,7 @@ use serde_json::Value;
 use zernel_ebpf::capability::Capability;
 use zernel_lab::{CommandStatus, VmSpec};
 use zernel_testkit::needs::bpf;
-use zernel_testkit::{root, trial, vm};
+use zernel_testkit::{copy_program, root, trial, vm};
 
 const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
 const NOBODY_UID: u32 = 65534;
@@ -115,7 +115,7 @@ fn an_unprivileged_user_cannot_observe_and_learns_why() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("zernel");
-    fs::copy(ZERNEL_PATH, &program).unwrap();
+    copy_program(ZERNEL_PATH, &program);
 
     let output = Command::new(program)
         .args(["doctor", "--json"])

@@ -22,7 +22,7 @@ use zernel_softgpu::install::Prologue;
 use zernel_softgpu::truth::TruthLog;
 use zernel_testkit::daemon::{Daemon, zernel_command};
 use zernel_testkit::target::{Driver, Stage, Target, end_part_and_wait};
-use zernel_testkit::{StallingFs, eventually_ok};
+use zernel_testkit::{StallingFs, copy_program, eventually_ok};
 
 use crate::attackers::attacker_directory;
 use crate::cpu_weights::{self, WeightGroup};
@@ -86,7 +86,7 @@ pub(crate) fn public_stage() -> Stage {
     create_directory_of(ATTACKER_UID, &attacker_directory(stage.path()));
     let program = env::current_exe().expect("we run");
     let copy = stage.path().join("program");
-    fs::copy(program, &copy).expect("a program");
+    copy_program(program, &copy);
     fs::set_permissions(&copy, Permissions::from_mode(0o755)).expect("ours");
     stage
 }

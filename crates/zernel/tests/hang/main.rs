@@ -20,7 +20,7 @@ use zernel_ebpf::capability::Capability;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::needs::bpf;
 use zernel_testkit::target::{self, Stage};
-use zernel_testkit::{communicator, eventually, root, trial};
+use zernel_testkit::{communicator, copy_program, eventually, root, trial};
 
 fn main() -> ExitCode {
     if let Some(code) = target::run_role(RANK_ROLES) {
@@ -233,7 +233,7 @@ fn other_users_see_nothing() {
     let open = || Permissions::from_mode(0o755);
     fs::set_permissions(job.stage().path(), open()).expect("ours");
     let copy = job.stage().path().join("zernel");
-    fs::copy(env!("CARGO_BIN_EXE_zernel"), &copy).expect("a program");
+    copy_program(env!("CARGO_BIN_EXE_zernel"), &copy);
     fs::set_permissions(&copy, open()).expect("ours");
     let output = Command::new(copy)
         .args(["hang", "--json", "--socket"])

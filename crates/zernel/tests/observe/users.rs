@@ -13,6 +13,7 @@ use rustix::thread::set_thread_uid;
 use serde_json::Value;
 use zernel_softgpu::config;
 use zernel_softgpu::install::Prologue;
+use zernel_testkit::copy_program;
 use zernel_testkit::daemon::{Daemon, HttpAnswer, request_on_stream};
 use zernel_testkit::target::{Stage, Target};
 
@@ -24,7 +25,7 @@ const NOBODY_UID: u32 = 65534;
 pub(crate) fn public_copy(stage: &Stage, program: &Path, name: &str) -> PathBuf {
     fs::set_permissions(stage.path(), Permissions::from_mode(0o755)).expect("ours");
     let copy = stage.path().join(name);
-    fs::copy(program, &copy).expect("a program");
+    copy_program(program, &copy);
     fs::set_permissions(&copy, Permissions::from_mode(0o755)).expect("ours");
     copy
 }

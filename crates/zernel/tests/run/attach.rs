@@ -11,6 +11,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 
+use zernel_testkit::copy_program;
+
 use crate::daemon::JobDaemon;
 use crate::job::TestJob;
 use crate::{NOBODY_UID, decode_output, zernel_command};
@@ -94,7 +96,7 @@ pub(crate) fn without_privilege_the_daemon_is_asked() {
         allow_access_to_all(path);
     }
     let binary = job.directory().join("zernel");
-    fs::copy(env!("CARGO_BIN_EXE_zernel"), &binary).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_zernel"), &binary);
     let written = job.directory().join("report");
     fs::write(&written, "").unwrap();
     fs::set_permissions(&written, Permissions::from_mode(0o666)).unwrap();

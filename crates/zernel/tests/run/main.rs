@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use zernel_ebpf::capability::Capability;
 use zernel_testkit::needs::bpf;
-use zernel_testkit::{Need, root, trial};
+use zernel_testkit::{Need, copy_program, root, trial};
 
 use job::TestJob;
 
@@ -317,7 +317,7 @@ fn without_privilege_it_runs_all_the_same() {
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), open).unwrap();
     let copy = folder.path().join("zernel");
-    std::fs::copy(env!("CARGO_BIN_EXE_zernel"), &copy).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_zernel"), &copy);
     let output = Command::new(copy)
         .args(["run", "--", "sh", "-c", "echo works; exit 3"])
         .current_dir("/")
