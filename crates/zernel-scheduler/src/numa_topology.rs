@@ -32,6 +32,14 @@ impl NumaTopology {
         topology
     }
 
+    /// A node of a GPU that does not exist, or that has no CPUs.
+    pub(crate) fn missing_gpu_node(&self) -> Option<u32> {
+        let mut nodes = self.node_of_gpu.iter().flatten();
+        nodes
+            .find(|node| !self.cpus_of_node.contains_key(node))
+            .copied()
+    }
+
     fn read_cpus(&mut self, node_folder: &Path) {
         let folders = fs::read_dir(node_folder).into_iter().flatten().flatten();
         for folder in folders {
@@ -105,5 +113,9 @@ mod tests {
         );
         let gpus = nodes_of_gpus(&root.path().join("gpus"), &root.path().join("pci"));
         assert_eq!(gpus, [Some(0), Some(1), None]);
+        topology.node_of_gpu = gpus;
+        assert_eq!(topology.missing_gpu_node(), None);
+        topology.node_of_gpu.push(Some(2));
+        assert_eq!(topology.missing_gpu_node(), Some(2));
     }
 }

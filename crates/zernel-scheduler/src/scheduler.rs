@@ -149,6 +149,9 @@ pub enum SchedError {
     /// The machine has more CPUs than the scheduler has room for.
     #[error("this machine has {0} CPUs, and the scheduler has room for {max}", max = MAX_CPUS)]
     TooManyCpus(usize),
+    /// A GPU is said to be on a NUMA node that does not exist, or that has no CPUs.
+    #[error("this machine has no NUMA node {0} with CPUs; see /sys/devices/system/node")]
+    NoSuchNode(u32),
     /// The kernel refused the BPF object.
     #[error("cannot load the scheduler: {0}{hint}", hint = root_hint())]
     LoadFailed(#[from] libbpf_rs::Error),
@@ -289,6 +292,12 @@ fn configure_object(
         *target_llc = (llc % MAX_LLCS) as u8;
     }
     let nodes = NumaTopology::read_current(settings.gpu_nodes.as_deref());
+    if let Some(node) = nodes
+        .missing_gpu_node()
+        .filter(|_| settings.gpu_nodes.is_some())
+    {
+        return Err(SchedError::NoSuchNode(node));
+    }
     configure_nodes(target_settings, &nodes);
     Ok(())
 }
