@@ -541,6 +541,8 @@ impl PhaseTracker {
 }
 
 #[cfg(test)]
+mod compile_tests;
+#[cfg(test)]
 mod loop_tests;
 #[cfg(test)]
 mod property_tests;

@@ -52,8 +52,8 @@ impl PhaseTracker {
     }
 
     /// The thread clears gradients. At the end of an optimizer step that belongs to the step. Elsewhere it takes little
-    /// time, and nothing shows its end. Inside of a step whose end will be seen, a closure clears them, and the forward pass
-    /// of the closure follows.
+    /// time, and nothing shows its end. If the tracker sees the ends of steps, gradients that are cleared inside of a step
+    /// are cleared by a closure, whose forward pass follows.
     pub(super) fn zero_gradients(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         match self.activity == Activity::Updating && !self.in_update {
             true => self.announce(Activity::Updating, closed),
