@@ -1,4 +1,4 @@
-//! Identifies a process for users and dashboards: job, rank, pod, container and visible GPUs.
+//! Identifies a process for users and dashboards: job, rank, pod, container, visible GPUs and ML frameworks.
 //!
 //! [`identify`] reads `/proc` once. The cgroup is trusted, because only root can change it. A few
 //! listed environment variables are used too; the process controls them, so they are only labels
@@ -9,6 +9,7 @@
 
 mod cgroup;
 mod environment;
+mod frameworks;
 #[cfg(test)]
 mod fuzz;
 pub mod gpu;
@@ -28,6 +29,7 @@ pub use zernel_model::identity::{Identity, JobSource, RankSource};
 use std::io;
 
 use environment::Environment;
+use frameworks::read_frameworks;
 use printable_text::{MAX_NAME_BYTES, to_printable};
 use procfs::process::{Process, Stat};
 use procfs::{ProcError, ProcResult};
@@ -111,6 +113,7 @@ fn try_identify(pid: u32) -> ProcResult<Identity> {
         environment.as_ref(),
         &host_name(),
     );
+    identity.frameworks = read_frameworks(&process);
     if identity.rank.is_none() {
         inherit_rank(&mut identity, &process);
     }

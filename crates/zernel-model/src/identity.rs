@@ -55,6 +55,8 @@ pub struct Identity {
     pub slurm_gpus: Option<String>,
     /// Whether the environment could be read. If it could not be read, variables that are `None` above may still be set.
     pub environment_read: bool,
+    /// ML frameworks and libraries that it mapped when it was first read. `None` if its mappings could not be read.
+    pub frameworks: Option<Vec<String>>,
 }
 
 /// Where a rank comes from, most trusted first.

@@ -22,6 +22,8 @@ pub struct ProcessReport {
     pub(crate) comm: String,
     pub(crate) job: Option<String>,
     pub(crate) rank: Option<u32>,
+    /// ML frameworks and libraries that it maps. `None`: unknown.
+    pub(crate) frameworks: Option<Vec<String>>,
     /// Whether the process loads data for another process.
     pub(crate) is_loader: bool,
     /// Pid of the process that it loads data for.
@@ -79,6 +81,8 @@ impl ProcessReport {
             comm: process.comm().to_owned(),
             job: process.job().map(str::to_owned),
             rank: process.rank(),
+            frameworks: (process.identity.as_ref())
+                .and_then(|identity| identity.frameworks.clone()),
             is_loader: process.role == Role::Loader,
             loads_for: process.loads_for,
             complete: (process.complete || calls_cuda(process)).then_some(process.complete),
@@ -153,6 +157,12 @@ impl ProcessReport {
         let separated_by = self.steps.as_ref().and_then(|steps| steps.separated_by);
         let trains = separated_by.is_some_and(|mark| mark.class() == MarkClass::Training);
         self.launches > 0 && !trains && self.times.phases.optimizer_step == 0.0
+    }
+
+    /// Whether the process uses a GPU, and nothing shows machine learning: no training, no collective, no framework.
+    pub(crate) fn uses_gpu_for_other_work(&self) -> bool {
+        let has_no_framework = self.frameworks.as_ref().is_some_and(Vec::is_empty);
+        self.only_infers() && has_no_framework && self.collectives.is_empty()
     }
 
     /// Time in which it worked as a loader: on CPUs, fetching, or runnable without a CPU.

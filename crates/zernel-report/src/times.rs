@@ -186,6 +186,8 @@ pub(crate) struct RankTimes {
     pub(crate) gpu_busy: Option<f64>,
     /// Whether nothing shows that it trains: no backward pass, no optimizer step, no reduction of gradients.
     pub(crate) only_infers: bool,
+    /// Whether it uses a GPU and has no loaders, and nothing shows machine learning.
+    pub(crate) uses_gpu_for_other_work: bool,
     /// Share of the time in which its busiest loader worked. `None`: it has no loaders.
     pub(crate) loader_busy: Option<f64>,
     /// Number of its loaders.
@@ -238,6 +240,7 @@ impl RankTimes {
             throttled: times.throttled_seconds,
             gpu_busy: times.gpu_busy_seconds,
             only_infers: rank.only_infers(),
+            uses_gpu_for_other_work: rank.uses_gpu_for_other_work() && loaders == 0.0,
             loader_busy: busiest_loader_share(rank, processes),
             loaders,
             loaders_fill_cpus: loaders >= cpu_count(rank, ranks),

@@ -15,6 +15,8 @@ const MAX_UNKNOWN_SHARE: f64 = 0.5;
 pub(crate) enum Inconclusive {
     NotObserved,
     NoRanks,
+    /// The job uses a GPU, and nothing shows machine learning.
+    NoMachineLearning,
     TooShort {
         longest_seconds: f64,
     },
@@ -45,11 +47,18 @@ pub(crate) enum Inconclusive {
     },
 }
 
-/// Rule: there are no ranks, they compiled for most of their time, they ran for less than [`MIN_OBSERVED_SECONDS`], more than [`MAX_UNKNOWN_SHARE`] of their time is unknown or was not
-/// observed, or they have not done much more than to warm up.
+/// Rule: one of these holds.
+///
+/// - There are no ranks, or nothing shows that they do machine learning.
+/// - They compiled for most of their time, or have not done much more than to warm up.
+/// - They ran for less than [`MIN_OBSERVED_SECONDS`].
+/// - More than [`MAX_UNKNOWN_SHARE`] of their time is unknown or was not observed.
 pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
     if job.ranks.is_empty() {
         return Some(Verdict::CannotTell(Inconclusive::NoRanks));
+    }
+    if job.ranks.iter().all(|rank| rank.uses_gpu_for_other_work) {
+        return Some(Verdict::CannotTell(Inconclusive::NoMachineLearning));
     }
     let total = job.total_time;
     let sum = |figure: fn(&RankTimes) -> f64| job.ranks.iter().map(figure).sum::<f64>();
@@ -117,6 +126,11 @@ impl Inconclusive {
         match self {
             Self::NotObserved => "nothing was observed".to_owned(),
             Self::NoRanks => "no training process was observed".to_owned(),
+            Self::NoMachineLearning => {
+                "the job uses a GPU, but nothing shows machine learning: no framework is mapped, and no training \
+                 step, collective or loader was observed"
+                    .to_owned()
+            }
             Self::TooShort { longest_seconds } => format!(
                 "no rank was observed for longer than {longest_seconds:.2} s; a verdict needs at least {MIN_OBSERVED_SECONDS} s"
             ),
@@ -236,6 +250,21 @@ mod tests {
             ..RankTimes::default()
         };
         assert_eq!(bound_of(&judge_ranks(&[idle])), "cannot-tell");
+    }
+
+    /// A simulation launches and waits as training does.
+    #[test]
+    fn other_work_on_a_gpu_has_no_verdict() {
+        let simulation = RankTimes {
+            only_infers: true,
+            uses_gpu_for_other_work: true,
+            ..gpu_rank()
+        };
+        let verdict = judge_ranks(&[simulation]);
+        assert_eq!(bound_of(&verdict), "cannot-tell");
+        let evidence = verdict.describe().evidence;
+        assert!(evidence.contains("no framework is mapped"), "{evidence}");
+        assert_eq!(bound_of(&judge_ranks(&[simulation, gpu_rank()])), "gpu");
     }
 
     /// Waits that were seen while probes were attached say nothing of the time without them.

@@ -12,7 +12,7 @@ use crate::report_on;
 const PYTHON_PROGRAM: &str = "python3";
 const COMPILER_PROGRAM: &str = "cc";
 
-pub(crate) fn other_trials(observing: &[Need]) -> [Trial; 3] {
+pub(crate) fn other_trials(observing: &[Need]) -> [Trial; 4] {
     let python = Need {
         name: "python",
         check: || program_runs(PYTHON_PROGRAM),
@@ -37,6 +37,11 @@ pub(crate) fn other_trials(observing: &[Need]) -> [Trial; 3] {
             "a_compiler_has_no_verdict",
             &and(compiler),
             a_compiler_has_no_verdict,
+        ),
+        trial(
+            "a_simulation_on_a_gpu_has_no_verdict",
+            observing,
+            a_simulation_on_a_gpu_has_no_verdict,
         ),
     ]
 }
@@ -96,4 +101,31 @@ fn a_compiler_has_no_verdict() {
     let object = directory.path().join("object.o");
     let [source, object] = [&source, &object].map(|path| path.to_str().unwrap());
     expect_cannot_tell(&[COMPILER_PROGRAM, "-O3", "-c", source, "-o", object]);
+}
+
+/// One worker launches kernels and waits for them. It maps the driver and no ML library, and has neither loaders nor peers.
+fn a_simulation_on_a_gpu_has_no_verdict() {
+    let directory = tempfile::tempdir().unwrap();
+    install_libraries(directory.path(), Prologue::Push).unwrap();
+    let spec = directory.path().join("simulation.toml");
+    let text = format!(
+        "duration_ms = 3000
+[[group]]
+name = \"simulation\"
+workers = 1
+work.inference = {{ period_us = 5000, launches = 20, launch_us = 20, gpu_us = 4400, gpu = {{ driver = \"{}\" }} }}
+",
+        directory.path().join("libcuda.so.1").display()
+    );
+    fs::write(&spec, text).unwrap();
+    let program = env!("CARGO_BIN_EXE_zernel");
+    let quiet = format!("{program} workload run {} >/dev/null", spec.display());
+    let (report, output) = report_on(|_| {}, &["sh", "-c", &quiet]);
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(report["verdict"]["bound"], "cannot-tell", "{printed}");
+    let evidence = report["verdict"]["evidence"].as_str().unwrap();
+    assert!(
+        evidence.contains("nothing shows machine learning"),
+        "{printed}"
+    );
 }
