@@ -69,6 +69,7 @@ const UNREAD_FILES: &[&str] = &[
     "truth/data/",
     "truth/held_out/",
     "truth/held_out_2/",
+    "truth/held_out_3/",
 ];
 
 /// A word of a text.
