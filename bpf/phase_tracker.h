@@ -109,13 +109,38 @@ static inline void zernel_advance(const struct zernel_tracker_config *config,
 		zernel_expire(config, task);
 }
 
-static inline void zernel_enter_sync(struct zernel_tracker *tracker)
+/* Whether the undecided time is long enough to prepare a batch. */
+static inline int zernel_may_have_loaded(const struct zernel_tracker_config *config,
+					 const struct zernel_tracker *tracker)
+{
+	return tracker->flags & ZERNEL_UNDECIDED &&
+	       tracker->now_ns - tracker->undecided_since_ns >= config->short_wait_max_ns;
+}
+
+/* The optimizer step is over. If the thread copies next, it prepared a batch until then: a thread that
+ * announces its batches does so elsewhere. */
+static inline void zernel_await_batch(const struct zernel_tracker_config *config,
+				      struct zernel_tracker *tracker)
+{
+	zernel_turn_to(config, tracker, ZERNEL_AFTER_UPDATE, tracker->now_ns);
+	if (tracker->flags & ZERNEL_ANNOUNCES_DATA)
+		return;
+	tracker->undecided_since_ns = tracker->now_ns;
+	tracker->flags |= ZERNEL_UNDECIDED;
+}
+
+static inline void zernel_enter_sync(const struct zernel_tracker_config *config,
+				     struct zernel_tracker *tracker)
 {
 	zernel_end_unseen(tracker, ZERNEL_IN_SYNC);
 	tracker->sync_since_ns = tracker->now_ns;
 	if (!(tracker->flags & ZERNEL_IN_COLLECTIVE))
 		tracker->call_shown_ns = tracker->now_ns;
 	tracker->flags |= ZERNEL_IN_SYNC | ZERNEL_TRAINING_THREAD | ZERNEL_USES_GPU;
+	/* A sync right after the optimizer step reads the loss. Before a later one the thread may have
+	 * launched, whether that was observed or not. */
+	if (tracker->activity == ZERNEL_AFTER_UPDATE && zernel_may_have_loaded(config, tracker))
+		zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
 	tracker->flags &= ~ZERNEL_UNDECIDED;
 }
 
@@ -130,6 +155,10 @@ static inline void zernel_leave_sync(const struct zernel_tracker_config *config,
 	tracker->flags &= ~(ZERNEL_COLLECTIVE_QUEUED | ZERNEL_LAUNCHED_SINCE_SYNC);
 	if (zernel_is_updating(tracker)) {
 		zernel_turn_to(config, tracker, ZERNEL_UPDATING, tracker->now_ns);
+		return;
+	}
+	if (tracker->activity == ZERNEL_AFTER_UPDATE) {
+		zernel_await_batch(config, tracker);
 		return;
 	}
 	zernel_compute(config, tracker);
@@ -178,13 +207,6 @@ static inline void zernel_launch(const struct zernel_tracker_config *config,
 		zernel_compute(config, tracker);
 }
 
-/* A batch follows an undecided wait, or a fork: the thread got data since then. */
-static inline void zernel_credit_loading(struct zernel_task_state *task)
-{
-	if (task->tracker.flags & ZERNEL_UNDECIDED)
-		zernel_transition(task, ZERNEL_DATA_LOADING, task->tracker.undecided_since_ns);
-}
-
 static inline void zernel_copy(const struct zernel_tracker_config *config,
 			       struct zernel_task_state *task)
 {
@@ -203,9 +225,11 @@ static inline void zernel_copy(const struct zernel_tracker_config *config,
 		return;
 	if (zernel_does_other_work(tracker))
 		return;
-	if (tracker->flags & ZERNEL_UNDECIDED && tracker->flags & ZERNEL_ANNOUNCES_UPDATES)
-		tracker->flags |= ZERNEL_AWAITS_DATA_AFTER_UPDATE;
-	zernel_credit_loading(task);
+	if (zernel_may_have_loaded(config, tracker)) {
+		if (tracker->flags & ZERNEL_ANNOUNCES_UPDATES)
+			tracker->flags |= ZERNEL_AWAITS_DATA_AFTER_UPDATE;
+		zernel_credit_loading(task);
+	}
 	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
 }
 
@@ -292,13 +316,17 @@ static inline void zernel_zero_gradients(const struct zernel_tracker_config *con
 
 /* The thread has forked a process. If a batch follows, it started its loaders, and copying its memory
  * took most of the time since it last called or woke up. */
-static inline void zernel_fork(struct zernel_task_state *task)
+static inline void zernel_fork(const struct zernel_tracker_config *config,
+			       struct zernel_task_state *task)
 {
 	struct zernel_tracker *tracker = &task->tracker;
 	__u64 start_ns = zernel_word_start_ns(task->phase_word);
+	int awaits_batch = tracker->activity == ZERNEL_AFTER_UPDATE;
 
-	if (zernel_in_call(tracker) || tracker->flags & ZERNEL_UNDECIDED)
+	if (zernel_in_call(tracker) || (tracker->flags & ZERNEL_UNDECIDED && !awaits_batch))
 		return;
+	if (awaits_batch)
+		zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
 	tracker->flags &= ~ZERNEL_MAY_UPDATE;
 	tracker->flags |= ZERNEL_UNDECIDED;
 	tracker->undecided_since_ns =
@@ -333,6 +361,9 @@ static inline void zernel_apply_announcement(const struct zernel_tracker_config 
 	switch (event) {
 	case ZERNEL_DATA_BEGIN:
 		task->tracker.flags &= ~ZERNEL_IN_UPDATE;
+		/* Its first batch comes now, and was not prepared after the optimizer step. */
+		if (task->tracker.activity == ZERNEL_AFTER_UPDATE)
+			task->tracker.flags &= ~ZERNEL_UNDECIDED;
 		zernel_credit_loading(task);
 		zernel_announce(config, task, ZERNEL_LOADING,
 				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_DATA);
@@ -360,6 +391,7 @@ static inline void zernel_apply_announcement(const struct zernel_tracker_config 
 		/* What follows the backward pass of a closure was the optimizer's. */
 		zernel_credit_update(task);
 		zernel_announce(config, task, ZERNEL_AFTER_UPDATE, ZERNEL_TRAINING_THREAD);
+		zernel_await_batch(config, &task->tracker);
 		break;
 	case ZERNEL_OTHER_WORK_BEGIN:
 		zernel_announce(config, task, ZERNEL_OTHER_WORK, 0);
@@ -371,7 +403,7 @@ static inline void zernel_apply_announcement(const struct zernel_tracker_config 
 		zernel_end_compile(config, &task->tracker);
 		break;
 	default:
-		zernel_block(config, &task->tracker, event);
+		zernel_block(config, task, event);
 	}
 }
 
@@ -382,7 +414,7 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 
 	switch (event) {
 	case ZERNEL_GPU_SYNC_ENTER:
-		zernel_enter_sync(tracker);
+		zernel_enter_sync(config, tracker);
 		break;
 	case ZERNEL_GPU_SYNC_LEAVE:
 		zernel_leave_sync(config, tracker);
@@ -403,7 +435,7 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 		zernel_pass_marker(config, task);
 		break;
 	case ZERNEL_FORK:
-		zernel_fork(task);
+		zernel_fork(config, task);
 		break;
 	case ZERNEL_NOT_OBSERVED:
 		zernel_stop_observing(config, tracker);

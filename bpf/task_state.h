@@ -55,7 +55,7 @@ enum zernel_tracker_flags {
 	ZERNEL_LAUNCHED_SINCE_SYNC = 1 << 4,
 	ZERNEL_WAITING = 1 << 5, /* blocked */
 	ZERNEL_WAIT_UNDECIDED = 1 << 6, /* blocked for data or for another thread */
-	ZERNEL_UNDECIDED = 1 << 7, /* an undecided wait is over; a copy shows it was for data */
+	ZERNEL_UNDECIDED = 1 << 7, /* a copy shows that it got data since undecided_since_ns */
 	ZERNEL_TRAINING_THREAD = 1 << 8, /* a training thread: it copies, syncs or marks */
 	ZERNEL_ANNOUNCES_DATA = 1 << 9, /* announces when it gets a batch */
 	ZERNEL_ANNOUNCES_UPDATES = 1 << 10, /* announces its optimizer steps */

@@ -7,6 +7,14 @@
 #include "task_state.h"
 #include "tracker_event.h"
 
+/* Whether the thread has launched and not synced since. It may then read the disk for data, or for a library
+ * whose kernels come next. */
+static inline int zernel_is_launching(const struct zernel_tracker *tracker)
+{
+	return tracker->activity == ZERNEL_COMPUTING &&
+	       tracker->flags & ZERNEL_LAUNCHED_SINCE_SYNC;
+}
+
 /* The activity of a thread that blocks outside of calls. A thread that announces when it gets data
  * loads at no other time. */
 static inline __u8 zernel_activity_in_block(const struct zernel_tracker *tracker, __u8 event)
@@ -24,6 +32,8 @@ static inline __u8 zernel_activity_in_block(const struct zernel_tracker *tracker
 		return ZERNEL_IDLE;
 	case ZERNEL_BLOCK_IO:
 	case ZERNEL_BLOCK_POLL:
+		if (event == ZERNEL_BLOCK_IO && zernel_is_launching(tracker))
+			return activity;
 		return activity == ZERNEL_IDLE ? ZERNEL_IDLE : ZERNEL_LOADING;
 	case ZERNEL_BLOCK_FUTEX:
 		if ((activity == ZERNEL_COMPUTING || activity == ZERNEL_BACKWARD) &&
@@ -41,10 +51,15 @@ static inline __u8 zernel_activity_in_block(const struct zernel_tracker *tracker
 	}
 }
 
-/* Whether a wait on a futex in this activity is either for data or for another thread. */
-static inline int zernel_is_undecided(const struct zernel_tracker *tracker)
+/* Whether a wait in this activity is either for data or for something else: a wait on a futex for another
+ * thread, a read of the disk for a library. */
+static inline int zernel_is_undecided(const struct zernel_tracker *tracker, __u8 event)
 {
 	if (tracker->flags & ZERNEL_ANNOUNCES_DATA || zernel_is_updating(tracker))
+		return 0;
+	if (event == ZERNEL_BLOCK_IO)
+		return zernel_is_launching(tracker);
+	if (event != ZERNEL_BLOCK_FUTEX)
 		return 0;
 	return tracker->activity == ZERNEL_COMPUTING || tracker->activity == ZERNEL_UPDATING ||
 	       tracker->activity == ZERNEL_AFTER_UPDATE;
@@ -62,9 +77,22 @@ static inline __u64 zernel_wait_limit(const struct zernel_tracker_config *config
 		       config->blocked_max_ns;
 }
 
-static inline void zernel_block(const struct zernel_tracker_config *config,
-				struct zernel_tracker *tracker, __u8 event)
+/* A batch follows an undecided time: the thread got data since then. */
+static inline void zernel_credit_loading(struct zernel_task_state *task)
 {
+	__u64 start_ns = zernel_word_start_ns(task->phase_word);
+	__u64 since_ns = task->tracker.undecided_since_ns;
+
+	if (task->tracker.flags & ZERNEL_UNDECIDED &&
+	    zernel_word_phase(task->phase_word) != ZERNEL_DATA_LOADING)
+		zernel_transition(task, ZERNEL_DATA_LOADING,
+				  since_ns > start_ns ? since_ns : start_ns);
+}
+
+static inline void zernel_block(const struct zernel_tracker_config *config,
+				struct zernel_task_state *task, __u8 event)
+{
+	struct zernel_tracker *tracker = &task->tracker;
 	__u8 activity;
 
 	tracker->flags |= ZERNEL_WAITING;
@@ -77,9 +105,15 @@ static inline void zernel_block(const struct zernel_tracker_config *config,
 	if (zernel_in_call(tracker))
 		return;
 	activity = zernel_activity_in_block(tracker, event);
+	/* A thread that reads or polls after its optimizer step prepares a batch, and goes on with that. */
+	if (tracker->activity == ZERNEL_AFTER_UPDATE && activity == ZERNEL_LOADING &&
+	    event != ZERNEL_BLOCK_FUTEX) {
+		zernel_credit_loading(task);
+		tracker->wait_activity = ZERNEL_LOADING;
+	}
 	if (activity != tracker->activity)
 		zernel_turn_to(config, tracker, activity, tracker->now_ns);
-	if (event == ZERNEL_BLOCK_FUTEX && zernel_is_undecided(tracker))
+	if (zernel_is_undecided(tracker, event))
 		tracker->flags |= ZERNEL_WAIT_UNDECIDED;
 }
 
@@ -108,7 +142,11 @@ static inline void zernel_end_long_wait(const struct zernel_tracker_config *conf
 	if (tracker->flags & ZERNEL_WAIT_UNDECIDED &&
 	    (event != ZERNEL_UNBLOCK_AFTER_LAUNCHES ||
 	     tracker->flags & ZERNEL_ANNOUNCES_UPDATES)) {
-		if (!(tracker->flags & ZERNEL_UNDECIDED))
+		/* Work before the wait that is too short to prepare a batch is not part of it. */
+		if (!(tracker->flags & ZERNEL_UNDECIDED) ||
+		    tracker->wait_since_ns <=
+			    zernel_add_saturating(tracker->undecided_since_ns,
+						  config->short_wait_max_ns))
 			tracker->undecided_since_ns = tracker->wait_since_ns;
 		tracker->flags &= ~ZERNEL_MAY_UPDATE;
 		tracker->flags |= ZERNEL_UNDECIDED;

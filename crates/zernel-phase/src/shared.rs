@@ -166,12 +166,16 @@ crate::mirrors! {
             IN_SYNC = 1 << 0,
             /// Flag: the thread is blocked.
             WAITING = 1 << 5,
+            /// Flag: if the thread copies next, it got data since a time before.
+            UNDECIDED = 1 << 7,
             /// Flag: the thread copies, syncs or marks, so it is a training thread.
             TRAINING_THREAD = 1 << 8,
             /// Flag: the thread announces when it gets a batch.
             ANNOUNCES_DATA = 1 << 9,
             /// Flag: the thread announces its optimizer steps.
             ANNOUNCES_UPDATES = 1 << 10,
+            /// Flag: if an optimizer step follows, it began when the backward pass ended.
+            MAY_UPDATE = 1 << 11,
         }
         impl PhaseWord: u32 = "zernel_word_bits", "ZERNEL_WORD_" {
             /// Bits of the phase.

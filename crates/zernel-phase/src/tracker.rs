@@ -28,6 +28,8 @@
 //! | the thread | phase |
 //! |---|---|
 //! | waits for I/O or polls after its step, or did so last | `DataLoading` |
+//! | copies, at least 1 ms after its announced optimizer step and without launches since; a sync right after the step does not count | `DataLoading` since then |
+//! | waits for I/O after launches, and copies next | `DataLoading` |
 //! | waited on a futex and copied next, while no other thread of its process launched, or after announced optimizer steps | `DataLoading` |
 //! | called a function that only optimizers call; launches right after it belong to it | `OptimizerStep` |
 //!
@@ -97,8 +99,8 @@ pub struct PhaseTracker {
     queued_since_ns: Option<u64>,
     /// Time of the last event other than losing its CPU or getting it back.
     active_since_ns: u64,
-    /// Start of a time that may have been spent on data: a wait on a futex, or the work before a fork. A copy or a batch that
-    /// follows decides that it was.
+    /// Start of a time that may have been spent on data: a wait, the work before a fork, or what follows an optimizer
+    /// step. A copy or a batch that follows decides that it was.
     undecided_since_ns: Option<u64>,
     /// End of the backward pass. If an optimizer step follows, it began then.
     update_since_ns: Option<u64>,
@@ -277,6 +279,10 @@ impl PhaseTracker {
             ThreadEvent::CopyToDevice => self.copy_to_device(closed),
             ThreadEvent::OptimizerMarker => self.pass_marker(closed),
             ThreadEvent::DataBegin => {
+                // Its first batch comes now, and was not prepared after the optimizer step.
+                if self.activity == Activity::AfterUpdate {
+                    self.undecided_since_ns = None;
+                }
                 self.announces_data = true;
                 self.in_update = false;
                 self.credit_loading(closed);
@@ -298,7 +304,7 @@ impl PhaseTracker {
             ThreadEvent::CompileEnd => self.end_compile(),
             ThreadEvent::Fork => self.fork(),
             ThreadEvent::NotObserved => self.stop_observing(),
-            ThreadEvent::Block(reason) => self.block(reason),
+            ThreadEvent::Block(reason) => self.block(reason, closed),
             ThreadEvent::Preempt => self.queued_since_ns = Some(self.now_ns),
             ThreadEvent::Resume
             | ThreadEvent::Unblock
@@ -315,6 +321,7 @@ impl PhaseTracker {
         }
         self.is_training_thread = true;
         self.uses_gpu = true;
+        self.sync_after_update();
         self.undecided_since_ns = None;
     }
 
@@ -328,6 +335,10 @@ impl PhaseTracker {
         self.launched_since_sync = false;
         if self.is_updating() {
             self.set_activity(Activity::Updating, self.now_ns);
+            return;
+        }
+        if self.activity == Activity::AfterUpdate {
+            self.await_batch();
             return;
         }
         self.compute();
@@ -400,27 +411,39 @@ impl PhaseTracker {
         if is_of_optimizer || self.works_outside_steps() {
             return;
         }
-        self.awaits_data_after_update |=
-            self.undecided_since_ns.is_some() && self.announces_updates;
-        self.credit_loading(closed);
+        if self.may_have_loaded() {
+            self.awaits_data_after_update |= self.announces_updates;
+            self.credit_loading(closed);
+        }
         self.set_activity(Activity::Computing, self.now_ns);
     }
 
-    /// A batch follows an undecided wait, or a fork: the thread got data since then.
+    /// A batch follows an undecided time: the thread got data since then.
     fn credit_loading(&mut self, closed: &mut impl Extend<PhaseInterval>) {
-        if let Some(since_ns) = self.undecided_since_ns.take() {
-            self.close(since_ns, WorkloadPhase::DataLoading, closed);
+        if let Some(since_ns) = self.undecided_since_ns.take()
+            && self.phase != WorkloadPhase::DataLoading
+        {
+            self.close(
+                since_ns.max(self.start_ns),
+                WorkloadPhase::DataLoading,
+                closed,
+            );
         }
     }
 
     /// The thread has forked a process. If a batch follows, it started its loaders, and copying its memory took most of
     /// the time since it last called or woke up.
     fn fork(&mut self) {
-        if self.is_in_call() || self.undecided_since_ns.is_some() {
+        let awaits_batch = self.activity == Activity::AfterUpdate;
+        if self.is_in_call() || (self.undecided_since_ns.is_some() && !awaits_batch) {
             return;
         }
+        let since_ns = self.active_since_ns.max(self.start_ns);
+        if awaits_batch {
+            self.set_activity(Activity::Computing, self.now_ns);
+        }
         self.update_since_ns = None;
-        self.undecided_since_ns = Some(self.active_since_ns.max(self.start_ns));
+        self.undecided_since_ns = Some(since_ns);
     }
 
     /// The thread announces what it does from now on.

@@ -94,7 +94,7 @@ static __always_inline void note_announcement(struct zernel_thread *thread,
 {
 	switch (event) {
 	case ZERNEL_DATA_BEGIN:
-		begin_data_wait(thread, process, now_ns);
+		begin_data_wait(thread, process, now_ns, true);
 		/* Beside a thread that announces steps, it gets batches for that one. */
 		if (!(process->flags & ZERNEL_ANNOUNCES_STEPS))
 			process->announcer = (__u32)bpf_get_current_pid_tgid();
@@ -115,6 +115,20 @@ static __always_inline void observe_event(struct zernel_thread *thread, __u32 sy
 					  __u64 now_ns)
 {
 	zernel_observe_event(now_ns, event, burst_ns_of(thread, now_ns), thread->process, symbol);
+}
+
+/* Notes that the current thread may prepare its next batch itself, after an optimizer step or a sync. */
+static __always_inline void note_end_of_step(struct zernel_thread *thread,
+					     struct zernel_process *process, __u32 event,
+					     __u64 now_ns)
+{
+	struct zernel_task_state *state;
+
+	if (event != ZERNEL_UPDATE_END && event != ZERNEL_GPU_SYNC_LEAVE)
+		return;
+	state = zernel_task(bpf_get_current_task_btf(), now_ns);
+	if (state && awaits_batch(&state->tracker, now_ns))
+		begin_data_wait(thread, process, now_ns, false);
 }
 
 /* Traces the entry of a function that gives the tracker no event. */
@@ -185,6 +199,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 	struct zernel_thread *thread =
 		zernel_task_storage(&threads, bpf_get_current_task_btf(), false);
 	const struct zernel_symbol *symbol;
+	struct zernel_process *process;
 	struct zernel_open_call *call;
 	struct zernel_counter *counter;
 	bool failed;
@@ -210,6 +225,9 @@ static __always_inline int leave(struct pt_regs *ctx)
 		sync_left(thread->process, now_ns);
 	if (symbol->leave_event != ZERNEL_NONE)
 		observe_event(thread, call->symbol, symbol->leave_event, now_ns);
+	process = zernel_process(thread->process);
+	if (process)
+		note_end_of_step(thread, process, symbol->leave_event, now_ns);
 	if (presumes_launches(symbol, thread, call, now_ns))
 		observe_event(thread, call->symbol, ZERNEL_LAUNCH, now_ns);
 	return 0;
@@ -258,6 +276,7 @@ static __always_inline int mark(struct pt_regs *ctx)
 	else
 		trace_call(thread, id, now_ns);
 	note_announcement(thread, process, entry.event, now_ns);
+	note_end_of_step(thread, process, entry.event, now_ns);
 	note_compilation(thread, process, entry.event, now_ns);
 	note_backward(symbol, process, thread, now_ns);
 	return 0;

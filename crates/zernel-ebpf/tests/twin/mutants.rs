@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 120] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 137] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -96,8 +96,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 120] = [
     ),
     (
         "phase_tracker.h",
-        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tif (tracker->flags & ZERNEL_UNDECIDED &&",
-        "\tif (tracker->flags & ZERNEL_UNDECIDED &&",
+        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tif (zernel_may_have_loaded",
+        "\tif (zernel_may_have_loaded",
     ),
     (
         "phase_tracker.h",
@@ -257,9 +257,9 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 120] = [
         "zernel_transition(task, phase, tracker->now_ns)",
     ),
     (
-        "phase_tracker.h",
-        "zernel_transition(task, ZERNEL_DATA_LOADING, task->tracker.undecided_since_ns)",
-        "zernel_transition(task, ZERNEL_DATA_LOADING, task->tracker.now_ns)",
+        "waits.h",
+        "since_ns > start_ns ? since_ns : start_ns",
+        "task->tracker.now_ns",
     ),
     (
         "phase_tracker.h",
@@ -363,8 +363,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 120] = [
     ),
     (
         "waits.h",
-        "if (!(tracker->flags & ZERNEL_UNDECIDED))\n",
-        "if (1)\n",
+        "if (!(tracker->flags & ZERNEL_UNDECIDED) ||\n",
+        "if (1 ||\n",
     ),
     (
         "waits.h",
@@ -449,13 +449,13 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 120] = [
     ),
     (
         "phase_tracker.h",
-        "if (zernel_in_call(tracker) || tracker->flags & ZERNEL_UNDECIDED)",
-        "if (tracker->flags & ZERNEL_UNDECIDED)",
+        "if (zernel_in_call(tracker) || (tracker->flags & ZERNEL_UNDECIDED",
+        "if ((tracker->flags & ZERNEL_UNDECIDED",
     ),
     (
         "phase_tracker.h",
-        "if (zernel_in_call(tracker) || tracker->flags & ZERNEL_UNDECIDED)",
-        "if (zernel_in_call(tracker))",
+        "|| (tracker->flags & ZERNEL_UNDECIDED && !awaits_batch))",
+        ")",
     ),
     (
         "phase_tracker.h",
@@ -469,8 +469,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 120] = [
     ),
     (
         "phase_tracker.h",
-        "~ZERNEL_IN_UPDATE;\n\t\tzernel_credit_loading(task);\n",
-        "~ZERNEL_IN_UPDATE;\n",
+        "~ZERNEL_UNDECIDED;\n\t\tzernel_credit_loading(task);\n",
+        "~ZERNEL_UNDECIDED;\n",
     ),
     (
         "phase_tracker.h",
@@ -522,6 +522,87 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 120] = [
         "activity.h",
         "activity != ZERNEL_OTHER_WORK && activity != ZERNEL_COMPILING",
         "activity != ZERNEL_OTHER_WORK",
+    ),
+    ("phase_tracker.h", "&& !awaits_batch)", ")"),
+    (
+        "phase_tracker.h",
+        "\tif (awaits_batch)\n\t\tzernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);\n",
+        "",
+    ),
+    (
+        "phase_tracker.h",
+        "undecided_since_ns >= config->short_wait_max_ns",
+        "undecided_since_ns > config->short_wait_max_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "\tif (tracker->flags & ZERNEL_ANNOUNCES_DATA)\n\t\treturn;\n\ttracker->undecided_since_ns",
+        "\ttracker->undecided_since_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "if (tracker->activity == ZERNEL_AFTER_UPDATE && zernel_may_have_loaded(config, tracker))",
+        "if (0)",
+    ),
+    (
+        "phase_tracker.h",
+        "\tif (tracker->activity == ZERNEL_AFTER_UPDATE) {\n",
+        "\tif (0) {\n",
+    ),
+    (
+        "phase_tracker.h",
+        "\t\tzernel_await_batch(config, &task->tracker);\n",
+        "",
+    ),
+    (
+        "phase_tracker.h",
+        "\tif (zernel_may_have_loaded(config, tracker)) {\n",
+        "\tif (1) {\n",
+    ),
+    (
+        "phase_tracker.h",
+        "\t\tif (task->tracker.activity == ZERNEL_AFTER_UPDATE)\n",
+        "\t\tif (0)\n",
+    ),
+    (
+        "waits.h",
+        "if (event == ZERNEL_BLOCK_IO && zernel_is_launching(tracker))",
+        "if (0)",
+    ),
+    (
+        "waits.h",
+        "&&\n\t       tracker->flags & ZERNEL_LAUNCHED_SINCE_SYNC;",
+        ";",
+    ),
+    (
+        "waits.h",
+        "\t\treturn zernel_is_launching(tracker);\n",
+        "\t\treturn 0;\n",
+    ),
+    (
+        "waits.h",
+        " &&\n\t    zernel_word_phase(task->phase_word) != ZERNEL_DATA_LOADING)",
+        ")",
+    ),
+    (
+        "waits.h",
+        "\t\tzernel_credit_loading(task);\n\t\ttracker->wait_activity",
+        "\t\ttracker->wait_activity",
+    ),
+    (
+        "waits.h",
+        "\t\ttracker->wait_activity = ZERNEL_LOADING;\n",
+        "",
+    ),
+    (
+        "waits.h",
+        "\t    event != ZERNEL_BLOCK_FUTEX) {",
+        "\t    1) {",
+    ),
+    (
+        "waits.h",
+        "if (!(tracker->flags & ZERNEL_UNDECIDED) ||\n\t\t    tracker->wait_since_ns <=",
+        "if (!(tracker->flags & ZERNEL_UNDECIDED) ||\n\t\t    tracker->wait_since_ns <",
     ),
 ];
 

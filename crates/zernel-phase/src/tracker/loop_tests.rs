@@ -350,6 +350,81 @@ fn a_wait_for_a_loader_thread_after_a_sync_is_data_loading() {
     );
 }
 
+/// The loop prepares its batches itself, without a `DataLoader`: it parses a file, say.
+#[test]
+fn work_between_an_update_and_a_copy_is_data_loading() {
+    let step = [
+        (0, OptimizerBegin),
+        (2, UpdateEnd),
+        (2, GpuSyncEnter), // it reads its loss
+        (3, GpuSyncLeave),
+        (5, Block(BlockReason::Io)),
+        (5, Unblock),
+        (40, CopyToDevice),
+        (41, Launch),
+        (50, BackwardBegin),
+    ];
+    let loading = [
+        (OptimizerStep, 0, 2),
+        (GpuCompute, 2, 3),
+        (DataLoading, 3, 40),
+        (GpuCompute, 40, 51),
+    ];
+    assert_eq!(track(&step, 51), loading);
+    // It copies at once: nothing was prepared.
+    let mut prepared = step;
+    prepared[6] = (3, CopyToDevice);
+    prepared[4..6].fill((3, GpuSyncLeave));
+    assert_eq!(
+        track(&prepared, 51),
+        [(OptimizerStep, 0, 2), (GpuCompute, 2, 51)]
+    );
+    // It launched before it copied: the copy is of its forward pass.
+    let mut forward = step;
+    forward[5] = (20, Launch);
+    forward[4] = (20, Launch);
+    assert_eq!(
+        track(&forward, 51),
+        [(OptimizerStep, 0, 2), (GpuCompute, 2, 51)]
+    );
+}
+
+/// Launches are not observed all the time. A later sync shows that the forward pass has begun.
+#[test]
+fn work_after_a_late_sync_is_not_data_loading() {
+    let step = [
+        (0, OptimizerBegin),
+        (2, UpdateEnd),
+        (20, GpuSyncEnter),
+        (21, GpuSyncLeave),
+        (40, CopyToDevice),
+    ];
+    assert_eq!(
+        track(&step, 41),
+        [(OptimizerStep, 0, 2), (GpuCompute, 2, 41)]
+    );
+}
+
+/// The first epoch with loaders comes after updates that had none.
+#[test]
+fn forking_loaders_after_an_update_is_data_loading() {
+    let epoch = [
+        (0, OptimizerBegin),
+        (2, UpdateEnd),
+        (10, Fork),
+        (14, DataBegin),
+        (20, CopyToDevice),
+    ];
+    assert_eq!(
+        track(&epoch, 21),
+        [
+            (OptimizerStep, 0, 2),
+            (DataLoading, 2, 20),
+            (GpuCompute, 20, 21)
+        ]
+    );
+}
+
 /// LBFGS: the step ends after work of its own.
 #[test]
 fn a_step_that_repeats_its_closure_ends() {

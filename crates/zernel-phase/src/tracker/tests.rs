@@ -406,7 +406,8 @@ fn markers_are_no_news_of_a_thread_that_announces_its_updates() {
 #[test]
 fn a_thread_that_waits_for_io_is_data_loading() {
     let events = [
-        (0, Launch),
+        (0, GpuSyncEnter),
+        (1, GpuSyncLeave),
         (1, Block(BlockReason::Io)),
         (4, Unblock),
         (9, Block(BlockReason::Futex)),
@@ -415,6 +416,28 @@ fn a_thread_that_waits_for_io_is_data_loading() {
     assert_eq!(
         track(&events, 20),
         [(GpuCompute, 0, 1), (DataLoading, 1, 20)]
+    );
+}
+
+/// A framework reads the library with the kernels of the next operation when it first needs them.
+#[test]
+fn io_between_launches_is_loading_only_if_a_copy_follows() {
+    let library = [
+        (0, Launch),
+        (1, Block(BlockReason::Io)),
+        (400, Unblock),
+        (410, Launch),
+    ];
+    assert_eq!(track(&library, 420), [(GpuCompute, 0, 420)]);
+    let mut batch = library;
+    batch[3] = (410, CopyToDevice);
+    assert_eq!(
+        track(&batch, 420),
+        [
+            (GpuCompute, 0, 1),
+            (DataLoading, 1, 410),
+            (GpuCompute, 410, 420)
+        ]
     );
 }
 

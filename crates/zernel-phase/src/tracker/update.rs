@@ -67,6 +67,30 @@ impl PhaseTracker {
         self.in_update = false;
         self.credit_update(closed);
         self.announce(Activity::AfterUpdate, closed);
+        self.await_batch();
+    }
+
+    /// The optimizer step is over. If the thread copies next, it prepared a batch until then: a thread that announces its
+    /// batches does so elsewhere.
+    pub(super) fn await_batch(&mut self) {
+        self.set_activity(Activity::AfterUpdate, self.now_ns);
+        self.undecided_since_ns = (!self.announces_data).then_some(self.now_ns);
+    }
+
+    /// A sync right after the optimizer step reads the loss. Before a later one the thread may have launched, whether that
+    /// was observed or not.
+    pub(super) fn sync_after_update(&mut self) {
+        if self.activity == Activity::AfterUpdate && self.may_have_loaded() {
+            self.set_activity(Activity::Computing, self.now_ns);
+        }
+    }
+
+    /// Whether the undecided time is long enough to prepare a batch.
+    pub(super) fn may_have_loaded(&self) -> bool {
+        let undecided_ns = self
+            .undecided_since_ns
+            .map(|since_ns| self.now_ns - since_ns);
+        undecided_ns.is_some_and(|undecided_ns| undecided_ns >= self.config.short_wait_max_ns)
     }
 
     /// Whether the optimizer works, and its end will be seen. A wait for the GPU does not end that.

@@ -17,7 +17,7 @@ pub(super) struct Wait {
 }
 
 impl PhaseTracker {
-    pub(super) fn block(&mut self, reason: BlockReason) {
+    pub(super) fn block(&mut self, reason: BlockReason, closed: &mut impl Extend<PhaseInterval>) {
         let mut wait = Wait {
             since_ns: self.now_ns,
             until_ns: self.now_ns.saturating_add(self.wait_max_ns(reason)),
@@ -27,10 +27,18 @@ impl PhaseTracker {
         };
         if !self.is_in_call() {
             let activity = self.activity_in_block(reason);
+            // A thread that reads or polls after its optimizer step prepares a batch, and goes on with that.
+            if self.activity == Activity::AfterUpdate
+                && activity == Activity::Loading
+                && reason != BlockReason::Futex
+            {
+                self.credit_loading(closed);
+                wait.activity = Activity::Loading;
+            }
             if activity != self.activity {
                 self.set_activity(activity, self.now_ns);
             }
-            wait.is_undecided = reason == BlockReason::Futex && self.is_undecided();
+            wait.is_undecided = self.is_undecided(reason);
         }
         self.wait = Some(wait);
     }
@@ -55,6 +63,7 @@ impl PhaseTracker {
             (_, activity) if self.announces_data || !activity.is_part_of_step() => activity,
             (BlockReason::Request, _) => Activity::Idle,
             (BlockReason::Io | BlockReason::Poll, Activity::Idle) => Activity::Idle,
+            (BlockReason::Io, activity) if self.is_launching() => activity,
             (BlockReason::Io | BlockReason::Poll, _) => Activity::Loading,
             (BlockReason::Futex, Activity::Computing | Activity::Backward)
                 if !self.is_training_thread =>
@@ -73,12 +82,23 @@ impl PhaseTracker {
         }
     }
 
-    /// Whether a wait on a futex in this activity is either for data or for another thread.
-    fn is_undecided(&self) -> bool {
-        let may_load = matches!(
-            self.activity,
-            Activity::Computing | Activity::Updating | Activity::AfterUpdate
-        );
+    /// Whether the thread has launched and not synced since. It may then read the disk for data, or for a library whose
+    /// kernels come next.
+    fn is_launching(&self) -> bool {
+        self.activity == Activity::Computing && self.launched_since_sync
+    }
+
+    /// Whether a wait in this activity is either for data or for something else: a wait on a futex for another thread, a
+    /// read of the disk for a library.
+    fn is_undecided(&self, reason: BlockReason) -> bool {
+        let may_load = match reason {
+            BlockReason::Io => self.is_launching(),
+            BlockReason::Futex => matches!(
+                self.activity,
+                Activity::Computing | Activity::Updating | Activity::AfterUpdate
+            ),
+            _ => false,
+        };
         may_load && !self.announces_data && !self.is_updating()
     }
 
@@ -154,7 +174,11 @@ impl PhaseTracker {
         // A thread that announces its steps also announces the backward passes that it waits for.
         if wait.is_undecided && (!follows_launches || self.announces_updates) {
             self.update_since_ns = None;
-            self.undecided_since_ns.get_or_insert(wait.since_ns);
+            // Work before the wait that is too short to prepare a batch is not part of it.
+            let since_ns = self.undecided_since_ns.filter(|since_ns| {
+                wait.since_ns.saturating_sub(*since_ns) > self.config.short_wait_max_ns
+            });
+            self.undecided_since_ns = since_ns.or(Some(wait.since_ns));
         }
     }
 }

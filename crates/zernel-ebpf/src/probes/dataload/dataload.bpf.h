@@ -69,9 +69,10 @@ static __noinline int end_data_wait(struct zernel_thread *thread, struct zernel_
 	struct dataload_thread *wait = &thread->dataload;
 	__u64 waited_ns = wait->until_ns - wait->since_ns;
 	bool end_was_missed = wait->until_ns < wait->since_ns;
+	bool was_prepared_before = wait->is_own_work && waited_ns < WAIT_MERGE_GAP_NS;
 
 	wait->since_ns = 0;
-	if (end_was_missed)
+	if (end_was_missed || was_prepared_before)
 		return 0;
 	explain_wait(process, wait, waited_ns);
 	zernel_observe_duration(thread->process, ZERNEL_DATALOAD, waited_ns);
@@ -109,22 +110,31 @@ static __always_inline bool takes_batches_without_gpu(struct zernel_thread *thre
 	       (thread->dataload.runs_training_loop || (is_main && process->loaders));
 }
 
-/* The thread announces that it gets its next batch. All of that is a wait for data, also if it
- * prepares the batch itself. */
+/* The thread gets its next batch from now on. All of that is a wait for data, also if it prepares the
+ * batch itself. If it does not announce that, it may do something else: a copy decides. */
 static __noinline int begin_data_wait(struct zernel_thread *thread, struct zernel_process *process,
-				      __u64 now_ns)
+				      __u64 now_ns, bool is_announced)
 {
 	struct dataload_thread *wait = &thread->dataload;
 
 	wait->since_ns = now_ns;
 	wait->until_ns = now_ns;
 	wait->cpu_ns = 0;
-	wait->is_announced = true;
-	wait->is_tentative = false;
-	wait->is_by_loaders = process->loaders != 0;
+	wait->is_announced = is_announced;
+	wait->is_tentative = !is_announced;
+	wait->is_own_work = !is_announced;
+	wait->is_by_loaders = is_announced && process->loaders;
 	note_explaining_work(process, wait, wait->work_before, now_ns);
 	note_explaining_work(process, wait, wait->work_after, now_ns);
 	return 0;
+}
+
+/* Whether the event after which the tracker is in this state ended an optimizer step, and the thread does
+ * not announce its batches. */
+static __always_inline bool awaits_batch(const struct zernel_tracker *tracker, __u64 now_ns)
+{
+	return tracker->activity == ZERNEL_AFTER_UPDATE && tracker->flags & ZERNEL_UNDECIDED &&
+	       tracker->undecided_since_ns == now_ns;
 }
 
 enum data_wait {
@@ -194,6 +204,7 @@ static __noinline int data_block(struct zernel_thread *thread, struct zernel_pro
 	if (!wait->since_ns) {
 		wait->since_ns = now_ns;
 		wait->is_announced = false;
+		wait->is_own_work = false;
 		wait->is_tentative = kind == PERHAPS_DATA_WAIT;
 		wait->is_by_loaders = by_loaders;
 		note_explaining_work(process, wait, wait->work_before, now_ns);

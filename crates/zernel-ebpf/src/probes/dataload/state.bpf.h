@@ -23,7 +23,8 @@ struct dataload_thread {
 	__u8 is_by_loaders; /* loaders do the work, not the process itself */
 	__u8 runs_training_loop; /* the thread makes calls that only a training loop makes */
 	__u8 is_announced; /* the thread announced that it gets its next batch */
-	__u8 reserved[4];
+	__u8 is_own_work; /* the thread works since its optimizer step, perhaps on its next batch */
+	__u8 reserved[3];
 };
 
 #endif

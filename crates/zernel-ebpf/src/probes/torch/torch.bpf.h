@@ -204,6 +204,17 @@ static __always_inline void note_compilation(struct zernel_thread *thread,
 	}
 }
 
+#define BACKWARD_THREAD_NAME "pt_autograd"
+
+/* Whether the current thread serves backward passes of others. Hooks of such a pass may update the model,
+ * but the pass goes on: it is no optimizer step of a loop. */
+static __noinline bool serves_backward_passes(void)
+{
+	char name[16] = {};
+
+	return !bpf_get_current_comm(name, sizeof(name)) && NAME_BEGINS(name, BACKWARD_THREAD_NAME);
+}
+
 #define torch_read torch_read
 static __always_inline void torch_read(const struct zernel_symbol *symbol,
 				       struct zernel_thread *thread, struct zernel_entry *entry)
@@ -216,7 +227,13 @@ static __always_inline void torch_read(const struct zernel_symbol *symbol,
 		bpf_probe_read_user(&graph, sizeof(graph), (void *)entry->arguments[1]);
 		entry->is_other = !graph;
 		break;
+	case TORCH_OPTIMIZER:
+		entry->is_other = serves_backward_passes();
+		break;
 	case TORCH_RECORD_FUNCTION:
+		entry->is_other = serves_backward_passes();
+		if (entry->is_other)
+			break;
 		entry->event = announced_by(entry->arguments[1]);
 		if (entry->event == ZERNEL_OPTIMIZER_BEGIN)
 			entry->mark = ZERNEL_MARK_OPTIMIZER;
