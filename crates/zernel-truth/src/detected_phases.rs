@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use zernel_phase::phase_detector::{PhaseDetector, PhaseDetectorConfig};
-use zernel_phase::shared::{RawTracker, fraction_from_q16, raw_event, training_loop_evidence};
+use zernel_phase::shared::{
+    PhaseWord, RawTracker, fraction_from_q16, raw_event, training_loop_evidence,
+};
 use zernel_phase::{
     BlockReason, PhaseInterval, PhaseTracker, ThreadEvent, TrackerConfig, WorkloadPhase,
     ZernelTaskState,
@@ -91,7 +93,9 @@ impl DetectedThread {
     pub fn scheduler_classes(&self, is_loader: bool) -> Timeline<ThreadClass> {
         if is_loader {
             return self.block_reasons.map(|reason| match reason {
-                None | Some(BlockReason::Io | BlockReason::Other) => ThreadClass::Feed,
+                None | Some(BlockReason::Io | BlockReason::Other | BlockReason::Sleep) => {
+                    ThreadClass::Feed
+                }
                 Some(_) => ThreadClass::Other,
             });
         }
@@ -209,7 +213,9 @@ pub fn detect_phases(trace: &TraceFile, source: PhaseSource) -> BTreeMap<u32, De
             continue;
         };
         let phases = match source {
-            PhaseSource::Recorded => recorded_phases(events, trace.header.ended_ns),
+            PhaseSource::Recorded => {
+                recorded_phases(events, &events_by_number, trace.header.ended_ns)
+            }
             PhaseSource::Replayed => {
                 replayed_phases(events, &events_by_number, trace.header.ended_ns)
             }
@@ -239,12 +245,64 @@ struct PhaseTimelines {
     live: Timeline<WorkloadPhase>,
 }
 
+/// Since when an event of a thread may show that its phase was another one. The kernel then changes the phase twice, and only the second
+/// change is recorded.
+#[derive(Default)]
+struct Corrections {
+    previous_ns: u64,
+    blocked_ns: u64,
+    /// Start of what may have been loading, and of what may have been the optimizer's.
+    undecided_ns: u64,
+    update_ns: u64,
+    flags: u16,
+}
+
+impl Corrections {
+    /// The phase that the thread turns out to have been in, and since when.
+    fn correction(&self, event: Option<ThreadEvent>) -> Option<(u64, WorkloadPhase)> {
+        match event? {
+            ThreadEvent::CopyToDevice | ThreadEvent::DataBegin => {
+                Some((self.undecided_ns, WorkloadPhase::DataLoading))
+            }
+            ThreadEvent::UpdateEnd => Some((self.update_ns, WorkloadPhase::OptimizerStep)),
+            ThreadEvent::AwaitedCompile => Some((self.previous_ns, WorkloadPhase::Unknown)),
+            _ => None,
+        }
+    }
+
+    fn follow(&mut self, event: &EventEntry, kind: Option<ThreadEvent>) {
+        let is_new = |flag: u16| event.tracker_flags & flag != 0 && self.flags & flag == 0;
+        if is_new(RawTracker::UNDECIDED) {
+            self.undecided_ns = match kind {
+                Some(ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches) => self.blocked_ns,
+                Some(ThreadEvent::Fork) => self.previous_ns,
+                _ => event.at_ns,
+            };
+        }
+        if is_new(RawTracker::MAY_UPDATE) || kind == Some(ThreadEvent::GpuSyncLeave) {
+            self.update_ns = event.at_ns;
+        }
+        if matches!(kind, Some(ThreadEvent::Block(_))) {
+            self.blocked_ns = event.at_ns;
+        }
+        self.flags = event.tracker_flags;
+        if !matches!(kind, Some(ThreadEvent::Preempt | ThreadEvent::Resume)) {
+            self.previous_ns = event.at_ns;
+        }
+    }
+}
+
 /// The phases that the kernel recorded.
-fn recorded_phases(events: &[EventEntry], end_ns: u64) -> PhaseTimelines {
+fn recorded_phases(
+    events: &[EventEntry],
+    events_by_number: &EventsByNumber,
+    end_ns: u64,
+) -> PhaseTimelines {
     let mut corrected = Timeline::new(Vec::new(), end_ns);
     let mut live = Timeline::new(Vec::new(), end_ns);
     let mut deadline_ns = u64::MAX;
     let mut sequence = None;
+    let mut corrections = Corrections::default();
     for event in events {
         if deadline_ns <= event.at_ns {
             corrected.set_from(deadline_ns, WorkloadPhase::Unknown);
@@ -256,15 +314,23 @@ fn recorded_phases(events: &[EventEntry], end_ns: u64) -> PhaseTimelines {
             deadline_ns = u64::MAX;
             continue;
         }
+        let kind = events_by_number.event_of_number(event.event_number);
         if sequence != Some(event.sequence) {
             // Before its first event nothing is known about a thread.
             let start_ns = match sequence {
                 Some(_) => event.phase_start_ns,
                 None => event.at_ns,
             };
+            let changes = sequence.map_or(1, |before| {
+                event.sequence.wrapping_sub(before) % (1 << PhaseWord::SEQUENCE_BITS)
+            });
+            if let Some((since_ns, phase)) = corrections.correction(kind).filter(|_| changes > 1) {
+                corrected.set_from(since_ns, phase);
+            }
             corrected.set_from(start_ns, event.phase);
             live.set_from(event.at_ns, event.phase);
         }
+        corrections.follow(event, kind);
         sequence = Some(event.sequence);
         deadline_ns = event.deadline_ns;
     }

@@ -106,6 +106,58 @@ fn a_replay_gives_the_recorded_phases() {
     );
 }
 
+/// The kernel changes a phase twice at such an event, and records the second change.
+#[test]
+fn recorded_corrections_are_found_again() {
+    let ms = |count: u64| count * MS_IN_NS;
+    let (gpu, update) = (WorkloadPhase::GpuCompute, WorkloadPhase::OptimizerStep);
+    let undecided = RawTracker::TRAINING_THREAD | RawTracker::UNDECIDED;
+    let trained = RawTracker::TRAINING_THREAD;
+    let entry = |at_ms, event, phase, sequence, start_ms, tracker_flags| {
+        TraceEntry::Event(EventEntry {
+            at_ns: ms(at_ms),
+            tid: 7,
+            process_handle: 1,
+            event_number: raw_event(event),
+            symbol_number: None,
+            phase,
+            sequence,
+            phase_start_ns: ms(start_ms),
+            deadline_ns: u64::MAX,
+            tracker_flags,
+        })
+    };
+    let mut trace = trace_of_events(&[(ms(1), ThreadEvent::Launch)]);
+    trace.entries.truncate(1);
+    trace.entries.extend([
+        entry(1, ThreadEvent::OptimizerBegin, update, 1, 1, trained),
+        entry(2, ThreadEvent::UpdateEnd, gpu, 2, 2, undecided),
+        entry(30, ThreadEvent::CopyToDevice, gpu, 4, 30, trained),
+        entry(
+            40,
+            ThreadEvent::Block(BlockReason::Futex),
+            gpu,
+            4,
+            30,
+            trained,
+        ),
+        entry(60, ThreadEvent::AwaitedCompile, gpu, 6, 60, trained),
+    ]);
+    let phases = detect_phases(&trace, PhaseSource::Recorded)[&7].threads[&7]
+        .phases
+        .clone();
+    for (at_ms, phase) in [
+        (1, update),
+        (2, WorkloadPhase::DataLoading),
+        (29, WorkloadPhase::DataLoading),
+        (30, gpu),
+        (40, WorkloadPhase::Unknown),
+        (60, gpu),
+    ] {
+        assert_eq!(phases.value_at(ms(at_ms)), Some(phase), "{at_ms} ms");
+    }
+}
+
 #[test]
 fn a_loader_feeds_while_it_runs_or_reads() {
     let events = [
