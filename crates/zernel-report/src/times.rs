@@ -178,6 +178,8 @@ pub(crate) struct RankTimes {
     pub(crate) data_sched: f64,
     /// Training threads of the rank ran on CPUs.
     pub(crate) cpu: f64,
+    /// Other threads of the rank ran on CPUs.
+    pub(crate) other_cpu: f64,
     /// Training threads of the rank were runnable without a CPU.
     pub(crate) run_delay: f64,
     /// The cgroup of the rank had used up its CPU limit, summed over CPUs.
@@ -236,6 +238,7 @@ impl RankTimes {
             data_fetch: data_waits.fetch,
             data_sched: data_waits.sched,
             cpu: times.calling_cpu_seconds,
+            other_cpu: times.cpu_seconds - times.calling_cpu_seconds,
             run_delay: times.calling_run_delay_seconds,
             throttled: times.throttled_seconds,
             gpu_busy: times.gpu_busy_seconds,
@@ -300,10 +303,12 @@ pub(crate) enum TimePart {
     Gpu,
     /// Running on a CPU.
     Host,
+    /// Waiting for an unknown cause while other threads of the process ran: one of them may hold a lock.
+    OtherThreads,
 }
 
 impl TimePart {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Prepare,
         Self::Fetch,
         Self::OtherData,
@@ -312,11 +317,12 @@ impl TimePart {
         Self::Communication,
         Self::Gpu,
         Self::Host,
+        Self::OtherThreads,
     ];
 }
 
 // The parts are indices, and the last one is listed.
-const _: () = assert!(TimePart::Host as usize + 1 == TimePart::ALL.len());
+const _: () = assert!(TimePart::OtherThreads as usize + 1 == TimePart::ALL.len());
 
 /// The parts of a rank's time. Time in none of them is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -381,6 +387,7 @@ impl RankTimeParts {
         let unknown = if uses_gpu { rank.unknown } else { 0.0 };
         // A thread may spin while it waits. A wait above has taken that time already.
         let host = remaining.take_at_most((remaining.0 - unknown).min(rank.cpu));
+        let other_threads = remaining.take_at_most((remaining.0 - unknown).min(rank.other_cpu));
         // A rank that waits for its GPU longer than the GPU is idle is limited by the GPU: it works ahead of it. A
         // rank with a GPU that is never idle is bound by the GPU too, even if it waits elsewhere or not at all.
         let wall = rank.counted_wall();
@@ -400,6 +407,7 @@ impl RankTimeParts {
             (TimePart::Communication, communication),
             (TimePart::Gpu, gpu),
             (TimePart::Host, host),
+            (TimePart::OtherThreads, other_threads),
         ] {
             parts.seconds[part as usize] = seconds;
         }

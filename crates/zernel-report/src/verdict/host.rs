@@ -1,8 +1,8 @@
-//! Host-bound: the training threads run on CPUs.
+//! Host-bound: the training threads run on CPUs, or wait for other threads of their process.
 
 use super::inference::InferenceWork;
 use super::next_step::NextStep;
-use super::resource::{Resource, ResourceTime};
+use super::resource::{MIN_MENTIONED_SHARE, Resource, ResourceTime, sum_of_part};
 use super::{Verdict, VerdictDescription};
 use crate::times::{RankTimeParts, TimePart};
 
@@ -10,7 +10,13 @@ pub(super) static RESOURCE: Resource = Resource {
     key: "host",
     title: "host-bound",
     time: "host work",
-    parts: &[(TimePart::Host, "running on CPUs")],
+    parts: &[
+        (TimePart::Host, "running on CPUs"),
+        (
+            TimePart::OtherThreads,
+            "waiting for other threads of its process",
+        ),
+    ],
     remedy: host_remedy,
     // A host that launches less leaves the GPU idle for less time, and no more than that can be saved.
     most: |rank| rank.gpu_idle.unwrap_or(f64::INFINITY),
@@ -21,10 +27,12 @@ pub(super) static RESOURCE: Resource = Resource {
 /// Warm-up from which a job may have compiled its model already, in seconds.
 const COMPILING_WARM_UP_SECONDS: f64 = 5.0;
 
-/// The training threads run on CPUs.
+/// The training threads run on CPUs, or wait for other threads of their process.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct HostBound {
     time: ResourceTime,
+    /// The part of `time` in which they waited for other threads.
+    awaited_seconds: f64,
     gpu: GpuActivity,
     inference: Option<InferenceWork>,
     remedy: &'static str,
@@ -42,17 +50,35 @@ enum GpuActivity {
 }
 
 fn host_verdict(time: ResourceTime, ranks: &[RankTimeParts]) -> Verdict {
+    let awaited_seconds = sum_of_part(ranks, TimePart::OtherThreads);
+    let cause = main_cause(awaited_seconds, time.seconds);
     Verdict::Host(HostBound {
         time,
+        awaited_seconds,
         gpu: GpuActivity::new(ranks),
         inference: InferenceWork::new(ranks),
-        remedy: host_remedy(TimePart::Host, ranks),
+        remedy: host_remedy(cause, ranks),
     })
+}
+
+/// The part that takes most of the host's time.
+fn main_cause(awaited_seconds: f64, seconds: f64) -> TimePart {
+    match 2.0 * awaited_seconds > seconds {
+        true => TimePart::OtherThreads,
+        false => TimePart::Host,
+    }
 }
 
 /// CUDA graphs launch with one call what took many, so the idle time of the GPU bounds what they save. A compiler that fuses
 /// kernels also shortens the GPU's work, so nothing measured here bounds what it saves.
 fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
+    let awaited_seconds = sum_of_part(ranks, TimePart::OtherThreads);
+    if main_cause(awaited_seconds, time.seconds) == TimePart::OtherThreads {
+        let what =
+            "the other threads' work in a process of its own: threads of Python share one lock";
+        let line = "multiprocessing.get_context(\"spawn\").Process(target=work).start()";
+        return vec![NextStep::with_bound(what, line, time.at_most_seconds)];
+    }
     if !use_gpu(ranks) {
         return Vec::new();
     }
@@ -94,8 +120,9 @@ fn use_gpu(ranks: &[RankTimeParts]) -> bool {
     ranks.iter().any(|rank| rank.uses_gpu)
 }
 
-fn host_remedy(_: TimePart, ranks: &[RankTimeParts]) -> &'static str {
+fn host_remedy(cause: TimePart, ranks: &[RankTimeParts]) -> &'static str {
     match use_gpu(ranks) {
+        _ if cause == TimePart::OtherThreads => "less work in other threads of the process",
         true => "CUDA graphs, torch.compile or larger batches (less host work per kernel)",
         false => "a GPU, or more or faster CPUs",
     }
@@ -126,8 +153,16 @@ impl HostBound {
             .inference
             .map_or(String::new(), InferenceWork::describe);
         let share = self.time.share_text();
-        let evidence = format!("training threads ran on CPUs for {share} {gpu}{inference}");
-        (self.time).describe(&RESOURCE, TimePart::Host, evidence, self.remedy)
+        let cause = main_cause(self.awaited_seconds, self.time.seconds);
+        let awaited = self.awaited_seconds;
+        let did = match awaited > MIN_MENTIONED_SHARE * self.time.seconds {
+            true => format!(
+                "training threads ran on CPUs, or waited while other threads of their process ran ({awaited:.1} s), for"
+            ),
+            false => "training threads ran on CPUs for".to_owned(),
+        };
+        let evidence = format!("{did} {share} {gpu}{inference}");
+        (self.time).describe(&RESOURCE, cause, evidence, self.remedy)
     }
 }
 
@@ -135,7 +170,7 @@ impl HostBound {
 mod tests {
     use serde_json::json;
 
-    use crate::times::RankTimes;
+    use crate::times::{RankTimes, TimePart};
     use crate::verdict::judge_ranks;
     use crate::verdict::tests::{assert_bound, assert_json, bound_of, gpu_rank, remedy_of};
 
@@ -152,6 +187,41 @@ mod tests {
                 },
             )],
         );
+    }
+
+    /// A thread of the same Python program holds the global lock most of the time.
+    #[test]
+    fn waits_for_busy_threads_of_the_process_bound_a_job() {
+        let starved = RankTimes {
+            gpu_waits: 5.0,
+            cpu: 15.0,
+            other_cpu: 80.0,
+            ..gpu_rank()
+        };
+        let description = judge_ranks(&[starved]).describe();
+        assert_eq!(description.bound, "host");
+        assert_eq!(description.cause, Some(TimePart::OtherThreads));
+        let evidence = &description.evidence;
+        assert!(
+            evidence.contains("other threads of their process"),
+            "{evidence}"
+        );
+        let [only] = &description.next_steps[..] else {
+            panic!("{description:?}");
+        };
+        assert!(only.line.contains("Process("), "{}", only.line);
+        // Busy threads that no training thread waits for are no cause.
+        let beside = RankTimes {
+            other_cpu: 300.0,
+            ..gpu_rank()
+        };
+        assert_eq!(bound_of(&judge_ranks(&[beside])), "gpu");
+        // Nothing ran meanwhile, so the cause of the waits is unknown.
+        let asleep = RankTimes {
+            other_cpu: 0.0,
+            ..starved
+        };
+        assert_eq!(bound_of(&judge_ranks(&[asleep])), "cannot-tell");
     }
 
     #[test]
