@@ -17,8 +17,11 @@ pub struct GpuFacts {
     pub memory_total: Option<u64>,
     /// Bytes of memory in use by any process.
     pub memory_used: Option<u64>,
-    /// Percentage of the last sampling period in which a kernel ran; `None` for a partitioned GPU.
+    /// Percentage of the driver's last sampling period, a fraction of a second, in which a kernel ran; `None` for a
+    /// partitioned GPU.
     pub utilization: Option<u32>,
+    /// Time in which a kernel ran since observing began, in nanoseconds: the sum of all readings of `utilization`.
+    pub busy_ns: u64,
     /// Whether the GPU is partitioned (multi-instance GPU).
     pub mig_enabled: bool,
     /// Its partitions, in NVML's order.

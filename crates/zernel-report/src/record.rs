@@ -12,8 +12,8 @@ use super::times::ProcessTimes;
 /// Most samples kept. Beyond that, every second one is dropped.
 const MAX_KEPT_SAMPLES: usize = 1024;
 
-/// Oldest time that the utilization of a GPU may be about: it is a mean over one second, and read once per second.
-const GPU_READING_AGE_NS: u64 = 2_000_000_000;
+/// Oldest time that the utilization of a GPU may be about: the driver samples it for about 0.2 s, and it is read every 0.2 s.
+const GPU_READING_AGE_NS: u64 = 400_000_000;
 
 /// State of a process at one time.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,6 +40,8 @@ pub struct ProcessRecord {
     steps: StepLog,
     /// Time in which its GPUs were busy. `None`: NVML reports no utilization.
     gpu_busy_seconds: Option<f64>,
+    /// The last reading of the GPUs' busy time, which began before the process.
+    gpu_busy_reading: Option<f64>,
     /// CPUs in its affinity mask. Empty: unknown.
     pub cpus: CpuSet,
     /// Time that the CPU limit of its cgroup has cost so far, and when recording began.
@@ -112,10 +114,9 @@ impl ProcessRecord {
                 .sum(),
         };
         let last = self.samples.last();
-        if let Some(utilization) = process.probes.gpu_mem.gpu_utilization {
-            let since = last.map_or(0.0, |last| last.times.wall_seconds);
-            let busy = utilization * (sample.times.wall_seconds - since);
-            *self.gpu_busy_seconds.get_or_insert(0.0) += busy.max(0.0);
+        if let Some(reading) = process.probes.gpu_mem.gpu_busy_seconds {
+            let before = self.gpu_busy_reading.replace(reading).unwrap_or(reading);
+            *self.gpu_busy_seconds.get_or_insert(0.0) += (reading - before).max(0.0);
         }
         sample.times.gpu_busy_seconds = self.gpu_busy_seconds;
         self.latest_report.times.gpu_busy_seconds = self.gpu_busy_seconds;
@@ -313,19 +314,19 @@ mod tests {
         assert_eq!(step_count_and_begin(record).0, 30);
     }
 
-    /// A GPU that was idle before the training is still shown as idle in its first seconds.
+    /// A GPU that was idle before the training is still shown as idle when it begins.
     #[test]
     fn readings_about_the_time_before_training_do_not_count() {
-        let busy = |seconds: u64, gpu_busy_seconds| {
-            let mut sample = sample(1_000_000_000 * seconds, seconds as f64, 0.0);
+        let busy = |milliseconds: u64, gpu_busy_seconds| {
+            let mut sample = sample(1_000_000 * milliseconds, milliseconds as f64 / 1e3, 0.0);
             sample.times.gpu_busy_seconds = Some(gpu_busy_seconds);
             sample
         };
-        let samples = [busy(10, 0.0), busy(12, 0.5), busy(14, 2.3), busy(16, 4.1)];
+        let samples = [busy(10_000, 0.0), busy(10_400, 0.1), busy(16_000, 5.14)];
         let between = |begin, end| gpu_busy_between(&samples, begin, end).unwrap();
         assert!((between(10_000_000_000, 16_000_000_000) - 5.4).abs() < 1e-9);
         // Of a short training, only its second half counts.
-        assert!((between(12_000_000_000, 14_000_000_000) - 1.8).abs() < 1e-9);
+        assert!((between(10_000_000_000, 10_400_000_000) - 0.1).abs() < 1e-9);
     }
 
     #[test]

@@ -252,6 +252,8 @@ pub struct Observer {
     governor: Governor,
     gpus: Gpus,
     gpu_facts: Vec<GpuFacts>,
+    /// When their utilization was last read.
+    utilization_read: Instant,
     /// Readable when there are process events, file changes or alarms.
     events: OwnedFd,
     has_unread_alarm: bool,
@@ -285,6 +287,7 @@ impl Observer {
             discovery,
             governor,
             gpu_facts: gpus.read_facts(),
+            utilization_read: Instant::now(),
             gpus,
             has_unread_alarm: false,
             is_suspended: false,
@@ -363,9 +366,27 @@ impl Observer {
         self.processes.mark_incomplete(&users);
     }
 
+    /// Whether this machine has GPUs that NVML reports.
+    pub(crate) fn has_gpus(&self) -> bool {
+        !self.gpu_facts.is_empty()
+    }
+
+    /// Reads the utilization of all GPUs.
+    pub(crate) fn refresh_utilization(&mut self) {
+        let now = Instant::now();
+        let since = now - self.utilization_read;
+        self.gpus.refresh_utilization(&mut self.gpu_facts, since);
+        self.utilization_read = now;
+    }
+
     /// Reads utilization and memory of all GPUs, and publishes which processes use them.
     pub fn refresh_gpus(&mut self) {
-        self.gpu_facts = self.gpus.read_facts();
+        self.refresh_utilization();
+        let before = std::mem::replace(&mut self.gpu_facts, self.gpus.read_facts());
+        for gpu in &mut self.gpu_facts {
+            let known = before.iter().find(|known| known.uuid == gpu.uuid);
+            gpu.busy_ns = known.map_or(0, |known| known.busy_ns);
+        }
         let gpu_processes = self.gpus.process_memory();
         self.processes
             .publish_gpus(&self.kernel, &self.gpu_facts, &gpu_processes);

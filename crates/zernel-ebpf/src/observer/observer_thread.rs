@@ -25,8 +25,10 @@ const GOVERN_INTERVAL: Duration = Duration::from_millis(500);
 const MIN_ALARM_INTERVAL: Duration = Duration::from_secs(1);
 /// How often every process of the machine is scanned.
 const SCAN_INTERVAL: Duration = Duration::from_secs(10);
-/// How often GPUs are asked for their utilization.
+/// How often GPUs are asked for their processes and memory.
 const GPU_INTERVAL: Duration = Duration::from_secs(1);
+/// How often GPUs are asked for their utilization: about as often as an H200's driver samples it.
+const UTILIZATION_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A request to borrow the observer: where to send it, and where it comes back from.
 struct BorrowRequest {
@@ -232,6 +234,7 @@ struct DueTimes {
     alarm: Instant,
     scan: Instant,
     gpus: Instant,
+    utilization: Instant,
 }
 
 impl DueTimes {
@@ -243,6 +246,7 @@ impl DueTimes {
             alarm: now,
             scan: now + SCAN_INTERVAL,
             gpus: now + GPU_INTERVAL,
+            utilization: now + UTILIZATION_INTERVAL,
         }
     }
 }
@@ -261,6 +265,10 @@ impl RoundLoop {
         while !self.stop.load(Ordering::Relaxed) {
             let turn = observer.next_window_change();
             let until = due.read.min(due.govern);
+            let until = match observer.has_gpus() {
+                true => until.min(due.utilization),
+                false => until,
+            };
             self.wait_for_event(turn.map_or(until, |turn| turn.min(until)));
             for loan in self.requests.try_iter() {
                 observer = loan
@@ -295,6 +303,10 @@ impl RoundLoop {
             }
             self.published.publish_snapshot(observer);
             due.read = Instant::now() + self.interval;
+        }
+        if observer.has_gpus() && is_due(due.utilization) {
+            observer.refresh_utilization();
+            due.utilization = Instant::now() + UTILIZATION_INTERVAL;
         }
         if is_due(due.gpus) {
             observer.refresh_gpus();

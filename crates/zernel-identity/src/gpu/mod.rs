@@ -16,13 +16,12 @@ pub use visible_devices::{
 pub use zernel_model::gpu::{GpuFacts, MigFacts, MigInstance, ProcessMemory};
 
 use std::ffi::{OsStr, OsString};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use std::{env, fmt};
 
-use nvml_wrapper::enum_wrappers::device::Sampling;
-use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
+use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::struct_wrappers::device::{ProcessInfo, Sample};
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
 /// Environment variable with the path of another NVML library.
@@ -107,6 +106,18 @@ impl Gpus {
             .collect()
     }
 
+    /// Reads the utilization of GPUs again, and counts it for the time `since` the last reading. The driver answers from
+    /// memory, so this takes some 10 µs per GPU.
+    pub fn refresh_utilization(&self, gpus: &mut [GpuFacts], since: Duration) {
+        for (index, device) in self.devices() {
+            if let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.index == index) {
+                gpu.utilization = utilization_percent(&device);
+                let busy = since * gpu.utilization.unwrap_or(0) / 100;
+                gpu.busy_ns += u64::try_from(busy.as_nanos()).unwrap_or(0);
+            }
+        }
+    }
+
     /// Returns the GPU memory of compute processes, as far as the driver (510 or newer) shows them
     /// to this process.
     #[must_use]
@@ -141,6 +152,7 @@ fn facts_of_device(index: u32, device: &Device<'_>) -> Option<GpuFacts> {
         memory_total: memory.as_ref().map(|memory| memory.total),
         memory_used: memory.as_ref().map(|memory| memory.used),
         utilization: utilization_percent(device),
+        busy_ns: 0,
         mig_enabled,
         mig: match mig_enabled {
             true => mig_facts_of_device(device),
@@ -149,26 +161,8 @@ fn facts_of_device(index: u32, device: &Device<'_>) -> Option<GpuFacts> {
     })
 }
 
-/// Utilization over the last second in percent: the mean of the samples that the driver keeps, or its latest rate if it
-/// keeps none. That rate may cover a fraction of a second only.
 fn utilization_percent(device: &Device<'_>) -> Option<u32> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    let since_us = u64::try_from(now.saturating_sub(Duration::from_secs(1)).as_micros()).ok()?;
-    let samples = device.samples(Sampling::GpuUtilization, since_us);
-    mean_percent(&samples.unwrap_or_default(), since_us)
-        .or_else(|| Some(device.utilization_rates().ok()?.gpu))
-}
-
-/// Mean of the samples after `since_us`, rounded.
-fn mean_percent(samples: &[Sample], since_us: u64) -> Option<u32> {
-    let recent = samples.iter().filter(|sample| sample.timestamp > since_us);
-    let percents = recent.filter_map(|sample| match sample.value {
-        SampleValue::U32(percent) => Some(f64::from(percent.min(100))),
-        _ => None,
-    });
-    let percents: Vec<f64> = percents.collect();
-    let mean = percents.iter().sum::<f64>() / percents.len() as f64;
-    (!percents.is_empty()).then_some(mean.round() as u32)
+    Some(device.utilization_rates().ok()?.gpu.min(100))
 }
 
 fn mig_facts_of_device(device: &Device<'_>) -> Vec<MigFacts> {
@@ -220,16 +214,5 @@ mod tests {
         assert_eq!(gpus.driver_version(), None);
         assert!(gpus.read_facts().is_empty());
         assert!(gpus.process_memory().is_empty());
-    }
-
-    #[test]
-    fn utilization_is_the_mean_of_the_recent_samples() {
-        let sample = |timestamp, percent| Sample {
-            timestamp,
-            value: SampleValue::U32(percent),
-        };
-        let samples = [sample(10, 0), sample(11, 90), sample(12, 101)];
-        assert_eq!(mean_percent(&samples, 10), Some(95));
-        assert_eq!(mean_percent(&samples, 12), None);
     }
 }

@@ -13,6 +13,8 @@ const UNKNOWN_GPU: &str = "unknown";
 pub struct MemorySnapshot {
     /// Mean utilization of the GPUs that it has memory on, by any process, as NVML reports it.
     pub gpu_utilization: Option<f64>,
+    /// Mean time in which these GPUs were busy since observing began, by any process.
+    pub gpu_busy_seconds: Option<f64>,
     /// Memory by GPU.
     pub memory: Vec<DeviceMemory>,
     /// Memory in use by GPU and calling library.

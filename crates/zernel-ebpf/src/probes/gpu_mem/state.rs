@@ -189,6 +189,7 @@ impl ProbeState for GpuMemory {
             .collect();
         MemorySnapshot {
             gpu_utilization: gpus.mean_utilization(&memory),
+            gpu_busy_seconds: gpus.mean_busy_seconds(&memory),
             memory,
             memory_by_caller: self.memory_by_caller(gpus),
             uuid: gpus.gpu_uuid(self).to_owned(),
@@ -286,12 +287,24 @@ impl<'a> ProcessGpus<'a> {
 
     /// Mean utilization of the GPUs that the process has memory on.
     fn mean_utilization(&self, memory: &[DeviceMemory]) -> Option<f64> {
+        self.mean_over_used(memory, |gpu| Some(f64::from(gpu.utilization?) / 100.0))
+    }
+
+    /// Mean busy time of the GPUs that the process has memory on.
+    fn mean_busy_seconds(&self, memory: &[DeviceMemory]) -> Option<f64> {
+        self.mean_over_used(memory, |gpu| {
+            gpu.utilization.map(|_| gpu.busy_ns as f64 / 1e9)
+        })
+    }
+
+    fn mean_over_used(
+        &self,
+        memory: &[DeviceMemory],
+        figure: impl Fn(&GpuFacts) -> Option<f64>,
+    ) -> Option<f64> {
         let is_used = |gpu: &&GpuFacts| memory.iter().any(|it| it.gpu_id == Some(gpu.index));
-        let used = self.gpus.iter().filter(is_used);
-        let shares: Vec<f64> = used
-            .filter_map(|gpu| Some(f64::from(gpu.utilization?) / 100.0))
-            .collect();
-        (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
+        let figures: Vec<f64> = self.gpus.iter().filter(is_used).filter_map(figure).collect();
+        (!figures.is_empty()).then(|| figures.iter().sum::<f64>() / figures.len() as f64)
     }
 }
 
