@@ -22,6 +22,8 @@ macro_rules! announcements {
 announcements! {
     /// `torch::autograd::profiler::record_function_enter_new`: the place of the result, a name, optional arguments.
     record_function_enter_new = "_ZN5torch8autograd8profiler25record_function_enter_newERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEERKSt8optionalIS7_E",
+    /// `c10::IValue::toCustomClass<PythonRecordFunction>`: the end of what was announced.
+    record_function_exit = "_ZNO3c106IValue13toCustomClassIN5torch8autograd8profiler20PythonRecordFunctionEE",
     /// `torch::autograd::Engine::thread_main`: the engine, a shared pointer to the graph of the pass.
     thread_main = "_ZN5torch8autograd6Engine11thread_mainERKSt10shared_ptrINS0_9GraphTaskEE",
     /// `c10d::ProcessGroupGloo::allreduce`.

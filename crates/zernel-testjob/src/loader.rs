@@ -25,7 +25,8 @@ struct LoaderProcess {
 impl RankLoaders {
     /// Forks them, and requests the first batches.
     pub(crate) fn fork(directory: &Path, plan: &JobPlan, seed: u64) -> io::Result<Self> {
-        let batches = SharedMemory::new(plan.loaders * plan.prefetch * plan.batch_bytes)?;
+        let slots = (plan.loaders * plan.prefetch).max(1);
+        let batches = SharedMemory::new(slots * plan.batch_bytes)?;
         let mut each = Vec::new();
         for number in 0..plan.loaders {
             let (orders, order) = io::pipe()?;
@@ -55,6 +56,11 @@ impl RankLoaders {
         self.loader_processes[loader]
             .orders
             .write_all(&[slot as u8])
+    }
+
+    /// Memory for the batches of a rank without loaders.
+    pub(crate) fn own_batch(&self) -> *mut u8 {
+        self.batches.part_address(0, self.batch_bytes)
     }
 
     /// Waits for the next batch, passes it to `take`, and requests another one.

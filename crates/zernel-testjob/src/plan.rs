@@ -111,7 +111,7 @@ pub struct JobPlan {
     pub steps: u32,
     /// Largest deviation of a time from its mean, as a share of the mean.
     pub jitter: f64,
-    /// Loaders of each rank.
+    /// Loaders of each rank. 0: the training thread prepares its batches itself, and announces none.
     pub loaders: usize,
     /// Batches requested from each loader in advance.
     pub prefetch: usize,
@@ -168,6 +168,8 @@ pub struct JobPlan {
     /// Time to reduce gradients through the CPU at the end of each such backward pass; 0: they are not
     /// reduced.
     pub gloo_us: u64,
+    /// Whether such a backward pass updates the model in its thread, and no optimizer step follows.
+    pub updates_in_backward: bool,
     /// Whether the job only runs forward passes, on batches that the GPU has already.
     pub infers: bool,
 }
@@ -231,6 +233,7 @@ impl JobPlan {
             warm_up_us: random.u64(20_000..50_000),
             torch: false,
             gloo_us: 0,
+            updates_in_backward: false,
             infers: false,
         }
     }

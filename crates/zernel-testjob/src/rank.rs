@@ -11,7 +11,7 @@ use crate::labels::ThreadLabels;
 use crate::loader::{DurationJitter, RankLoaders};
 use crate::plan::JobPlan;
 use crate::sys::{self, ThreadPriority, now_ns};
-use crate::torch::TorchAnnouncer;
+use crate::torch::{OPTIMIZER_STEP, TorchAnnouncer};
 use crate::{JobPart, PartStamp};
 
 /// Trains, and returns the stamps of all parts.
@@ -149,6 +149,14 @@ impl TrainingLoop<'_> {
         }
     }
 
+    /// Announces the end of a part, if the rank has no loaders. With loaders, ends are not announced, as in older versions.
+    fn announce_end_of_part(&self) -> io::Result<()> {
+        match &self.torch {
+            Some(torch) if self.plan.loaders == 0 => torch.announce_end_of_part(),
+            _ => Ok(()),
+        }
+    }
+
     fn run_optimizer_step(&mut self) -> io::Result<()> {
         if self.plan.infers {
             self.launch(self.plan.launches)?;
@@ -169,10 +177,15 @@ impl TrainingLoop<'_> {
             // Reads the norm of the gradients, or whether they are finite. The GPU only reduces meanwhile.
             self.do_under_label("+peer", Self::read_one_float)?;
         }
+        if self.plan.updates_in_backward {
+            return Ok(());
+        }
         self.do_and_stamp(JobPart::Update, |trainer| {
-            trainer.announce_part("Optimizer.step#AdamW.step")?;
+            trainer.announce_part(OPTIMIZER_STEP)?;
             trainer.launch(trainer.plan.optimizer_launches)?;
-            trainer.announce_part("Optimizer.zero_grad#AdamW.zero_grad")
+            trainer.announce_end_of_part()?;
+            trainer.announce_part("Optimizer.zero_grad#AdamW.zero_grad")?;
+            trainer.announce_end_of_part()
         })?;
         match self.plan.overlaps {
             true => self.read_loss(),
@@ -181,6 +194,28 @@ impl TrainingLoop<'_> {
     }
 
     fn run_forward_pass(&mut self) -> io::Result<()> {
+        match self.plan.loaders {
+            0 => self.prepare_batch()?,
+            _ => self.take_batch_of_loader()?,
+        }
+        self.do_under_label("+forward", |trainer| trainer.launch(trainer.plan.launches))
+    }
+
+    /// Prepares a batch on the training thread, as a loop without a `DataLoader` does. It announces nothing.
+    fn prepare_batch(&mut self) -> io::Result<()> {
+        self.do_and_stamp(JobPart::Data, |trainer| {
+            sys::burn_cpu(trainer.jitter.duration_around(trainer.plan.load_us));
+            Ok(())
+        })?;
+        let batch = self.loaders.own_batch();
+        self.do_under_label("+gpu", |trainer| {
+            trainer
+                .gpu
+                .copy_batch_to_gpu(batch, trainer.plan.batch_bytes)
+        })
+    }
+
+    fn take_batch_of_loader(&mut self) -> io::Result<()> {
         let (gpu, bytes) = (self.gpu, self.plan.batch_bytes);
         let mut copied = Ok(());
         self.announce_part("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")?;
@@ -202,7 +237,7 @@ impl TrainingLoop<'_> {
             start_ns,
             end_ns,
         });
-        self.do_under_label("+forward", |trainer| trainer.launch(trainer.plan.launches))
+        Ok(())
     }
 
     /// Runs a backward pass. As in DDP, each bucket is reduced right after its gradients.

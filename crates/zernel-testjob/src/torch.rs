@@ -18,6 +18,9 @@ use crate::sys;
 /// The name of the library that announces, in the folder of the job's libraries.
 pub(crate) const TORCH_LIBRARY_NAME: &str = "libtorch_cpu.so";
 
+/// What the optimizer announces.
+pub(crate) const OPTIMIZER_STEP: &str = "Optimizer.step#AdamW.step";
+
 /// A `std::string` of libstdc++ that is too long to be stored in place.
 #[repr(C)]
 struct CxxString {
@@ -52,6 +55,18 @@ fn load_torch_library(libraries: &Path) -> io::Result<Library> {
     unsafe { Library::new(libraries.join(TORCH_LIBRARY_NAME)) }.map_err(io::Error::other)
 }
 
+fn announce_by_library(library: &Library, name: &str) -> io::Result<()> {
+    let mut result = ptr::null::<c_void>();
+    let string = CxxString {
+        text: name.as_ptr(),
+        length: name.len() as u64,
+        capacity: [name.len() as u64, 0],
+    };
+    let place = (&raw mut result).cast();
+    let arguments = [place, (&raw const string).cast(), ptr::null()];
+    call_exported(library, "record_function_enter_new", arguments)
+}
+
 /// What the training thread announces.
 pub(crate) struct TorchAnnouncer {
     library: Library,
@@ -73,15 +88,12 @@ impl TorchAnnouncer {
 
     /// Announces a part of the loop by its name.
     pub(crate) fn announce_part(&self, name: &str) -> io::Result<()> {
-        let mut result = ptr::null::<c_void>();
-        let string = CxxString {
-            text: name.as_ptr(),
-            length: name.len() as u64,
-            capacity: [name.len() as u64, 0],
-        };
-        let place = (&raw mut result).cast();
-        let arguments = [place, (&raw const string).cast(), ptr::null()];
-        call_exported(&self.library, "record_function_enter_new", arguments)
+        announce_by_library(&self.library, name)
+    }
+
+    /// Announces that the last part is over.
+    pub(crate) fn announce_end_of_part(&self) -> io::Result<()> {
+        call_exported(&self.library, "PythonRecordFunction", [ptr::null(); 3])
     }
 
     /// Runs a backward pass on its thread, and waits for it.
@@ -105,7 +117,9 @@ impl BackwardThread {
         let (requests, orders) = channel();
         let (done, results) = channel();
         let plan = plan.clone();
-        thread::spawn(move || {
+        // The name that PyTorch gives such threads.
+        let thread = thread::Builder::new().name("pt_autograd_0".to_owned());
+        let body = move || {
             let mut jitter = DurationJitter::new(seed ^ 1, plan.jitter);
             let peers = (plan.gloo_us > 0).then(GlooPeers::start);
             while let Ok(launches) = orders.recv() {
@@ -113,6 +127,9 @@ impl BackwardThread {
                     for _ in 0..launches {
                         sys::burn_cpu(jitter.duration_around(plan.launch_us));
                         launcher.launch(jitter.duration_around(plan.kernel_us))?;
+                        if plan.updates_in_backward {
+                            announce_by_library(&library, OPTIMIZER_STEP)?;
+                        }
                     }
                     match &peers {
                         Some(peers) => {
@@ -125,7 +142,9 @@ impl BackwardThread {
                     break;
                 }
             }
-        });
+        };
+        // Without the thread, the first pass is an error.
+        let _ = thread.spawn(body);
         Self { requests, results }
     }
 

@@ -15,17 +15,37 @@ use crate::{MACHINE_LOCK, report_on_job};
 /// By how many points a share of the time may be off.
 const MAX_SHARE_ERROR_POINTS: f64 = 3.0;
 
-pub(crate) fn torch_trials(needs: &[Need]) -> [Trial; 6] {
+pub(crate) fn torch_trials(needs: &[Need]) -> [Trial; 8] {
     [
         trial("announced_phases_are_the_jobs_own", needs, || {
-            assert_phases_are_as_planned(announcing_plan(1));
+            drop(assert_phases_are_as_planned(announcing_plan(1)));
         }),
         trial("micro_batches_are_no_data_loading", needs, || {
-            assert_phases_are_as_planned(JobPlan {
+            drop(assert_phases_are_as_planned(JobPlan {
                 loaders: 1,
                 load_us: 9_000,
                 ..announcing_plan(4)
-            });
+            }));
+        }),
+        trial(
+            "a_loop_that_prepares_its_batches_is_input_bound",
+            needs,
+            || {
+                let report = assert_phases_are_as_planned(JobPlan {
+                    loaders: 0,
+                    load_us: 12_000,
+                    steps: 160,
+                    ..announcing_plan(1)
+                });
+                assert_eq!(report["verdict"]["bound"], "input", "{report}");
+                assert_eq!(report["verdict"]["cause"], "prepare", "{report}");
+            },
+        ),
+        trial("updates_of_a_backward_pass_are_part_of_it", needs, || {
+            drop(assert_phases_are_as_planned(JobPlan {
+                updates_in_backward: true,
+                ..announcing_plan(1)
+            }));
         }),
         trial(
             "inference_has_no_optimizer_step",
@@ -73,7 +93,8 @@ fn phase_percent(rank: &Value, phase: &str) -> f64 {
     100.0 * training["phases"][phase].as_f64().expect(phase) / wall
 }
 
-fn assert_phases_are_as_planned(plan: JobPlan) {
+/// Compares the phases of a job with its own stamps. Returns the report.
+fn assert_phases_are_as_planned(plan: JobPlan) -> Value {
     let job = Job::new(plan).unwrap();
     let (report, printed) = report_on_job(&job);
     let stamps = job.read_stamps(0).unwrap();
@@ -106,6 +127,7 @@ fn assert_phases_are_as_planned(plan: JobPlan) {
         phase_percent(only_rank(&report), "unknown") < MAX_SHARE_ERROR_POINTS,
         "{printed}"
     );
+    report
 }
 
 fn inference_has_no_optimizer_step() {
