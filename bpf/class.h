@@ -64,6 +64,7 @@ enum zernel_class_flags {
 	ZERNEL_CLASS_IN_SYNC = 1 << 12, /* in a call that waits for the GPU */
 	ZERNEL_CLASS_DRIVES_STEPS = 1 << 13, /* a trainer with a known phase */
 	ZERNEL_CLASS_BLOCKED = 1 << 14, /* it was blocked when it left its CPU */
+	ZERNEL_CLASS_SAMPLED = 1 << 15, /* by the sampled rule: its calls are not probed */
 };
 
 #define ZERNEL_CLASS_HOLDS (~0ULL) /* class_until_ns: no deadline */
@@ -124,14 +125,19 @@ static inline __u64 zernel_class_fields(const struct zernel_task_state *task)
 	__u16 flags = task->tracker.flags;
 	__u8 phase = zernel_word_phase(task->phase_word);
 	__u8 role = zernel_role_of(task);
-	__u8 reason = zernel_reason_of(role, phase, flags & ZERNEL_IN_SYNC);
-	__u64 fields = zernel_class_for(reason, flags & ZERNEL_WAITING);
+	int is_sampled = task->flags & ZERNEL_TASK_IS_SAMPLED;
+	/* The sampled rule's GPU compute is a thread that was off its CPU while its GPU worked. */
+	int in_sync = is_sampled ? phase == ZERNEL_GPU_COMPUTE : flags & ZERNEL_IN_SYNC;
+	__u8 reason = zernel_reason_of(role, phase, in_sync);
+	__u64 fields = zernel_class_for(reason, is_sampled || flags & ZERNEL_WAITING);
 
 	fields |= reason << ZERNEL_CLASS_REASON_SHIFT | role << ZERNEL_CLASS_ROLE_SHIFT;
 	if (role == ZERNEL_ROLE_NONE)
 		return fields;
-	if (flags & ZERNEL_IN_SYNC)
+	if (in_sync)
 		fields |= ZERNEL_CLASS_IN_SYNC;
+	if (is_sampled)
+		fields |= ZERNEL_CLASS_SAMPLED;
 	if (flags & ZERNEL_WAITING)
 		fields |= ZERNEL_CLASS_BLOCKED;
 	if (role == ZERNEL_ROLE_TRAINER && phase != ZERNEL_UNKNOWN)

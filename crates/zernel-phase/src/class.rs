@@ -16,7 +16,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::shared::{RawTaskState, RawTracker, TASK_IS_LOADER, TASK_IS_ML};
+use crate::shared::{RawTaskState, RawTracker, TASK_IS_LOADER, TASK_IS_ML, TASK_IS_SAMPLED};
 use crate::task_state::WorkloadPhase;
 
 /// Declares an enum with the numbers and names of its values.
@@ -111,6 +111,8 @@ crate::mirrors! {
             DRIVES_STEPS = 1 << 13,
             /// Flag: the thread was blocked when it left its CPU.
             BLOCKED = 1 << 14,
+            /// Flag: the class follows from the sampled rule, because the calls of the thread are not probed.
+            SAMPLED = 1 << 15,
         }
         impl ClassWord: u32 = "zernel_class_bits", "ZERNEL_CLASS_" {
             /// Bits of class, reason and role.
@@ -282,16 +284,22 @@ impl RawTaskState {
         let phase = self.phase_word.phase();
         let role = self.role();
         let is_blocked = self.tracker.flags & RawTracker::WAITING != 0;
-        let in_sync = self.tracker.flags & RawTracker::IN_SYNC != 0;
+        let is_sampled = self.flags & TASK_IS_SAMPLED != 0;
+        // The sampled rule's GPU compute is a thread that was off its CPU while its GPU worked.
+        let in_sync = match is_sampled {
+            true => phase == WorkloadPhase::GpuCompute,
+            false => self.tracker.flags & RawTracker::IN_SYNC != 0,
+        };
         let reason = reason_of(role, phase, in_sync);
         let drives_steps = role == TaskRole::Trainer && phase != WorkloadPhase::Unknown;
-        let mut fields = class_for(reason, is_blocked) as u64
+        let mut fields = class_for(reason, is_sampled || is_blocked) as u64
             | ((reason as u64) << ClassWord::REASON_SHIFT)
             | ((role as u64) << ClassWord::ROLE_SHIFT);
         for (flag, is_set) in [
             (ClassWord::IN_SYNC, in_sync),
             (ClassWord::BLOCKED, is_blocked),
             (ClassWord::DRIVES_STEPS, drives_steps),
+            (ClassWord::SAMPLED, is_sampled),
         ] {
             if is_set && role != TaskRole::None {
                 fields |= flag;
@@ -357,6 +365,20 @@ mod tests {
             (word.class(), word.role()),
             (TaskClass::Feed, TaskRole::Loader)
         );
+    }
+
+    #[test]
+    fn a_sampled_thread_that_waits_for_its_gpu_is_critical() {
+        let sampled = TASK_IS_ML | TASK_IS_SAMPLED;
+        let word = state(WorkloadPhase::GpuCompute, 0, sampled).class_word;
+        assert_eq!(
+            (word.class(), word.reason(), word.role()),
+            (TaskClass::Critical, ClassReason::GpuSync, TaskRole::Helper)
+        );
+        assert!(word.has(ClassWord::SAMPLED | ClassWord::IN_SYNC));
+        let loads = state(WorkloadPhase::DataLoading, 0, sampled).class_word;
+        assert_eq!(loads.class(), TaskClass::Feed);
+        assert!(loads.has(ClassWord::SAMPLED) && !loads.has(ClassWord::IN_SYNC));
     }
 
     #[test]

@@ -158,6 +158,8 @@ crate::mirrors! {
             TASK_NCCL_ACTIVE = 1 << 1,
             /// Flag of a task: its process was forked to load data.
             TASK_IS_LOADER = 1 << 2,
+            /// Flag of a task: its phase is that of the sampled rule, because its calls are not probed.
+            TASK_IS_SAMPLED = 1 << 3,
         }
     }
     flags {

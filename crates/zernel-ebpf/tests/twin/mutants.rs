@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 137] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 140] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -356,6 +356,9 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 137] = [
     ("class.h", "is_loader ? ZERNEL_CLASS_HOLDS :", ""),
     ("class.h", "now_ns < until_ns", "now_ns <= until_ns"),
     ("class.h", "!before || ", ""),
+    ("class.h", "is_sampled ? phase == ZERNEL_GPU_COMPUTE :", ""),
+    ("class.h", "is_sampled || flags", "flags"),
+    ("class.h", "if (is_sampled)", "if (0)"),
     (
         "waits.h",
         "||\n\t     tracker->flags & ZERNEL_ANNOUNCES_UPDATES))",

@@ -4,7 +4,7 @@ use std::env;
 
 use fastrand::Rng;
 use zernel_phase::shared::{
-    NO_GPU, PhaseWord, RawTaskState, TASK_IS_LOADER, TASK_IS_ML, TASK_NCCL_ACTIVE,
+    NO_GPU, PhaseWord, RawTaskState, TASK_IS_LOADER, TASK_IS_ML, TASK_IS_SAMPLED, TASK_NCCL_ACTIVE,
 };
 use zernel_phase::{
     BlockReason, ClassWord, PhaseDetectorConfig, ThreadEvent, WorkloadPhase, ZernelTaskState,
@@ -209,6 +209,10 @@ pub(crate) fn change_class(rng: &mut Rng, task: &mut RawTaskState) {
     task.phase_word = PhaseWord::new(phase, rng.u16(..), rng.u64(0..1 << 40));
     let flags = [TASK_IS_ML, TASK_NCCL_ACTIVE, TASK_IS_LOADER];
     task.flags = flags.iter().filter(|_| rng.u8(0..3) > 0).sum();
+    // Sampled threads have no GPU waits, which shall come up often too.
+    if rng.u8(0..4) == 0 {
+        task.flags |= TASK_IS_SAMPLED;
+    }
     task.tracker.flags = rng.u16(..);
     task.tracker.deadline_ns = any_u64(rng, 1 << 30);
     if rng.u8(0..8) == 0 {

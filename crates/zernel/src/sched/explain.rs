@@ -43,6 +43,8 @@ struct ExplainedThread {
     trainer: u32,
     in_sync: bool,
     drives_steps: bool,
+    /// Whether the class follows from the sampled rule, because the calls of the thread are not probed.
+    sampled: bool,
 }
 
 pub(super) fn run(options: &ExplainOptions) -> Result<ExitCode, Box<dyn Error>> {
@@ -94,6 +96,7 @@ fn explain_thread(state: &RawTaskState, comm: String, now_ns: u64) -> ExplainedT
         trainer: state.trainer,
         in_sync: word.has(ClassWord::IN_SYNC),
         drives_steps: word.has(ClassWord::DRIVES_STEPS),
+        sampled: word.has(ClassWord::SAMPLED),
     }
 }
 
@@ -116,9 +119,13 @@ fn thread_table(threads: &[ExplainedThread]) -> String {
     for thread in threads {
         let comm = shorten_text(&replace_control_characters(&thread.comm), 15);
         let since = format!("{:.3} s", thread.since_seconds);
+        let origin = match thread.sampled {
+            true => " (sampled)",
+            false => "",
+        };
         let _ = writeln!(
             text,
-            "{:7}  {comm:15}  {:7}  {:8}  {since:11}  {:9}  {}",
+            "{:7}  {comm:15}  {:7}  {:8}  {since:11}  {:9}  {}{origin}",
             thread.tid, thread.role, thread.class, thread.trainer, thread.reason
         );
     }
@@ -145,5 +152,22 @@ mod tests {
         let expected =
             "     12  pt_data_worker   loader   feed      2.000 s             10  loads data";
         assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
+    fn a_sampled_class_is_named() {
+        use zernel_phase::WorkloadPhase;
+        use zernel_phase::shared::{PhaseWord, TASK_IS_ML, TASK_IS_SAMPLED};
+
+        let mut state = RawTaskState::new_zeroed();
+        (state.pid, state.trainer) = (12, 12);
+        state.flags = TASK_IS_ML | TASK_IS_SAMPLED;
+        state.phase_word = PhaseWord::new(WorkloadPhase::GpuCompute, 1, 1 << 30);
+        state.tracker.deadline_ns = u64::MAX;
+        state.publish_class(1 << 30);
+        let thread = explain_thread(&state, "python3".to_owned(), 2 << 30);
+        assert!(thread.sampled);
+        let text = thread_table(&[thread]);
+        assert!(text.contains("waits for the GPU (sampled)"), "{text}");
     }
 }
