@@ -112,11 +112,11 @@ static inline __u8 zernel_debounce(const struct zernel_phase_config *config,
 	return zernel_word_phase(task->phase_word);
 }
 
-/* Samples one task: classifies it, debounces, and moves it to the reported phase. */
-static inline void zernel_detect(const struct zernel_phase_config *config,
-				 struct zernel_task_state *task, __u64 now_ns)
+/* Reads the input of the rule from the state of a task. */
+static inline void zernel_read_sample(struct zernel_phase_sample *sample,
+				      const struct zernel_task_state *task)
 {
-	struct zernel_phase_sample sample = {
+	*sample = (struct zernel_phase_sample){
 		.last_gpu_sync_ns = task->last_gpu_sync_ns,
 		.cpu_burst_ns = task->cpu_burst_ns,
 		.io_wait_f32 = zernel_f32_from_q16(task->io_wait_q16),
@@ -125,10 +125,27 @@ static inline void zernel_detect(const struct zernel_phase_config *config,
 		.is_ml = task->flags & ZERNEL_TASK_IS_ML,
 		.nccl_active = !!(task->flags & ZERNEL_TASK_NCCL_ACTIVE),
 	};
-	__u8 phase = zernel_debounce(config, task, zernel_classify(config, &sample));
+}
+
+/* Classifies a sample of a task, debounces, and moves the task to the reported phase. */
+static inline void zernel_report_sample(const struct zernel_phase_config *config,
+					struct zernel_task_state *task,
+					const struct zernel_phase_sample *sample, __u64 now_ns)
+{
+	__u8 phase = zernel_debounce(config, task, zernel_classify(config, sample));
 
 	if (phase != zernel_word_phase(task->phase_word))
 		zernel_transition(task, phase, now_ns);
+}
+
+/* Samples one task. */
+static inline void zernel_detect(const struct zernel_phase_config *config,
+				 struct zernel_task_state *task, __u64 now_ns)
+{
+	struct zernel_phase_sample sample;
+
+	zernel_read_sample(&sample, task);
+	zernel_report_sample(config, task, &sample, now_ns);
 }
 
 #endif

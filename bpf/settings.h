@@ -5,6 +5,7 @@
 
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
+#include "phase_rule.h"
 #include "phase_tracker.h"
 
 struct zernel_settings {
@@ -18,6 +19,7 @@ struct zernel_settings {
 	__u64 events_sampled; /* those functions are sampled */
 	__u64 launches_sampled; /* functions that launch are sampled */
 	__u64 is_suspended; /* no probe is attached */
+	struct zernel_phase_config sampled_rule; /* of processes whose calls are not probed */
 };
 
 struct {

@@ -43,6 +43,7 @@ __noinline int zernel_observe_event(__u64 now_ns, __u32 event, __u64 burst_ns, _
 	if (!state || !set)
 		return 0;
 	state->cpu_burst_ns = burst_ns;
+	state->flags &= ~ZERNEL_TASK_IS_SAMPLED;
 	zernel_track(&set->tracker, state, now_ns, event);
 	zernel_publish_class(state, now_ns);
 	zernel_trace(state, process, now_ns, event, symbol);

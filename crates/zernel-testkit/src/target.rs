@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 use std::{env, ptr};
 
 use libloading::Library;
@@ -279,8 +280,14 @@ impl Driver {
 
     /// A kernel that does nothing, to be launched.
     pub fn load_empty_kernel(&self) -> u64 {
-        let image = CString::new("softgpu kernel nothing 1\n").expect("no zero inside");
-        let name = CString::new("nothing").expect("no zero inside");
+        self.load_kernel("nothing", Duration::from_nanos(1))
+    }
+
+    /// A kernel that takes this time.
+    pub fn load_kernel(&self, name: &str, time: Duration) -> u64 {
+        let image = format!("softgpu kernel {name} {}\n", time.as_nanos());
+        let image = CString::new(image).expect("no zero inside");
+        let name = CString::new(name).expect("no zero inside");
         let (mut module, mut function) = (0_u64, 0_u64);
         call!(
             self.cuda,

@@ -80,6 +80,11 @@ pub(crate) struct Options {
     /// Write the class of each ML thread to this pinned map, in the format of scx_layered
     #[arg(long, value_name = "PATH")]
     hints: Option<PathBuf>,
+    /// Sample the phases of processes that use a GPU and whose calls cannot be probed
+    ///
+    /// The sampled rule sees the GPU's utilization and waits for I/O only, and is often wrong. Needs NVML.
+    #[arg(long)]
+    sampled_phases: bool,
     /// Stop after TIME, such as 60s, 5m or 1h [default: run until stopped]
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     time: Option<Duration>,
@@ -207,6 +212,7 @@ fn observer_options(options: &Options) -> observer::ObserverOptions {
         libraries: options.libraries.clone(),
         governor: GovernorOptions::with_budget(options.budget),
         hints: options.hints.clone(),
+        samples_phases: options.sampled_phases,
         ..observer::ObserverOptions::default()
     }
 }

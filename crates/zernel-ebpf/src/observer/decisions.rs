@@ -76,6 +76,8 @@ pub struct ProcessDecisions {
     pub pid: u32,
     /// Pid of the process that it loads data for, or its own.
     pub trainer: u32,
+    /// Whether its classes are those of the sampled rule.
+    pub is_sampled: bool,
     /// Its name.
     pub comm: String,
     /// By class, without classes in which no thread ran.
@@ -103,6 +105,7 @@ fn read_decisions(kernel: &Kernel, rows: &MappedArray<RawDecisions>) -> Vec<Proc
             handle: record.handle,
             pid: record.pid,
             trainer: trainer.map_or(record.pid, |trainer| trainer.pid),
+            is_sampled: record.is_sampled != 0,
             comm: String::from_utf8_lossy(comm.unwrap_or_default()).into_owned(),
             classes: classes.map(|(class, row)| (class, row.into())).collect(),
         })

@@ -25,7 +25,10 @@ impl Observer {
             observed: observed
                 .map(|process| {
                     let gpus = ProcessGpus::new(process, &self.gpu_facts, &gpu_processes);
-                    describe_process(process, &gpus)
+                    ProcessSnapshot {
+                        sampled_phases: self.samples_process(process),
+                        ..describe_process(process, &gpus)
+                    }
                 })
                 .collect(),
             gone_ranks: self.exited_ranks().map(ExitedRank::snapshot).collect(),
@@ -123,6 +126,7 @@ fn describe_process(process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Proces
             seconds: process.overhead_cost().seconds,
         },
         sampled: process.is_sampled(),
+        sampled_phases: false,
     }
 }
 

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use libbpf_rs::{
     Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, ProgramMut,
 };
-use zernel_phase::shared::RawTaskState;
+use zernel_phase::PhaseDetectorConfig;
+use zernel_phase::shared::{RawPhaseConfig, RawTaskState};
 use zernel_phase::tracker::TrackerConfig;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -23,11 +24,13 @@ use super::hints::{self, HintMap};
 use super::map_batches;
 use super::mapped_array::MappedArray;
 use super::optional_parts;
+use super::sampled_phases;
 use super::shared_state::{PinDirectory, SharedState};
 use super::step_marks::StepMarks;
 use super::tenants::{TenantMaps, TenantRegistry, TenantTable};
 use super::{ObserveError, ObserverOptions, monotonic_ns};
 use crate::capability::{Capability, without_libbpf_messages};
+use crate::discovery::sys;
 use crate::probes::{self, CallKind, Direction, SYMBOLS, layout};
 use crate::{child_task, task_reader};
 
@@ -216,6 +219,7 @@ impl Kernel {
             events_sampled: 0,
             launches_sampled: 0,
             is_suspended: 0,
+            sampled_rule: RawPhaseConfig::from(&PhaseDetectorConfig::default()),
         };
         self.settings.write(0, &settings);
         for symbol in 0..SYMBOLS.len() {
@@ -338,6 +342,15 @@ impl Kernel {
             word.store(is_rested.into(), Ordering::Release);
             let observed = !is_rested;
             self.trace_coverage(CoverageChange::Process { handle, observed });
+        }
+    }
+
+    /// Sets whether the phases of a process are those of the sampled rule.
+    pub(super) fn set_sampled_phases(&self, handle: u32, is_sampled: bool) {
+        if self.process_record(handle).is_some() {
+            let place = offset_of!(layout::Process, is_sampled);
+            let word = self.processes.word(layout::index_of_handle(handle), place);
+            word.store(is_sampled.into(), Ordering::Release);
         }
     }
 
@@ -498,6 +511,14 @@ impl Kernel {
         task_reader::state_in_map(&find_map(&self.object, "zernel_tasks")?, tid)
     }
 
+    /// Runs an iterator once for every thread of one process.
+    pub(super) fn run_for_process(&self, program: &str, pid: u32) -> libbpf_rs::Result<()> {
+        let program = find_program(&self.object, program)?;
+        let link = without_libbpf_messages(|| sys::attach_to_process(&program, pid))?;
+        std::io::copy(&mut Iter::new(&link)?, &mut std::io::sink())?;
+        Ok(())
+    }
+
     fn find_program_by_name(&self, name: &str) -> libbpf_rs::Result<ProgramMut<'_>> {
         find_program(&self.object, name)
     }
@@ -526,6 +547,9 @@ fn choose_parts(
     }
     if options.traces {
         EventTrace::enable_in_object(object)?;
+    }
+    if !options.samples_phases {
+        optional_parts::leave_out_part(object, &sampled_phases::PROGRAMS)?;
     }
     if options.hints.is_none() {
         optional_parts::leave_out_part(object, &hints::OPTIONAL_PARTS)?;

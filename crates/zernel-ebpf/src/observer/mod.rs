@@ -17,6 +17,7 @@
 //! | `shared_state`, `observer_heart`, `pinned_map` | the pinned states of tasks, for a scheduler |
 //! | `hints` | the classes of threads, for other schedulers |
 //! | `decisions` | what a scheduler would have decided |
+//! | `sampled_phases` | phases by the sampled rule, of processes whose calls are not probed |
 //! | `optional_parts` | parts of the programs that are chosen before they are loaded |
 //! | `event_trace` | every event of every tracker, for `zernel truth` |
 
@@ -46,6 +47,7 @@ mod pinned_map;
 mod process;
 mod process_rests;
 mod process_table;
+mod sampled_phases;
 mod shared_state;
 mod step_marks;
 mod suspension;
@@ -73,6 +75,7 @@ pub use process::{CallCount, ObservedProcess, ProcessCost, ProcessCoverage, Proc
 use process_rests::Rests;
 use process_table::{ProcessTable, ReadContext};
 use rustix::process::{Resource, Rlimit};
+use sampled_phases::SampledProcesses;
 pub(crate) use tenants::{CgroupHierarchy, TenantTable};
 use zernel_phase::shared::{PIN_DIRECTORY, RawTaskState};
 use zernel_phase::tracker::TrackerConfig;
@@ -168,6 +171,8 @@ pub struct ObserverOptions {
     pub pins: PathBuf,
     /// Path in a bpffs of the map of hints for other schedulers, if hints are written.
     pub hints: Option<PathBuf>,
+    /// Whether the sampled rule gives phases to processes that use a GPU and whose calls are not probed.
+    pub samples_phases: bool,
     /// Whether decisions of a scheduler are counted; see [`Observer::decisions`].
     pub counts_decisions: bool,
     /// Whether events are traced; see [`Observer::take_trace`].
@@ -184,6 +189,7 @@ impl Default for ObserverOptions {
             governor: GovernorOptions::default(),
             pins: PIN_DIRECTORY.into(),
             hints: None,
+            samples_phases: false,
             counts_decisions: false,
             traces: false,
         }
@@ -260,6 +266,8 @@ pub struct Observer {
     /// Whether all probes are detached on request.
     is_suspended: bool,
     rests: Rests,
+    /// The processes whose phases are sampled; `None` if none may be.
+    sampled: Option<SampledProcesses>,
     kernel: Kernel,
 }
 
@@ -292,6 +300,7 @@ impl Observer {
             has_unread_alarm: false,
             is_suspended: false,
             rests: Rests::new(options.governor.first_rest),
+            sampled: options.samples_phases.then(SampledProcesses::default),
             kernel,
         };
         observer.attach_libraries(&options.libraries);
@@ -379,7 +388,7 @@ impl Observer {
         self.utilization_read = now;
     }
 
-    /// Reads utilization and memory of all GPUs, and publishes which processes use them.
+    /// Reads utilization and memory of all GPUs, publishes which processes use them, and chooses the sampled ones.
     pub fn refresh_gpus(&mut self) {
         self.refresh_utilization();
         let before = std::mem::replace(&mut self.gpu_facts, self.gpus.read_facts());
@@ -390,6 +399,7 @@ impl Observer {
         let gpu_processes = self.gpus.process_memory();
         self.processes
             .publish_gpus(&self.kernel, &self.gpu_facts, &gpu_processes);
+        self.choose_sampled_processes(&gpu_processes);
     }
 
     /// Observes the threads and children that observed processes had before they were observed. Later threads and
@@ -488,6 +498,7 @@ impl Observer {
             problems.push(suspension::PAUSED_REASON.to_owned());
         }
         problems.extend(self.rests.describe_rests());
+        problems.extend(self.sampled.as_ref().and_then(SampledProcesses::problem));
         for (cause, lost) in self.losses().by_cause() {
             if lost > 0 && !cause.starts_with("refused_") {
                 problems.push(format!("{lost} {} lost", cause.replace('_', " ")));

@@ -15,6 +15,7 @@ use arc_swap::ArcSwap;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use zernel_model::snapshot::Snapshot;
 
+use super::sampled_phases::SAMPLE_INTERVAL;
 use super::{ObserveError, Observer, monotonic_ns};
 use crate::child_task;
 use crate::probe_link::{detach_links, leave_links_to_exit};
@@ -235,6 +236,7 @@ struct DueTimes {
     scan: Instant,
     gpus: Instant,
     utilization: Instant,
+    sample: Instant,
 }
 
 impl DueTimes {
@@ -247,6 +249,7 @@ impl DueTimes {
             scan: now + SCAN_INTERVAL,
             gpus: now + GPU_INTERVAL,
             utilization: now + UTILIZATION_INTERVAL,
+            sample: now,
         }
     }
 }
@@ -264,11 +267,13 @@ impl RoundLoop {
         let mut due = DueTimes::new(self.interval);
         while !self.stop.load(Ordering::Relaxed) {
             let turn = observer.next_window_change();
-            let until = due.read.min(due.govern);
-            let until = match observer.has_gpus() {
-                true => until.min(due.utilization),
-                false => until,
-            };
+            let mut until = due.read.min(due.govern);
+            if observer.has_gpus() {
+                until = until.min(due.utilization);
+            }
+            if observer.has_sampled_processes() {
+                until = until.min(due.sample);
+            }
             self.wait_for_event(turn.map_or(until, |turn| turn.min(until)));
             for loan in self.requests.try_iter() {
                 observer = loan
@@ -307,6 +312,10 @@ impl RoundLoop {
         if observer.has_gpus() && is_due(due.utilization) {
             observer.refresh_utilization();
             due.utilization = Instant::now() + UTILIZATION_INTERVAL;
+        }
+        if is_due(due.sample) {
+            observer.sample_phases();
+            due.sample = Instant::now() + SAMPLE_INTERVAL;
         }
         if is_due(due.gpus) {
             observer.refresh_gpus();

@@ -173,6 +173,11 @@ impl ObservedProcess {
         }
     }
 
+    /// Probe hits so far.
+    pub(super) fn hits(&self) -> u64 {
+        self.hits
+    }
+
     /// Whether a function of a sampling group is or was sampled.
     pub(crate) fn is_group_sampled(&self, group: SamplingGroup) -> bool {
         self.counts

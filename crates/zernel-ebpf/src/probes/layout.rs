@@ -2,7 +2,7 @@
 //! its folder.
 
 use zernel_phase::mirrors;
-use zernel_phase::shared::PhaseWord;
+use zernel_phase::shared::{PhaseWord, RawPhaseConfig};
 use zernel_phase::steps::{Mark, MarkClass};
 use zernel_phase::tracker::TrackerConfig;
 
@@ -37,6 +37,7 @@ mirrors! {
             events_sampled: u64,
             launches_sampled: u64,
             is_suspended: u64,
+            sampled_rule: RawPhaseConfig,
         }
 
         pub(crate) struct Counter = "zernel_counter" {
@@ -299,6 +300,7 @@ macro_rules! mirror_process {
                     announcer: u32,
                     reserved: u32,
                     is_rested: u64,
+                    is_sampled: u64,
                     gpu: u64,
                     comm: [u8; 16],
                     histograms: [u32; DurationKind::COUNT],

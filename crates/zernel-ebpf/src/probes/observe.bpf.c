@@ -12,6 +12,7 @@
 #include "counter.h"
 #include "duration.h"
 #include "probe_dispatch.gen.h"
+#include "sched/sampled_phases.bpf.h"
 #include "steps.h"
 #include "symbol.h"
 #include "trace.h"

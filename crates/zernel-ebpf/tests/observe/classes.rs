@@ -1,6 +1,5 @@
 //! Schedulers can read the classes of threads, from task states and from hints.
 
-use std::ffi::CString;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -12,7 +11,7 @@ use zernel_phase::shared::RawTaskState;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::eventually;
 use zernel_testkit::target::{
-    Driver, Stage, Target, TargetRole, call, end_part_and_wait, out_pointer, stage_directory,
+    Driver, Stage, Target, TargetRole, end_part_and_wait, stage_directory,
 };
 
 use crate::bpffs::{MountedBpffs, open_pinned_map, set_value_of_task, value_of_task};
@@ -32,7 +31,7 @@ fn train_with_a_loader(driver: &Driver, _rounds: u64) {
     driver.copy_to_device(device, &mut [0; 4096]);
     fork_loader();
     end_part_and_wait();
-    driver.launch_kernel(load_slow_kernel(driver));
+    driver.launch_kernel(driver.load_kernel("slow", PART_TIME));
     driver.synchronize();
     end_part_and_wait();
     let kernel = driver.load_empty_kernel();
@@ -44,28 +43,6 @@ fn train_with_a_loader(driver: &Driver, _rounds: u64) {
             std::hint::spin_loop();
         }
     }
-}
-
-/// A kernel that takes as long as a part of the work.
-fn load_slow_kernel(driver: &Driver) -> u64 {
-    let image = format!("softgpu kernel slow {}\n", PART_TIME.as_nanos());
-    let image = CString::new(image).expect("no zero inside");
-    let name = CString::new("slow").expect("no zero inside");
-    let (mut module, mut function) = (0_u64, 0_u64);
-    call!(
-        driver.cuda(),
-        "cuModuleLoadData",
-        out_pointer(&mut module),
-        image.as_ptr()
-    );
-    call!(
-        driver.cuda(),
-        "cuModuleGetFunction",
-        out_pointer(&mut function),
-        module,
-        name.as_ptr()
-    );
-    function
 }
 
 /// A process that works a little, ten times a second, until its parent dies.

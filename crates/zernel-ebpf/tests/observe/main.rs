@@ -16,6 +16,7 @@ mod nccl;
 mod processes;
 mod prologues;
 mod refusing_process;
+mod sampled_phases;
 mod series;
 mod shared;
 mod shares;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         processes::PROCESS_ROLES,
         refusing_process::REFUSING_ROLES,
         series::SERIES_ROLES,
+        sampled_phases::SAMPLED_PHASE_ROLES,
         shared::SHARED_STATE_ROLES,
         shares::SHARE_ROLES,
         tenants::TENANT_ROLES,
@@ -342,6 +344,18 @@ fn main() -> ExitCode {
             classes::unusable_hints_are_refused,
         ),
         ("decisions_are_counted", classes::decisions_are_counted),
+        (
+            "a_process_that_cannot_be_probed_is_sampled",
+            sampled_phases::a_process_that_cannot_be_probed_is_sampled,
+        ),
+        (
+            "a_probed_call_ends_samples",
+            sampled_phases::a_probed_call_ends_samples,
+        ),
+        (
+            "samples_are_taken_on_request_only",
+            sampled_phases::samples_are_taken_on_request_only,
+        ),
     ];
     let more: [(&str, Need, fn()); 10] = [
         (

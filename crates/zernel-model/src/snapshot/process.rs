@@ -60,6 +60,8 @@ pub struct ProcessSnapshot {
     pub cost: ObservingCost,
     /// Whether one of its functions is or was sampled.
     pub sampled: bool,
+    /// Whether its phases are those of the sampled rule, because its calls are not probed.
+    pub sampled_phases: bool,
 }
 
 /// Whether a process trains or loads data.

@@ -32,12 +32,16 @@ pub(crate) struct DryRunOptions {
     /// Print JSON
     #[arg(long, requires = "dry_run")]
     json: bool,
+    /// Sample the phases of processes that use a GPU and whose calls cannot be probed
+    #[arg(long, requires = "dry_run")]
+    sampled_phases: bool,
 }
 
 pub(super) fn run(options: &DryRunOptions) -> Result<ExitCode, Box<dyn Error>> {
     let stop = interrupt_flags::interrupt_flag()?;
     let observer = Observer::start(&ObserverOptions {
         counts_decisions: true,
+        samples_phases: options.sampled_phases,
         ..ObserverOptions::default()
     })?;
     let observer = ObserverThread::start(observer, ROUND_INTERVAL)?;
@@ -71,6 +75,8 @@ struct JobDecisions {
     comm: String,
     /// Number of processes that load data for it.
     loaders: usize,
+    /// Whether the classes of the trainer are those of the sampled rule.
+    sampled: bool,
     classes: BTreeMap<TaskClass, ClassDecisions>,
 }
 
@@ -81,7 +87,7 @@ fn sum_by_job(processes: impl Iterator<Item = ProcessDecisions>) -> Vec<JobDecis
         let job = jobs.entry(process.trainer).or_default();
         job.pid = process.trainer;
         match process.pid == process.trainer {
-            true => job.comm = process.comm,
+            true => (job.comm, job.sampled) = (process.comm, process.is_sampled),
             false => job.loaders += 1,
         }
         for (class, decisions) in process.classes {
@@ -126,6 +132,13 @@ fn job_table(jobs: &[JobDecisions], wall: Duration) -> String {
             );
         }
     }
+    for job in jobs.iter().filter(|job| job.sampled) {
+        let _ = writeln!(
+            text,
+            "The classes of {} are sampled, because its calls are not probed. They are often wrong.",
+            job.pid
+        );
+    }
     text + "SAVED is an upper bound: a scheduler that keeps others their share saves less.\n"
 }
 
@@ -148,6 +161,7 @@ mod tests {
             handle: pid,
             pid,
             trainer,
+            is_sampled: trainer == 20,
             comm: "python3".to_owned(),
             classes: BTreeMap::from([(class, decisions)]),
         }
@@ -174,6 +188,22 @@ mod tests {
         );
         let json = jobs_as_json(&jobs, Duration::from_secs(2));
         assert_eq!(json["jobs"][0]["classes"]["critical"]["wakeups"], 3);
+    }
+
+    #[test]
+    fn sampled_classes_are_named() {
+        let processes = [
+            process_decisions(10, 10, TaskClass::Critical, 3),
+            process_decisions(20, 20, TaskClass::Critical, 3),
+        ];
+        let jobs = sum_by_job(processes.into_iter());
+        let text = job_table(&jobs, Duration::from_secs(2));
+        assert!(text.contains("The classes of 20 are sampled"), "{text}");
+        assert!(!text.contains("The classes of 10 are sampled"), "{text}");
+        assert_eq!(
+            jobs_as_json(&jobs, Duration::ZERO)["jobs"][1]["sampled"],
+            true
+        );
     }
 
     #[test]

@@ -66,7 +66,8 @@ pub(super) fn run(options: &ExplainOptions) -> Result<ExitCode, Box<dyn Error>> 
     }
     if threads.is_empty() {
         return Err(format!(
-            "process {} is not observed: it has used no ML library",
+            "process {} is not observed: it has called no probed library (`zernel observe --sampled-phases` also covers \
+             processes that use a GPU and cannot be probed)",
             options.pid
         )
         .into());

@@ -11,7 +11,8 @@
  * runs again, the kernel's own account shows since when it was runnable.
  *
  * A thread's storage is written by its own calls and while it is being switched, which never happens
- * on two CPUs at once. Only adopt_tasks writes from elsewhere, and only to a thread that had no storage.
+ * on two CPUs at once. Only adopt_tasks writes from elsewhere, and only to a thread that had no storage,
+ * and sample_tasks, which writes phase and class of threads that are not tracked.
  */
 #ifndef SCHED_BPF_H
 #define SCHED_BPF_H
@@ -145,26 +146,31 @@ static __always_inline void publish_gpu(struct zernel_task_state *state,
 	state->gpu_utilization = gpu >> 32;
 }
 
-/* Brings what is published of the last second up to date. Recent values are running averages: half
- * of the last second, half of the average before. */
+/* The share of I/O after another interval, in which the thread waited for I/O for `io_ns`. It is a
+ * running average: half of the last interval, half of the average before. */
+static __always_inline __u32 recent_io_q16(const struct zernel_task_state *state, __u64 io_ns,
+					   __u64 elapsed_ns)
+{
+	__u64 average;
+
+	if (elapsed_ns >= STALE_NS)
+		return 0;
+	average = (state->io_wait_q16 + (io_ns << 16) / elapsed_ns) / 2;
+	return average > ZERNEL_Q16_ONE ? ZERNEL_Q16_ONE : average;
+}
+
+/* Brings what is published of the last second up to date. Recent values are running averages. */
 static __always_inline void update_recent(struct sched_thread *run, struct zernel_task_state *state,
 					  const struct zernel_process *process, __u64 now_ns)
 {
 	__u64 elapsed_ns = now_ns - run->recent_since_ns;
-	__u64 io_q16;
 
 	if (elapsed_ns < RECENT_NS)
 		return;
-	if (elapsed_ns < STALE_NS) {
-		io_q16 = (run->recent_io_ns << 16) / elapsed_ns;
-		state->io_wait_q16 = (state->io_wait_q16 + io_q16) / 2;
-		if (state->io_wait_q16 > ZERNEL_Q16_ONE)
-			state->io_wait_q16 = ZERNEL_Q16_ONE;
-		state->futex_waits = (state->futex_waits + run->recent_futex_waits) / 2;
-	} else {
-		state->io_wait_q16 = 0;
-		state->futex_waits = 0;
-	}
+	state->io_wait_q16 = recent_io_q16(state, run->recent_io_ns, elapsed_ns);
+	state->futex_waits = elapsed_ns < STALE_NS ?
+				     (state->futex_waits + run->recent_futex_waits) / 2 :
+				     0;
 	run->recent_since_ns = now_ns;
 	run->recent_io_ns = 0;
 	run->recent_futex_waits = 0;

@@ -16,12 +16,13 @@
 #include "thread.h"
 #include "trace.h"
 
+/* Feeds an event to the tracker of a thread, unless the thread is sampled instead. */
 static __noinline int track_event(struct zernel_task_state *state, __u32 process, __u64 now_ns,
 				  __u32 event)
 {
 	struct zernel_settings *set = zernel_settings();
 
-	if (!set)
+	if (!set || state->flags & ZERNEL_TASK_IS_SAMPLED)
 		return 0;
 	zernel_track(&set->tracker, state, now_ns, event);
 	zernel_publish_class(state, now_ns);

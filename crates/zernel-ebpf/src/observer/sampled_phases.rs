@@ -1,0 +1,163 @@
+//! Phases by the sampled rule, for processes that use a GPU and whose calls are not probed.
+//!
+//! NVML lists the processes that use a GPU. A listed process is *sampled* while none of its libraries has probes, or as
+//! long as none of its calls was seen. Ten times per second the kernel applies the sampled rule to its threads, and
+//! publishes phase and class with a flag (`probes/sched/sampled_phases.bpf.h`). A probed call ends that. If this
+//! loop stops, the phases expire after a second.
+//!
+//! The rule needs the utilization of one GPU, so a process that uses several is not sampled.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use zernel_model::gpu::ProcessMemory;
+
+use super::Observer;
+use super::process::ObservedProcess;
+use crate::capability::innermost_reason;
+
+/// How often threads are sampled. The rule reports a phase after three equal results.
+pub(super) const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
+const SAMPLE_PROGRAM: &str = "sample_tasks";
+const ADMIT_PROGRAM: &str = "admit_tasks";
+/// The BPF programs that are not loaded if no phases are sampled.
+pub(super) const PROGRAMS: [&str; 2] = [SAMPLE_PROGRAM, ADMIT_PROGRAM];
+
+/// The sampled processes.
+#[derive(Debug, Default)]
+pub(super) struct SampledProcesses {
+    by_handle: BTreeMap<u32, SampledProcess>,
+    /// Why the kernel does not sample.
+    refusal: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SampledProcess {
+    pid: u32,
+    /// Probed calls when the process was chosen.
+    hits: u64,
+}
+
+impl SampledProcesses {
+    /// A sentence for users, if the kernel does not sample.
+    pub(super) fn problem(&self) -> Option<String> {
+        let refusal = self.refusal.as_ref()?;
+        Some(format!("phases cannot be sampled: {refusal}"))
+    }
+}
+
+/// Pids that NVML lists for exactly one GPU.
+fn pids_on_one_gpu(gpu_processes: &[ProcessMemory]) -> BTreeSet<u32> {
+    let mut gpus: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+    for listed in gpu_processes {
+        gpus.entry(listed.pid).or_default().insert(listed.index);
+    }
+    gpus.retain(|_, indices| indices.len() == 1);
+    gpus.into_keys().collect()
+}
+
+impl Observer {
+    /// Chooses the processes that are sampled until the next call, and makes those of them observed that are not.
+    pub(super) fn choose_sampled_processes(&mut self, gpu_processes: &[ProcessMemory]) {
+        let Some(mut sampled) = self.sampled.take() else {
+            return;
+        };
+        let mut pids = pids_on_one_gpu(gpu_processes);
+        let running = self.processes.running.iter();
+        let chosen = running.filter(|(_, process)| pids.contains(&process.pid));
+        let chosen = chosen.filter(|(_, process)| !self.are_calls_seen(process));
+        let chosen = chosen.map(|(handle, process)| {
+            let (pid, hits) = (process.pid, process.hits());
+            (*handle, SampledProcess { pid, hits })
+        });
+        let before = std::mem::replace(&mut sampled.by_handle, chosen.collect());
+        for (handle, process) in before {
+            if !sampled.by_handle.contains_key(&handle) {
+                self.end_samples(handle, process.pid);
+            }
+        }
+        for handle in sampled.by_handle.keys() {
+            self.kernel.set_sampled_phases(*handle, true);
+        }
+        for process in self.processes.running.values() {
+            pids.remove(&process.pid);
+        }
+        for pid in pids {
+            let admitted = self.kernel.run_for_process(ADMIT_PROGRAM, pid);
+            sampled.refusal = admitted.err().map(|error| innermost_reason(&error));
+        }
+        self.sampled = Some(sampled);
+    }
+
+    /// Whether the calls of a process are seen, so that its phases need no samples.
+    fn are_calls_seen(&self, process: &ObservedProcess) -> bool {
+        !self.is_suspended
+            && !process.overhead.is_rested
+            && process.hits() > 0
+            && self.attachment.has_probed_file(process.discovery_key())
+    }
+
+    /// Whether [`Self::sample_phases`] has something to do.
+    #[must_use]
+    pub fn has_sampled_processes(&self) -> bool {
+        let sampled = self.sampled.as_ref();
+        sampled.is_some_and(|sampled| !sampled.by_handle.is_empty())
+    }
+
+    /// Whether the phases of a process are sampled.
+    pub(super) fn samples_process(&self, process: &ObservedProcess) -> bool {
+        let mut sampled = self.sampled.iter().flat_map(|it| it.by_handle.values());
+        process.ended_ns.is_none() && sampled.any(|it| it.pid == process.pid)
+    }
+
+    /// Samples the threads of all processes that were chosen. Call this ten times per second.
+    pub fn sample_phases(&mut self) {
+        let Some(mut sampled) = self.sampled.take() else {
+            return;
+        };
+        sampled.by_handle.retain(|handle, process| {
+            let is_sampled = self.needs_samples(*handle, *process);
+            match is_sampled {
+                true => {
+                    let result = self.kernel.run_for_process(SAMPLE_PROGRAM, process.pid);
+                    sampled.refusal = result.err().map(|error| innermost_reason(&error));
+                }
+                false => self.end_samples(*handle, process.pid),
+            }
+            is_sampled
+        });
+        self.sampled = Some(sampled);
+    }
+
+    /// Whether a process runs and has made no probed call since it was chosen. Calls of a rested process do not count.
+    fn needs_samples(&self, handle: u32, process: SampledProcess) -> bool {
+        let record = self.kernel.process_record(handle);
+        record.is_some_and(|record| {
+            record.ended_ns == 0 && (record.hits == process.hits || record.is_rested != 0)
+        })
+    }
+
+    /// Lets the trackers of a process decide about its phases again.
+    fn end_samples(&self, handle: u32, pid: u32) {
+        self.kernel.set_sampled_phases(handle, false);
+        // A process that has exited has no threads. What is not ended expires.
+        let _ = self.kernel.run_for_process(SAMPLE_PROGRAM, pid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_on_several_gpus_is_not_sampled() {
+        let on = |pid, index| ProcessMemory {
+            pid,
+            index,
+            bytes: None,
+            instance: None,
+        };
+        let listed = [on(1, 0), on(2, 0), on(2, 1), on(3, 1), on(3, 1)];
+        assert_eq!(pids_on_one_gpu(&listed), BTreeSet::from([1, 3]));
+    }
+}
