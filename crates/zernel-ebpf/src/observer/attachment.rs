@@ -490,15 +490,6 @@ impl LibraryAttachments {
         self.mapped.get(&process).cloned().unwrap_or_default()
     }
 
-    /// Whether probes are attached to a file that a process maps.
-    pub(super) fn has_probed_file(&self, process: ProcessKey) -> bool {
-        let mapped = self.files_of(process);
-        let mut files = self.files.iter();
-        files.any(|file| {
-            mapped.contains(&file.file_number) && file.has_probes() && file.rest_reason.is_none()
-        })
-    }
-
     /// The files with these numbers.
     pub(super) fn files_mut(
         &mut self,

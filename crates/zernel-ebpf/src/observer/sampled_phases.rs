@@ -94,7 +94,16 @@ impl Observer {
         !self.is_suspended
             && !process.overhead.is_rested
             && process.hits() > 0
-            && self.attachment.has_probed_file(process.discovery_key())
+            && self.has_probed_library(process)
+    }
+
+    /// Whether probes are attached to a library that a process maps.
+    fn has_probed_library(&self, process: &ObservedProcess) -> bool {
+        let mapped = self.attachment.files_of(process.discovery_key());
+        let mut files = self.attachment.files.iter();
+        files.any(|file| {
+            mapped.contains(&file.file_number) && file.has_probes() && file.rest_reason.is_none()
+        })
     }
 
     /// Whether [`Self::sample_phases`] has something to do.
