@@ -19,16 +19,17 @@
  * the first ordinary task is three slices behind the others. The same rule protects a tenant with
  * tasks that lose more than those of others.
  *
- * A small guarantee would let others wait for long, so a CPU also serves all of its queues ten times
- * a second.
+ * A task that other CPUs do not serve could wait for long, and so could loaders, which no guarantee
+ * protects. So a CPU also serves all of its queues by virtual time when the first ordinary task or
+ * the first loader has waited for too long. Critical threads are then charged like ordinary tasks.
  */
 #ifndef ZERNEL_SCHED_GUARANTEE_H
 #define ZERNEL_SCHED_GUARANTEE_H
 
 #include "queue.bpf.h"
 
-/* A CPU serves all of its queues by virtual time at least this often. */
-#define LONGEST_HOLD_NS (SECOND_NS / 10)
+/* A shorter wait is never too long. */
+#define LONG_WAIT_NS (SECOND_NS / 10)
 
 /* Adds the CPU time that the guarantee gives to ordinary tasks, and subtracts what they got. What
  * they got beyond the promise is no credit. More than a slice per CPU is forgotten: it is time that
@@ -140,15 +141,57 @@ static bool is_far_behind(__u64 vtime, __u64 other)
 	return (__s64)(other - vtime) >= 3 * largest_loss();
 }
 
-/* Whether the first ordinary task that a CPU could run has lost too much by itself. */
+/* How long a task waits in a queue that this many CPUs serve, at most: for two rounds in which each
+ * runnable task gets a slice of the guaranteed time. */
+static __u64 longest_wait_ns(__u64 queue, __u64 cpus)
+{
+	__u64 runnable = cpus + scx_bpf_dsq_nr_queued(queue) +
+			 scx_bpf_dsq_nr_queued(RANK_QUEUE(queue, FEED)) +
+			 scx_bpf_dsq_nr_queued(RANK_QUEUE(queue, CRITICAL));
+	__u64 guaranteed_percent = cpus * (settings.guarantee_percent ?: 1);
+	__u64 wait_ns = 2 * runnable * settings.slice_ns * 100 / (guaranteed_percent ?: 1);
+
+	/* The watchdog's time bounds all waits. */
+	if (wait_ns > LEAD_NS)
+		wait_ns = LEAD_NS;
+	return wait_ns > LONG_WAIT_NS ? wait_ns : LONG_WAIT_NS;
+}
+
+static bool has_waited_too_long(const struct first_task *first, __u64 queue, __u64 cpus,
+				__u64 now_ns)
+{
+	__s64 waited_ns = now_ns - first->runnable_ns;
+
+	return waited_ns > (__s64)LONG_WAIT_NS &&
+	       waited_ns > (__s64)longest_wait_ns(queue, cpus);
+}
+
+/* Whether the first task of this rank in a queue has waited for too long. */
+static bool first_waits_too_long(__u64 queue, enum rank rank, __u32 number, __u64 cpus,
+				 __u64 now_ns)
+{
+	struct first_task first = {};
+
+	return find_first(RANK_QUEUE(queue, rank), number, &first) &&
+	       has_waited_too_long(&first, queue, cpus, now_ns);
+}
+
+/* Whether the first ordinary task that a CPU could run has lost too much by itself, or whether that
+ * task or the first loader has waited for too long. */
 static bool first_lost_too_much(__u32 number, __u64 now_ns)
 {
-	__u64 vtime = 0;
+	__u64 cpus_of_llc = settings.cpus / (settings.llcs ?: 1) ?: 1;
+	__u64 queue = LLC_QUEUE(llc_of(number));
+	struct cpu *cpu = cpu_at(number);
+	struct first_task first = {};
+	bool found = find_first(queue, number, &first);
 
-	if (now_ns - cpu_at(number)->served_ns > LONGEST_HOLD_NS)
-		return true;
-	return first_vtime(LLC_QUEUE(llc_of(number)), number, &vtime) &&
-	       is_far_behind(vtime, shared_clock.now);
+	cpu->serves_waiting =
+		(found && has_waited_too_long(&first, queue, cpus_of_llc, now_ns)) ||
+		first_waits_too_long(queue, FEED, number, cpus_of_llc, now_ns) ||
+		first_waits_too_long(CPU_QUEUE(number), ORDINARY, number, 1, now_ns) ||
+		first_waits_too_long(CPU_QUEUE(number), FEED, number, 1, now_ns);
+	return cpu->serves_waiting || (found && is_far_behind(first.vtime, shared_clock.now));
 }
 
 /* Notes on its own CPU which rank runs, or is about to; `is_busy`: anything does. */

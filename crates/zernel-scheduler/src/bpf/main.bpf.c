@@ -159,13 +159,10 @@ static bool is_first_loader(const struct task_struct *prev, const struct task *t
 	return !choice.found || !is_far_behind(choice.vtime, comparable_vtime(prev, task));
 }
 
-/* Chooses a loader after critical threads have had a CPU for long, if no ordinary task waits. */
-static bool serve_held_loader(__s32 cpu, __u64 now_ns)
+/* Chooses a loader that has waited for too long, if no ordinary task waits. */
+static bool serve_held_loader(__s32 cpu)
 {
-	if (others_wait || scx_bpf_dsq_nr_queued(CPU_QUEUE(cpu)) || !serve_rank(cpu, FEED))
-		return false;
-	cpu_at(cpu)->served_ns = now_ns;
-	return true;
+	return !others_wait && !scx_bpf_dsq_nr_queued(CPU_QUEUE(cpu)) && serve_rank(cpu, FEED);
 }
 
 /* Chooses a critical thread or a loader, if there is one that may go first. `task`: the running
@@ -177,7 +174,7 @@ static bool serve_ranks(struct task_struct *prev, struct task *task, __s32 cpu, 
 
 	note_waiting(now_ns);
 	if (first_lost_too_much(cpu, now_ns))
-		return serve_held_loader(cpu, now_ns);
+		return serve_held_loader(cpu);
 	if ((rank == CRITICAL || queued_of_rank(cpu, CRITICAL)) && may_go_first(cpu, now_ns)) {
 		if (serve_rank(cpu, CRITICAL))
 			return true;
@@ -210,7 +207,6 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 			return;
 		pays = must_pay(cpu_at(cpu));
 	}
-	cpu_at(cpu)->served_ns = now_ns;
 	choose(&choice, cpu, !pays);
 	if (pays && !choice.found) {
 		pays = false;

@@ -103,10 +103,16 @@ static void end_pinned(struct task_struct *p, struct task *task, __u32 cpu)
 	cpu_at(cpu)->runs_pinned = false;
 }
 
-/* Finds the virtual time of the first task in a queue that may run on a CPU. */
-static bool first_vtime(__u64 queue, __u32 cpu, __u64 *vtime)
+/* The first task in a queue that may run on a CPU. */
+struct first_task {
+	__u64 vtime;
+	__u64 runnable_ns; /* when it woke up or stopped running */
+};
+
+static bool find_first(__u64 queue, __u32 cpu, struct first_task *first)
 {
 	struct bpf_iter_scx_dsq it;
+	const struct task *task;
 	struct task_struct *p;
 	bool found = false;
 	int looked;
@@ -118,8 +124,13 @@ static bool first_vtime(__u64 queue, __u32 cpu, __u64 *vtime)
 			p = bpf_iter_scx_dsq_next(&it);
 			if (!p)
 				break;
-			found = bpf_cpumask_test_cpu(cpu, p->cpus_ptr);
-			*vtime = p->scx.dsq_vtime;
+			if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+				continue;
+			found = true;
+			first->vtime = p->scx.dsq_vtime;
+			/* Only the guarantee asks how long it waits. */
+			task = settings.may_privilege ? task_of(p) : NULL;
+			first->runnable_ns = task ? task->runnable_ns : 0;
 		}
 	}
 	bpf_iter_scx_dsq_destroy(&it);
@@ -151,16 +162,16 @@ static void couple_clocks(struct cpu *cpu, bool nobody_else)
  * `offset` gives one that can be compared. */
 static bool consider(struct choice *choice, __u64 queue, __u32 number, __u64 offset)
 {
-	__u64 vtime = 0;
+	struct first_task first = {};
 
-	if (!first_vtime(queue, number, &vtime))
+	if (!find_first(queue, number, &first))
 		return false;
-	vtime += offset;
-	if (choice->found && !is_before(vtime, choice->vtime))
+	first.vtime += offset;
+	if (choice->found && !is_before(first.vtime, choice->vtime))
 		return false;
 	choice->found = true;
 	choice->queue = queue;
-	choice->vtime = vtime;
+	choice->vtime = first.vtime;
 	return true;
 }
 

@@ -121,7 +121,8 @@ static void note_rank(struct cpu *cpu, struct task *task, __u32 number, enum ran
 		      __u64 now_ns)
 {
 	bool goes_first = rank == FEED ? !pinned_lost_too_much(number, now_ns) :
-					 rank == CRITICAL && may_go_first(number, now_ns);
+					 rank == CRITICAL && !cpu->serves_waiting &&
+						 may_go_first(number, now_ns);
 
 	task->rank = goes_first ? rank : ORDINARY;
 	count_ordinary(task, rank == ORDINARY);

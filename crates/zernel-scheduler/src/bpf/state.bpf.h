@@ -72,11 +72,11 @@ struct cpu {
 	__u64 weight; /* effective; 0: nothing runs */
 	struct clock clock;
 	__u64 offset; /* added to a virtual time by `clock`, gives one by the shared clock */
-	__u64 served_ns; /* when it last chose by virtual time */
 	__s64 pinned_weight; /* of the runnable tasks that can run on this CPU only */
 	__u32 next_cache; /* which other cache to look at next */
 	bool runs_pinned;
 	bool is_ordinary; /* counted in ordinary_cpus */
+	bool serves_waiting; /* a task that it could run has waited for too long */
 	__u8 rank; /* of the running task, or of one that is about to run */
 } __attribute__((aligned(64)));
 
