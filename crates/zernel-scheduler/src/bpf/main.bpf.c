@@ -54,23 +54,42 @@ __s32 CALLBACK(zernel_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 w
 	return find_victim(p, task, cpu, now_ns);
 }
 
-/* Preempts a task of a lower rank; false if there is none, or if this task may not go first. */
-static bool preempt_lower(struct task_struct *p, const struct task *task, __s32 number,
-			  enum rank rank, __u64 now_ns, __u64 enq_flags)
+/* Notes that a task of this rank is about to preempt what a CPU runs. Until it runs, others that
+ * wake up see it on this CPU and choose another one. */
+static void note_preemption(struct cpu *cpu, enum rank rank)
 {
-	struct cpu *cpu = cpu_at(number);
-
-	if ((rank == FEED && !feeds_hungry(p, task, now_ns)) ||
-	    !may_preempt(p, number, rank, now_ns))
-		return false;
 	if (rank == CRITICAL)
 		counters.critical_wakeups++;
 	else
 		counters.feed_wakeups++;
-	/* Until it runs, others that wake up see it on this CPU and choose another one. */
 	cpu->rank = rank;
+}
+
+/* Preempts a task of a lower rank; false if there is none, or if this task may not go first. */
+static bool preempt_lower(struct task_struct *p, const struct task *task, __s32 number,
+			  enum rank rank, __u64 now_ns, __u64 enq_flags)
+{
+	if ((rank == FEED && !feeds_hungry(p, task, now_ns)) ||
+	    !may_preempt(p, number, rank, now_ns))
+		return false;
+	note_preemption(cpu_at(number), rank);
 	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, enq_flags | SCX_ENQ_PREEMPT);
 	return true;
+}
+
+/* Lets another CPU preempt a task of a lower rank for a queued task that lost its CPU to a higher
+ * scheduling class. Otherwise the task would wait for the next tick. */
+static void preempt_elsewhere(struct task_struct *p, const struct task *task, __s32 cpu,
+			      enum rank rank, __u64 now_ns)
+{
+	__s32 other = find_lower_cpu(p, task, cpu, rank, now_ns);
+
+	if (other < 0 || task->clock != SHARED_CLOCK)
+		return;
+	note_preemption(cpu_at(other), rank);
+	/* The other CPU takes the task from the queue. If the task may not migrate now, the kernel
+	 * leaves it there; it would eject a scheduler that moves such a task by itself. */
+	scx_bpf_kick_cpu(other, SCX_KICK_PREEMPT);
 }
 
 /* Puts a task into the queue of its rank. Critical threads wait in the order in which they come,
@@ -119,6 +138,8 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 		return;
 	}
 	enqueue_rank(p, task, cpu, rank, enq_flags);
+	if (enq_flags & SCX_ENQ_REENQ)
+		preempt_elsewhere(p, task, cpu, rank, now_ns);
 }
 
 /* The task that runs on a CPU, if it may go on: charged up to now. */
@@ -198,7 +219,7 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 	struct task *task = continuing(prev, cpu, now_ns);
 	struct choice choice = {};
 	enum rank rank = ORDINARY;
-	bool is_first, pays = false;
+	bool is_first, pays = false, owes_pinned = false;
 
 	if (settings.privilege != PRIVILEGE_NOBODY) {
 		if (task && !task->yielded)
@@ -206,11 +227,12 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 		if (serve_ranks(prev, task, cpu, rank, now_ns))
 			return;
 		pays = must_pay(cpu_at(cpu));
+		owes_pinned = !pays && pinned_lost_too_much(cpu, now_ns);
 	}
-	choose(&choice, cpu, !pays);
+	choose(&choice, cpu, !pays, owes_pinned);
 	if (pays && !choice.found) {
 		pays = false;
-		choose(&choice, cpu, true);
+		choose(&choice, cpu, true, false);
 	}
 	/* CPUs that choose at the same tick must know it before the task runs. */
 	if (pays)

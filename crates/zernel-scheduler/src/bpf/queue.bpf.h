@@ -201,8 +201,8 @@ static void consider_ranks(struct choice *choice, __u64 queue, __u32 number, boo
 }
 
 /* Compares the first tasks of the queues of a CPU, those of loaders only with `loaders`, and those
- * of another cache. */
-static void choose(struct choice *choice, __u32 number, bool loaders)
+ * of another cache. With `owes_pinned` tasks that can run on this CPU only come first. */
+static void choose(struct choice *choice, __u32 number, bool loaders, bool owes_pinned)
 {
 	struct cpu *cpu = cpu_at(number);
 	struct choice pinned = {};
@@ -212,7 +212,8 @@ static void choose(struct choice *choice, __u32 number, bool loaders)
 	if (pinned.found || cpu->runs_pinned)
 		couple_clocks(cpu, !choice->found);
 	pinned.vtime += cpu->offset;
-	if (pinned.found && (!choice->found || is_before(pinned.vtime, choice->vtime)))
+	if (pinned.found &&
+	    (owes_pinned || !choice->found || is_before(pinned.vtime, choice->vtime)))
 		*choice = pinned;
 	if (settings.llcs > 1)
 		look_at_other_cache(choice, number);

@@ -170,6 +170,7 @@ struct sched_ext_ops {
 #define SCX_DSQ_LOCAL (1ULL << 63 | 2)
 #define SCX_ENQ_WAKEUP 1ULL
 #define SCX_ENQ_PREEMPT (1ULL << 32)
+#define SCX_ENQ_REENQ (1ULL << 40)
 #define SCX_DEQ_SLEEP 1ULL
 #define SCX_WAKE_SYNC 16ULL
 #define SCX_KICK_IDLE 1ULL
