@@ -109,7 +109,8 @@ struct first_task {
 	__u64 runnable_ns; /* when it woke up or stopped running */
 };
 
-static bool find_first(__u64 queue, __u32 cpu, struct first_task *first)
+/* The verifier checks a global function once, not at every call: loading would take minutes. */
+__attribute__((noinline)) bool find_first(__u64 queue, __u32 cpu, struct first_task *first)
 {
 	struct bpf_iter_scx_dsq it;
 	const struct task *task;
@@ -117,7 +118,8 @@ static bool find_first(__u64 queue, __u32 cpu, struct first_task *first)
 	bool found = false;
 	int looked;
 
-	if (!scx_bpf_dsq_nr_queued(queue))
+	/* The verifier does not know that it is never NULL. */
+	if (!first || !scx_bpf_dsq_nr_queued(queue))
 		return false;
 	if (!bpf_iter_scx_dsq_new(&it, queue, 0)) {
 		for (looked = 0; looked < HEADS && !found; looked++) {
