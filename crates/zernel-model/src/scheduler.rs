@@ -19,6 +19,7 @@ macro_rules! for_each_sched_counter {
             kept "Times that a task ran on after its slice, because it was still first.",
             stolen "Times that a CPU took a task from another cache's queue.",
             throttled "Times that a task waited because of a cpu.max.",
+            aged "Times that a task went to the front of its queue because it had waited for too long.",
             critical_wakeups "Wake-ups of critical threads that preempted another task.",
             critical_kept "Times that a critical thread was kept on its CPU.",
             guarantee_hits "Times that a critical thread or a loader waited because others had lost enough.",

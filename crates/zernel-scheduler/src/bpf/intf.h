@@ -69,6 +69,7 @@ struct counters {
 	__u64 kept; /* the task ran on because its virtual time was still the smallest */
 	__u64 stolen; /* the task was taken from the queue of another cache */
 	__u64 throttled; /* the task had to wait because of a cpu.max */
+	__u64 aged; /* the task went to the front of its queue: it had waited for too long */
 	__u64 critical_wakeups; /* a critical thread preempted another task */
 	__u64 critical_kept; /* a critical thread was kept on its CPU */
 	__u64 guarantee_hits; /* a critical thread or a loader waited: others had lost enough */

@@ -17,6 +17,7 @@
  * tasks go first (rank.bpf.h), as far as the guarantee allows (guarantee.bpf.h); by default nobody
  * is privileged.
  */
+#include "aging.bpf.h"
 #include "gpu_node.bpf.h"
 #include "preempt.bpf.h"
 #include "process_tree.bpf.h"
@@ -485,7 +486,7 @@ void SLEEPABLE_CALLBACK(zernel_cpu_offline, __s32 cpu)
 
 __s32 SLEEPABLE_CALLBACK(zernel_init)
 {
-	return create_queues() ?: prepare_timer();
+	return create_queues() ?: prepare_timer() ?: start_aging();
 }
 
 void CALLBACK(zernel_exit, struct scx_exit_info *info)

@@ -194,6 +194,7 @@ void scx_bpf_dsq_insert(struct task_struct *p, __u64 dsq_id, __u64 slice, __u64 
 void scx_bpf_dsq_insert_vtime(struct task_struct *p, __u64 dsq_id, __u64 slice, __u64 vtime,
 			      __u64 enq_flags) __ksym;
 bool scx_bpf_dsq_move_to_local(__u64 dsq_id) __ksym;
+void scx_bpf_dsq_move_set_vtime(struct bpf_iter_scx_dsq *it__iter, __u64 vtime) __ksym;
 bool scx_bpf_dsq_move_vtime(struct bpf_iter_scx_dsq *it__iter, struct task_struct *p, __u64 dsq_id,
 			    __u64 enq_flags) __ksym;
 __s32 scx_bpf_dsq_nr_queued(__u64 dsq_id) __ksym;

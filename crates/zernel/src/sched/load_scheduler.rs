@@ -217,6 +217,7 @@ pub(crate) fn describe_counters(counters: &SchedCounters) -> String {
         kept,
         stolen,
         throttled,
+        aged,
         critical_wakeups,
         critical_kept,
         guarantee_hits,
@@ -229,7 +230,7 @@ pub(crate) fn describe_counters(counters: &SchedCounters) -> String {
     let mut text = format!(
         "zernel: the scheduler is unloaded\n\
          wake-ups on an idle CPU {idle_wakeups}, preempting {preempting_wakeups}; queued {queued}, kept {kept}, \
-         stolen {stolen}, throttled {throttled}\n"
+         stolen {stolen}, throttled {throttled}, aged {aged}\n"
     );
     if critical_wakeups + critical_kept + guarantee_hits > 0 {
         text += &format!(

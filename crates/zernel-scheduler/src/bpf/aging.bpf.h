@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * No task waits for ever. How long a task waits depends on how fast its clock advances, and that may
+ * change while it waits: beside a task of great weight the clock slows down, and a task that was ahead of
+ * it a little would wait for minutes. The kernel's watchdog ejects a scheduler that lets a task wait.
+ * So a timer looks at the waiting tasks. One that has waited for longer than LEAD_NS goes to
+ * the front of its queue. Weights are not exact then.
+ */
+#ifndef ZERNEL_SCHED_AGING_H
+#define ZERNEL_SCHED_AGING_H
+
+#include "queue.bpf.h"
+
+struct aging_timer {
+	struct bpf_timer timer;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct aging_timer);
+} aging_timers SEC(".maps");
+
+/* Moves the tasks of a queue that have waited for too long to its front. */
+__attribute__((noinline)) int age_queue(__u64 queue, __u64 now_ns)
+{
+	struct bpf_iter_scx_dsq it;
+	const struct clock *clock;
+	const struct task *task;
+	struct task_struct *p;
+
+	if (!scx_bpf_dsq_nr_queued(queue))
+		return 0;
+	/* The verifier takes a global function for sleepable if a sleepable program sets a timer that calls
+	 * it. */
+	bpf_rcu_read_lock();
+	if (!bpf_iter_scx_dsq_new(&it, queue, 0)) {
+		while ((p = bpf_iter_scx_dsq_next(&it))) {
+			task = task_of(p);
+			if (!task || (__s64)(now_ns - task->runnable_ns) < (__s64)LEAD_NS)
+				continue;
+			clock = clock_of(task);
+			scx_bpf_dsq_move_set_vtime(&it,
+						   clock->now - clock_advance_in(clock, LAG_NS));
+			if (scx_bpf_dsq_move_vtime(&it, p, queue, 0))
+				counters.aged++;
+		}
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+	bpf_rcu_read_unlock();
+	return 0;
+}
+
+static void age_rank_queues(__u64 queue, __u64 now_ns)
+{
+	age_queue(queue, now_ns);
+	if (settings.may_privilege)
+		age_queue(RANK_QUEUE(queue, FEED), now_ns);
+}
+
+static int on_aging_timer(void *map, int *key, struct aging_timer *timer)
+{
+	__u64 now_ns = scx_bpf_now();
+	__u32 index;
+
+	for (index = 0; index < MAX_LLCS && index < settings.llcs; index++)
+		age_rank_queues(LLC_QUEUE(index), now_ns);
+	for (index = 0; index < MAX_CPUS && index < settings.cpus; index++)
+		age_rank_queues(CPU_QUEUE(index), now_ns);
+	bpf_timer_start(&timer->timer, LEAD_NS / 2, 0);
+	return 0;
+}
+
+static __s32 start_aging(void)
+{
+	__u32 first = 0;
+	struct aging_timer *timer = bpf_map_lookup_elem(&aging_timers, &first);
+
+	if (!timer)
+		return -22; /* EINVAL */
+	bpf_timer_init(&timer->timer, &aging_timers, CLOCK_MONOTONIC);
+	bpf_timer_set_callback(&timer->timer, on_aging_timer);
+	return bpf_timer_start(&timer->timer, LEAD_NS / 2, 0);
+}
+
+#endif
