@@ -67,6 +67,11 @@ fn main() -> ExitCode {
             &[vm::newest_kernel_need()],
             scenarios::a_tenant_pays_for_a_pinned_faker,
         ),
+        trial(
+            "tiny_weights_do_not_wait_for_ever",
+            &[vm::newest_kernel_need()],
+            scenarios::tiny_weights_do_not_wait_for_ever,
+        ),
     ];
     zernel_testkit::main(others.into_iter().chain(there))
 }

@@ -118,18 +118,21 @@ static __always_inline void observe_event(struct zernel_thread *thread, __u32 sy
 	zernel_observe_event(now_ns, event, burst_ns_of(thread, now_ns), thread->process, symbol);
 }
 
-/* Notes that the current thread may prepare its next batch itself, after an optimizer step or a sync. */
-static __always_inline void note_end_of_step(struct zernel_thread *thread,
+/* Notes that the current thread may prepare its next batch itself, after an optimizer step or a sync.
+ * Returns whether it may. */
+static __always_inline bool note_end_of_step(struct zernel_thread *thread,
 					     struct zernel_process *process, __u32 event,
 					     __u64 now_ns)
 {
 	struct zernel_task_state *state;
 
 	if (event != ZERNEL_UPDATE_END && event != ZERNEL_GPU_SYNC_LEAVE)
-		return;
+		return false;
 	state = zernel_task(bpf_get_current_task_btf(), now_ns);
-	if (state && awaits_batch(&state->tracker, now_ns))
-		begin_data_wait(thread, process, now_ns, false);
+	if (!state || !awaits_batch(&state->tracker, now_ns))
+		return false;
+	begin_data_wait(thread, process, now_ns, false);
+	return true;
 }
 
 /* Traces the entry of a function that gives the tracker no event. */
@@ -227,8 +230,9 @@ static __always_inline int leave(struct pt_regs *ctx)
 	if (symbol->leave_event != ZERNEL_NONE)
 		observe_event(thread, call->symbol, symbol->leave_event, now_ns);
 	process = zernel_process(thread->process);
-	if (process)
-		note_end_of_step(thread, process, symbol->leave_event, now_ns);
+	/* A thread that prepares its batch launches when it has copied it. */
+	if (process && note_end_of_step(thread, process, symbol->leave_event, now_ns))
+		return 0;
 	if (presumes_launches(symbol, thread, call, now_ns))
 		observe_event(thread, call->symbol, ZERNEL_LAUNCH, now_ns);
 	return 0;

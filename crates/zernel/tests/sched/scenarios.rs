@@ -298,6 +298,41 @@ fn is_paid_for(scenario: Scenario) {
     assert!(cpus > 0.9, "critical threads go first: {cpus:.3} CPUs");
 }
 
+/// Beside a task of great weight the virtual clock slows down. Tasks of tiny weight that wait for it still run before the
+/// kernel's watchdog ejects the scheduler.
+const WEIGHTS_SCENARIO: &str = r#"
+about = "Tiny weights beside a great one."
+topology = "1"
+warmup_ms = 100
+duration_ms = 3000
+
+[[group]]
+name = "light"
+workers = 2
+nice = 19
+work = "spin_wait"
+
+[[group]]
+name = "heavy"
+nice = -20
+work = "spin_wait"
+
+[[step]]
+at_ms = 300
+action = { add = "heavy" }
+
+[[assert]]
+starvation = { at_most_ms = 800 }
+"#;
+
+pub(super) fn tiny_weights_do_not_wait_for_ever() {
+    let scenario = Scenario::parse(WEIGHTS_SCENARIO, "weights.toml").unwrap();
+    let arguments = ["--watchdog-ms", "1000"].map(str::to_owned).to_vec();
+    let result = run_alone(&(scenario, SchedulerChoice::Zernel(arguments)));
+    assert_eq!(result.verdict(), Verdict::Pass, "{result}");
+    assert!(sum_printed_after(&result, "aged ") > 0, "{result}");
+}
+
 /// The sum of the numbers that the scheduler printed after a label when it ended.
 fn sum_printed_after(result: &RunResult, label: &str) -> u64 {
     let figures = result.figures.as_ref().expect("the machine ran");
