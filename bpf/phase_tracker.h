@@ -129,6 +129,16 @@ static inline void zernel_await_batch(const struct zernel_tracker_config *config
 	tracker->flags |= ZERNEL_UNDECIDED;
 }
 
+/* Whether the sync began right after the optimizer step. The thread may have launched in between, to bound
+ * a weight, say. */
+static inline int zernel_sync_follows_update(const struct zernel_tracker_config *config,
+					     const struct zernel_tracker *tracker)
+{
+	return tracker->flags & ZERNEL_IN_SYNC && tracker->activity == ZERNEL_COMPUTING &&
+	       tracker->update_end_ns &&
+	       tracker->sync_since_ns - tracker->update_end_ns < config->short_wait_max_ns;
+}
+
 static inline void zernel_enter_sync(const struct zernel_tracker_config *config,
 				     struct zernel_tracker *tracker)
 {
@@ -147,6 +157,8 @@ static inline void zernel_enter_sync(const struct zernel_tracker_config *config,
 static inline void zernel_leave_sync(const struct zernel_tracker_config *config,
 				     struct zernel_tracker *tracker)
 {
+	int follows_update = zernel_sync_follows_update(config, tracker);
+
 	if (!(tracker->flags & ZERNEL_IN_SYNC))
 		zernel_count(&tracker->lost_enters);
 	tracker->flags &= ~ZERNEL_IN_SYNC;
@@ -157,7 +169,7 @@ static inline void zernel_leave_sync(const struct zernel_tracker_config *config,
 		zernel_turn_to(config, tracker, ZERNEL_UPDATING, tracker->now_ns);
 		return;
 	}
-	if (tracker->activity == ZERNEL_AFTER_UPDATE) {
+	if (tracker->activity == ZERNEL_AFTER_UPDATE || follows_update) {
 		zernel_await_batch(config, tracker);
 		return;
 	}
@@ -392,6 +404,7 @@ static inline void zernel_apply_announcement(const struct zernel_tracker_config 
 		zernel_credit_update(task);
 		zernel_announce(config, task, ZERNEL_AFTER_UPDATE, ZERNEL_TRAINING_THREAD);
 		zernel_await_batch(config, &task->tracker);
+		task->tracker.update_end_ns = task->tracker.now_ns;
 		break;
 	case ZERNEL_OTHER_WORK_BEGIN:
 		zernel_announce(config, task, ZERNEL_OTHER_WORK, 0);

@@ -80,6 +80,7 @@ struct zernel_tracker {
 	__u64 wait_activity_until_ns; /* activity_until_ns before it blocked */
 	__u64 undecided_since_ns; /* start of what may be loading, or end of the backward pass */
 	__u64 last_marker_ns; /* last optimizer marker or announced step */
+	__u64 update_end_ns; /* end of its last optimizer step; 0: none was seen */
 	__u64 queued_since_ns; /* when it was preempted */
 	__u64 active_since_ns; /* its last event, other than losing its CPU or getting it back */
 	__u32 lost_leaves; /* calls ended by other evidence than their leave */

@@ -67,6 +67,7 @@ crate::mirrors! {
             wait_activity_until_ns: u64,
             undecided_since_ns: u64,
             last_marker_ns: u64,
+            update_end_ns: u64,
             queued_since_ns: u64,
             active_since_ns: u64,
             lost_leaves: u32,

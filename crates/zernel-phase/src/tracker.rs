@@ -106,6 +106,8 @@ pub struct PhaseTracker {
     update_since_ns: Option<u64>,
     /// Time of the last optimizer marker or announced optimizer step.
     last_marker_ns: u64,
+    /// End of its last optimizer step.
+    update_end_ns: Option<u64>,
     /// Whether the thread announces when it gets a batch.
     announces_data: bool,
     /// Whether the thread announces its optimizer steps.
@@ -150,6 +152,7 @@ impl PhaseTracker {
             undecided_since_ns: None,
             update_since_ns: None,
             last_marker_ns: 0,
+            update_end_ns: None,
             announces_data: false,
             announces_updates: false,
             awaits_data_after_update: false,
@@ -327,6 +330,7 @@ impl PhaseTracker {
 
     fn leave_sync(&mut self) {
         count_fault(&mut self.faults.lost_enters, self.sync_since_ns.is_none());
+        let sync_follows_update = self.sync_follows_update();
         self.sync_since_ns = None;
         if self.collective_since_ns.is_some() {
             return; // the sync was part of the collective
@@ -337,7 +341,7 @@ impl PhaseTracker {
             self.set_activity(Activity::Updating, self.now_ns);
             return;
         }
-        if self.activity == Activity::AfterUpdate {
+        if self.activity == Activity::AfterUpdate || sync_follows_update {
             self.await_batch();
             return;
         }

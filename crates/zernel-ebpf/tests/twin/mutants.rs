@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 140] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 143] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -549,8 +549,23 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 140] = [
     ),
     (
         "phase_tracker.h",
-        "\tif (tracker->activity == ZERNEL_AFTER_UPDATE) {\n",
-        "\tif (0) {\n",
+        "\tif (tracker->activity == ZERNEL_AFTER_UPDATE || follows_update) {\n",
+        "\tif (follows_update) {\n",
+    ),
+    (
+        "phase_tracker.h",
+        "ZERNEL_AFTER_UPDATE || follows_update) {\n",
+        "ZERNEL_AFTER_UPDATE) {\n",
+    ),
+    (
+        "phase_tracker.h",
+        "return tracker->flags & ZERNEL_IN_SYNC && tracker->activity == ZERNEL_COMPUTING &&",
+        "return tracker->activity == ZERNEL_COMPUTING &&",
+    ),
+    (
+        "phase_tracker.h",
+        "update_end_ns < config->short_wait_max_ns",
+        "update_end_ns <= config->short_wait_max_ns",
     ),
     (
         "phase_tracker.h",

@@ -389,6 +389,30 @@ fn work_between_an_update_and_a_copy_is_data_loading() {
     );
 }
 
+/// The loop bounds a weight after its step, and reads its loss.
+#[test]
+fn a_launch_right_after_an_update_is_not_the_next_forward_pass() {
+    let us = 1_000;
+    let ms = 1_000 * us;
+    let mut intervals: Vec<PhaseInterval> = Vec::new();
+    let mut tracker = PhaseTracker::new(TrackerConfig::default(), 0);
+    for (at_ns, event) in [
+        (0, OptimizerBegin),
+        (2 * ms, UpdateEnd),
+        (2 * ms + 100 * us, Launch),
+        (2 * ms + 200 * us, GpuSyncEnter),
+        (3 * ms, GpuSyncLeave),
+        (40 * ms, CopyToDevice),
+    ] {
+        tracker.observe(at_ns, event, &mut intervals);
+    }
+    let last = intervals.last().unwrap();
+    assert_eq!(
+        (last.phase, last.start_ns, last.end_ns),
+        (DataLoading, 3 * ms, 40 * ms)
+    );
+}
+
 /// Launches are not observed all the time. A later sync shows that the forward pass has begun.
 #[test]
 fn work_after_a_late_sync_is_not_data_loading() {

@@ -68,6 +68,16 @@ impl PhaseTracker {
         self.credit_update(closed);
         self.announce(Activity::AfterUpdate, closed);
         self.await_batch();
+        self.update_end_ns = Some(self.now_ns);
+    }
+
+    /// Whether the sync that the thread is in began right after the optimizer step. The thread may have launched in
+    /// between, to bound a weight, say.
+    pub(super) fn sync_follows_update(&self) -> bool {
+        let times = self.sync_since_ns.zip(self.update_end_ns);
+        self.activity == Activity::Computing
+            && times
+                .is_some_and(|(sync_ns, end_ns)| sync_ns - end_ns < self.config.short_wait_max_ns)
     }
 
     /// The optimizer step is over. If the thread copies next, it prepared a batch until then: a thread that announces its
