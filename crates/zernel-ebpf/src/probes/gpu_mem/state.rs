@@ -303,7 +303,12 @@ impl<'a> ProcessGpus<'a> {
         figure: impl Fn(&GpuFacts) -> Option<f64>,
     ) -> Option<f64> {
         let is_used = |gpu: &&GpuFacts| memory.iter().any(|it| it.gpu_id == Some(gpu.index));
-        let figures: Vec<f64> = self.gpus.iter().filter(is_used).filter_map(figure).collect();
+        let figures: Vec<f64> = self
+            .gpus
+            .iter()
+            .filter(is_used)
+            .filter_map(figure)
+            .collect();
         (!figures.is_empty()).then(|| figures.iter().sum::<f64>() / figures.len() as f64)
     }
 }
