@@ -40,7 +40,7 @@ pub struct ProcessRecord {
     steps: StepLog,
     /// Time in which its GPUs were busy. `None`: NVML reports no utilization.
     gpu_busy_seconds: Option<f64>,
-    /// The last reading of the GPUs' busy time, which began before the process.
+    /// Last reading of the GPUs' busy time. It counts from the begin of observing, not of the process.
     gpu_busy_reading: Option<f64>,
     /// CPUs in its affinity mask. Empty: unknown.
     pub cpus: CpuSet,
@@ -116,7 +116,10 @@ impl ProcessRecord {
         let last = self.samples.last();
         if let Some(reading) = process.probes.gpu_mem.gpu_busy_seconds {
             let before = self.gpu_busy_reading.replace(reading).unwrap_or(reading);
-            *self.gpu_busy_seconds.get_or_insert(0.0) += (reading - before).max(0.0);
+            let since = last.map_or(0.0, |last| last.times.wall_seconds);
+            // The mean over its GPUs jumps when the process begins to use another one.
+            let elapsed = (sample.times.wall_seconds - since).max(0.0);
+            *self.gpu_busy_seconds.get_or_insert(0.0) += (reading - before).clamp(0.0, elapsed);
         }
         sample.times.gpu_busy_seconds = self.gpu_busy_seconds;
         self.latest_report.times.gpu_busy_seconds = self.gpu_busy_seconds;

@@ -394,8 +394,11 @@ impl RankTimeParts {
         let gpu_idle = rank.gpu_busy.map(|busy| (wall - busy).max(0.0));
         let is_ahead =
             gpu_idle.is_some_and(|idle| idle <= gpu.max(MAX_IDLE_SHARE_OF_BUSY_GPU * wall));
-        let ahead_of_gpu = if is_ahead { host } else { 0.0 };
-        let (gpu, host) = (gpu + ahead_of_gpu, host - ahead_of_gpu);
+        let (host, other_threads, ahead_of_gpu) = match is_ahead {
+            true => (0.0, 0.0, host + other_threads),
+            false => (host, other_threads, 0.0),
+        };
+        let gpu = gpu + ahead_of_gpu;
         // The limit of a cgroup makes its threads wait in the run queue.
         let throttled = (data_delay + delay).min(rank.throttled.max(0.0));
         for (part, seconds) in [

@@ -245,8 +245,8 @@ struct PhaseTimelines {
     live: Timeline<WorkloadPhase>,
 }
 
-/// Since when an event of a thread may show that its phase was another one. The kernel then changes the phase twice, and only the second
-/// change is recorded.
+/// Start times of phases that a later event may correct. The kernel then changes the phase twice, and only the second change
+/// is recorded.
 #[derive(Default)]
 struct Corrections {
     previous_ns: u64,
@@ -260,11 +260,14 @@ struct Corrections {
 impl Corrections {
     /// The phase that the thread turns out to have been in, and since when.
     fn correction(&self, event: Option<ThreadEvent>) -> Option<(u64, WorkloadPhase)> {
+        let has = |flag: u16| self.flags & flag != 0;
         match event? {
-            ThreadEvent::CopyToDevice | ThreadEvent::DataBegin => {
+            ThreadEvent::CopyToDevice | ThreadEvent::DataBegin if has(RawTracker::UNDECIDED) => {
                 Some((self.undecided_ns, WorkloadPhase::DataLoading))
             }
-            ThreadEvent::UpdateEnd => Some((self.update_ns, WorkloadPhase::OptimizerStep)),
+            ThreadEvent::UpdateEnd if has(RawTracker::MAY_UPDATE) => {
+                Some((self.update_ns, WorkloadPhase::OptimizerStep))
+            }
             ThreadEvent::AwaitedCompile => Some((self.previous_ns, WorkloadPhase::Unknown)),
             _ => None,
         }

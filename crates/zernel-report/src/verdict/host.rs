@@ -216,6 +216,11 @@ mod tests {
             ..gpu_rank()
         };
         assert_eq!(bound_of(&judge_ranks(&[beside])), "gpu");
+        let never_idle = RankTimes {
+            gpu_busy: Some(98.0),
+            ..starved
+        };
+        assert_eq!(bound_of(&judge_ranks(&[never_idle])), "gpu");
         // Nothing ran meanwhile, so the cause of the waits is unknown.
         let asleep = RankTimes {
             other_cpu: 0.0,
