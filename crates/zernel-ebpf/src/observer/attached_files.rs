@@ -121,7 +121,7 @@ pub(crate) struct AttachedFile {
     pub(super) unused_since: Option<Instant>,
     /// Why its probes are detached for a while, if they are.
     pub(super) rest_reason: Option<Arc<str>>,
-    /// Whether its probes could not be attached for a reason that may pass. The next scan tries again.
+    /// Whether probes could not be attached for a reason that may pass. The next scan tries again.
     pub(super) is_deferred: bool,
 }
 
@@ -236,6 +236,11 @@ impl AttachedFile {
         } else if self.links.infrequent_links.is_empty() {
             self.resume_probes(kernel);
         }
+    }
+
+    /// Whether all of its probes are detached until the next scan.
+    pub(crate) fn awaits_scan(&self) -> bool {
+        self.is_deferred && self.rest_reason.is_some()
     }
 
     /// Detaches its probes for a while, for this reason.
@@ -384,15 +389,16 @@ pub(crate) fn attach_each<'a>(
     }
 }
 
-/// Attaches probes to all sampled functions of these files, for a window. Detaches from a file where the kernel refuses them:
-/// until the next scan if that may pass, else for good.
+/// Attaches probes to all sampled functions of these files, for a window. If the kernel refuses them for good, all probes of the
+/// file are detached. If the reason may pass, as on a machine that is too busy, its other probes stay, and it has no windows until the
+/// next scan.
 pub(crate) fn attach_for_window<'a>(
     kernel: &Kernel,
     files: impl Iterator<Item = &'a mut AttachedFile>,
 ) {
     let mut files = files.filter_map(|file| {
         let sampled = probe_targets(&file.functions, |it| it.mode == AttachMode::Sampled);
-        let is_needed = !sampled.is_empty() && file.rest_reason.is_none();
+        let is_needed = !sampled.is_empty() && file.rest_reason.is_none() && !file.is_deferred;
         is_needed.then_some((file, sampled))
     });
     let mut slow = BTreeSet::new();
@@ -413,14 +419,12 @@ pub(crate) fn attach_for_window<'a>(
         for (file, task) in started {
             match finish_linking(task).map(|mut sets| sets.pop()) {
                 Ok(Some(Ok(links))) => file.links.window_links = links,
-                Ok(Some(Err(problem))) if problem.may_pass => {
-                    file.detach_until_next_scan(&problem.text);
-                }
+                Ok(Some(Err(problem))) if problem.may_pass => file.is_deferred = true,
                 Ok(Some(Err(problem))) => file.detach_for_good(&problem.text),
                 Ok(None) => {}
-                Err(error) => {
+                Err(_) => {
                     slow.insert(file.tenant.clone());
-                    file.detach_until_next_scan(&error.to_string());
+                    file.is_deferred = true;
                 }
             }
         }

@@ -490,6 +490,23 @@ impl LibraryAttachments {
         self.mapped.get(&process).cloned().unwrap_or_default()
     }
 
+    /// Whether a process maps a file whose probes are all detached until the next scan.
+    pub(super) fn awaits_scan(&self, process: ProcessKey) -> bool {
+        let mapped = self.mapped.get(&process);
+        let mut files = self.files.iter().filter(|file| file.awaits_scan());
+        files.any(|file| mapped.is_some_and(|mapped| mapped.contains(&file.file_number)))
+    }
+
+    /// Sentences about files whose probes are all detached until the next scan.
+    pub(super) fn describe_waiting_files(&self) -> impl Iterator<Item = String> {
+        let files = self.files.iter().filter(|file| file.awaits_scan());
+        files.filter_map(|file| {
+            let reason = file.rest_reason.as_ref()?;
+            let path = file.file.path.display();
+            Some(format!("{path} has no probes for some seconds: {reason}"))
+        })
+    }
+
     /// The files with these numbers.
     pub(super) fn files_mut(
         &mut self,

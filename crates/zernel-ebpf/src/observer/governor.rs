@@ -218,7 +218,7 @@ impl Governor {
             let share = permanent.min(busiest) * ns / 1e9;
             process.overhead.permanent_cost = share;
             let rounds = std::mem::take(&mut process.overhead.rounds_over_ceiling);
-            if share <= budget || governed.is_off || process.overhead.is_rested {
+            if share <= budget || governed.is_off || process.is_skipped() {
                 continue;
             }
             let costs = rates

@@ -450,6 +450,7 @@ impl Observer {
             self.rest_with_private_files(handle);
         }
         self.end_rests();
+        self.skip_processes_without_probes();
     }
 
     /// Opens or closes a sampling window if it is due. Returns the links of a closed one: dropping them detaches, which
@@ -498,6 +499,7 @@ impl Observer {
             problems.push(suspension::PAUSED_REASON.to_owned());
         }
         problems.extend(self.rests.describe_rests());
+        problems.extend(self.attachment.describe_waiting_files());
         problems.extend(self.sampled.as_ref().and_then(SampledProcesses::problem));
         for (cause, lost) in self.losses().by_cause() {
             if lost > 0 && !cause.starts_with("refused_") {

@@ -101,6 +101,8 @@ pub struct ObservedProcess {
     not_observed_ns: u64,
     /// Since when its calls are not observed.
     not_observed_since_ns: Option<u64>,
+    /// Whether it maps a file whose probes are all detached until the next scan.
+    pub(super) awaits_probes: bool,
     /// Probed calls so far.
     hits: u64,
     /// Time of the last step mark.
@@ -134,6 +136,7 @@ impl ObservedProcess {
             had_gap: false,
             not_observed_ns: 0,
             not_observed_since_ns: None,
+            awaits_probes: false,
             hits: 0,
             last_mark_ns: raw.first_ns,
             durations: BTreeMap::new(),
@@ -421,6 +424,11 @@ impl ObservedProcess {
         self.counts.set_paused(true, now_ns, &self.steps);
         self.not_observed_since_ns.get_or_insert(now_ns);
         self.mark_incomplete(now_ns);
+    }
+
+    /// Whether its calls are not counted for a while.
+    pub(super) fn is_skipped(&self) -> bool {
+        self.overhead.is_rested || self.awaits_probes
     }
 
     /// How long none of its calls were observed, up to `now_ns`.

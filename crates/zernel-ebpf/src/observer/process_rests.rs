@@ -173,6 +173,31 @@ impl Observer {
         }
     }
 
+    /// Skips the calls of processes that map a file whose probes are all detached until the next scan: the other calls alone would
+    /// show wrong phases. Counts them again when the probes are back.
+    pub(super) fn skip_processes_without_probes(&mut self) {
+        let processes = self.processes.running.iter_mut();
+        let changed: Vec<u32> = processes
+            .filter_map(|(handle, process)| {
+                let awaits = self.attachment.awaits_scan(process.discovery_key());
+                let before = std::mem::replace(&mut process.awaits_probes, awaits);
+                (awaits != before).then_some(*handle)
+            })
+            .collect();
+        for handle in changed {
+            let Some(process) = self.processes.running.get_mut(&handle) else {
+                continue;
+            };
+            self.kernel.set_rested(handle, process.is_skipped());
+            match process.is_skipped() {
+                true => {
+                    process.suspend_counting(&self.governor.sampled_symbols(), monotonic_ns());
+                }
+                false => self.resume_process(handle),
+            }
+        }
+    }
+
     /// Ends the rests that are over, and those of files that another tenant maps by now.
     pub(super) fn end_rests(&mut self) {
         let now = Instant::now();
@@ -199,10 +224,11 @@ impl Observer {
                 file.end_rest(&self.kernel);
             });
             for handle in rest.processes {
-                self.kernel.set_rested(handle, false);
-                if let Some(process) = self.processes.running.get_mut(&handle) {
-                    process.overhead.is_rested = false;
-                }
+                let Some(process) = self.processes.running.get_mut(&handle) else {
+                    continue;
+                };
+                process.overhead.is_rested = false;
+                self.kernel.set_rested(handle, process.is_skipped());
                 self.resume_process(handle);
             }
         }

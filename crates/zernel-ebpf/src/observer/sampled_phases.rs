@@ -92,7 +92,7 @@ impl Observer {
     /// Whether the calls of a process are seen, so that its phases need no samples.
     fn are_calls_seen(&self, process: &ObservedProcess) -> bool {
         !self.is_suspended
-            && !process.overhead.is_rested
+            && !process.is_skipped()
             && process.hits() > 0
             && self.has_probed_library(process)
     }

@@ -47,7 +47,7 @@ impl Observer {
         let Some(process) = self.processes.running.get_mut(&handle) else {
             return;
         };
-        if process.overhead.is_rested || self.is_suspended {
+        if process.is_skipped() || self.is_suspended {
             return;
         }
         let now_ns = monotonic_ns();

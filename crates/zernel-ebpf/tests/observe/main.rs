@@ -357,7 +357,7 @@ fn main() -> ExitCode {
             sampled_phases::samples_are_taken_on_request_only,
         ),
     ];
-    let more: [(&str, Need, fn()); 10] = [
+    let more: [(&str, Need, fn()); 11] = [
         (
             "one_tenant_is_a_pod",
             NO_KUBELET_NEED,
@@ -387,6 +387,11 @@ fn main() -> ExitCode {
             "a_library_that_one_process_had_refused_gets_probes_later",
             refusing_process::PAGE_FAULTS_ON_TMPFS_NEED,
             refusing_process::a_library_that_one_process_had_refused_gets_probes_later,
+        ),
+        (
+            "a_library_whose_windows_are_refused_keeps_its_other_probes",
+            refusing_process::PAGE_FAULTS_ON_TMPFS_NEED,
+            refusing_process::a_library_whose_windows_are_refused_keeps_its_other_probes,
         ),
         (
             "a_reused_pid_is_another_process",

@@ -4,9 +4,12 @@ use std::ffi::c_void;
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags};
+use tempfile::TempDir;
+use zernel_ebpf::observer::{GovernorOptions, Observer, ObserverOptions};
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::Need;
 use zernel_testkit::target::{Driver, Stage, TargetRole, end_part_and_wait, stage_directory};
@@ -82,18 +85,21 @@ fn holds_page_faults(_driver: &Driver, _rounds: u64) {
     end_part_and_wait();
 }
 
+/// Copies the library to a tmpfs, where targets of the stage find it.
+fn share_library(stage: &Stage) -> (TempDir, String) {
+    let shared = tempfile::tempdir_in("/dev/shm").expect("a tmpfs");
+    let library = shared.path().join(LIBRARY_NAME);
+    fs::copy(stage.library_path(LIBRARY_NAME), &library).expect("ours");
+    symlink(shared.path(), stage.path().join("shared")).expect("ours");
+    let path = library.to_str().expect("text").to_owned();
+    (shared, path)
+}
+
 /// While a process holds its page faults, the library is refused with that reason. When the process has ended, probes are attached.
 pub(crate) fn a_library_that_one_process_had_refused_gets_probes_later() {
     let stage = Stage::with_machine_alone(Prologue::Push);
-    let shared = tempfile::tempdir_in("/dev/shm").expect("a tmpfs");
-    fs::copy(
-        stage.library_path(LIBRARY_NAME),
-        shared.path().join(LIBRARY_NAME),
-    )
-    .expect("ours");
-    symlink(shared.path(), stage.path().join("shared")).expect("ours");
-    let library = shared.path().join(LIBRARY_NAME);
-    let library = Path::to_str(&library).expect("text");
+    let (_shared, library) = share_library(&stage);
+    let library = library.as_str();
     let mut holder = stage.start_target("holds_page_faults", 0);
     holder.run_part();
     let mut other = stage.start_target("maps_shared_library", 0);
@@ -110,4 +116,40 @@ pub(crate) fn a_library_that_one_process_had_refused_gets_probes_later() {
     });
     drop(watcher.stop());
     other.kill();
+}
+
+/// A process that holds its page faults keeps sampling windows from opening on a library. The permanent probes there stay attached.
+pub(crate) fn a_library_whose_windows_are_refused_keeps_its_other_probes() {
+    let stage = Stage::with_machine_alone(Prologue::Push);
+    let (_shared, library) = share_library(&stage);
+    let mut other = stage.start_target("maps_shared_library", 0);
+    other.run_part();
+    let watcher = ObserverOnThread::start(&ObserverOptions {
+        governor: GovernorOptions::with_budget(0.05),
+        ..options_that_count_everything(&stage)
+    });
+    let mut launcher = stage.start_target("launches_for", 30_000);
+    launcher.start_part();
+    let state_of = |observer: &Observer, function: &str| {
+        let functions = functions_in_ledger(observer, &library);
+        functions
+            .get(function)
+            .map(|entry| entry["state"].to_string())
+    };
+    watcher.wait_until("launches are sampled", |observer| {
+        state_of(observer, "cuLaunchKernel").is_some_and(|state| state.contains("sampled"))
+    });
+    let mut holder = stage.start_target("holds_page_faults", 0);
+    holder.run_part();
+    for _ in 0..40 {
+        thread::sleep(Duration::from_millis(100));
+        watcher.with_observer(|observer| {
+            let state = state_of(observer, "cuStreamSynchronize").expect("a row");
+            assert_eq!(state, "\"attached\"");
+        });
+    }
+    drop(watcher.stop());
+    for target in [holder, other, launcher] {
+        target.kill();
+    }
 }
