@@ -117,6 +117,13 @@ static inline int zernel_may_have_loaded(const struct zernel_tracker_config *con
 	       tracker->now_ns - tracker->undecided_since_ns >= config->short_wait_max_ns;
 }
 
+/* Whether the thread may have prepared a batch since its optimizer step, which it has not copied yet. */
+static inline int zernel_may_hold_batch(const struct zernel_tracker_config *config,
+					const struct zernel_tracker *tracker)
+{
+	return tracker->activity == ZERNEL_AFTER_UPDATE && zernel_may_have_loaded(config, tracker);
+}
+
 /* The optimizer step is over. If the thread copies next, it prepared a batch until then: a thread that
  * announces its batches does so elsewhere. */
 static inline void zernel_await_batch(const struct zernel_tracker_config *config,
@@ -149,7 +156,7 @@ static inline void zernel_enter_sync(const struct zernel_tracker_config *config,
 	tracker->flags |= ZERNEL_IN_SYNC | ZERNEL_TRAINING_THREAD | ZERNEL_USES_GPU;
 	/* A sync right after the optimizer step reads the loss. Before a later one the thread may have
 	 * launched, whether that was observed or not. */
-	if (tracker->activity == ZERNEL_AFTER_UPDATE && zernel_may_have_loaded(config, tracker))
+	if (zernel_may_hold_batch(config, tracker))
 		zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
 	tracker->flags &= ~ZERNEL_UNDECIDED;
 }
@@ -242,6 +249,8 @@ static inline void zernel_copy(const struct zernel_tracker_config *config,
 			tracker->flags |= ZERNEL_AWAITS_DATA_AFTER_UPDATE;
 		zernel_credit_loading(task);
 	}
+	/* The next sync may wait for this copy. */
+	tracker->update_end_ns = 0;
 	zernel_turn_to(config, tracker, ZERNEL_COMPUTING, tracker->now_ns);
 }
 
@@ -314,16 +323,56 @@ static inline void zernel_begin_backward(const struct zernel_tracker_config *con
 	zernel_announce(config, task, ZERNEL_BACKWARD, ZERNEL_LAUNCHED_SINCE_SYNC | trains);
 }
 
-/* Gradients are cleared at the end of an optimizer step, or before a forward pass: then it takes
- * little time, and nothing shows its end. Inside of a step it is a closure that clears them. */
+/* The thread updates the model. */
+static inline void zernel_begin_update(const struct zernel_tracker_config *config,
+				       struct zernel_task_state *task)
+{
+	struct zernel_tracker *tracker = &task->tracker;
+
+	tracker->flags &= ~ZERNEL_IN_UPDATE;
+	if (tracker->sees_update_ends)
+		tracker->flags |= ZERNEL_IN_UPDATE;
+	tracker->last_marker_ns = tracker->now_ns;
+	zernel_announce(config, task, ZERNEL_UPDATING,
+			ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_UPDATES);
+}
+
+/* Clearing gradients is part of the update, if its end will be seen. Inside of a step it is a closure
+ * that clears them. Between preparing a batch and copying it, that does not end the preparation. If
+ * ends are not seen, gradients are cleared at the end of an optimizer step, or before a forward pass:
+ * then it takes little time. */
 static inline void zernel_zero_gradients(const struct zernel_tracker_config *config,
 					 struct zernel_task_state *task)
 {
 	struct zernel_tracker *tracker = &task->tracker;
-	int updates = tracker->activity == ZERNEL_UPDATING && !(tracker->flags & ZERNEL_IN_UPDATE);
+	int in_update = tracker->flags & ZERNEL_IN_UPDATE;
+	int updates = tracker->activity == ZERNEL_UPDATING && !in_update;
 
+	if (zernel_may_hold_batch(config, tracker))
+		return;
+	if (tracker->sees_update_ends && !in_update) {
+		zernel_begin_update(config, task);
+		return;
+	}
 	zernel_announce(config, task, updates ? ZERNEL_UPDATING : ZERNEL_COMPUTING,
 			ZERNEL_TRAINING_THREAD);
+}
+
+/* An optimizer step, or the clearing of gradients, is over. */
+static inline void zernel_leave_update(const struct zernel_tracker_config *config,
+				       struct zernel_task_state *task)
+{
+	struct zernel_tracker *tracker = &task->tracker;
+
+	tracker->sees_update_ends = 1;
+	tracker->flags &= ~ZERNEL_IN_UPDATE;
+	if (zernel_may_hold_batch(config, tracker))
+		return;
+	/* What follows the backward pass of a closure was the optimizer's. */
+	zernel_credit_update(task);
+	zernel_announce(config, task, ZERNEL_AFTER_UPDATE, ZERNEL_TRAINING_THREAD);
+	zernel_await_batch(config, tracker);
+	tracker->update_end_ns = tracker->now_ns;
 }
 
 /* The thread has forked a process. If a batch follows, it started its loaders, and copying its memory
@@ -387,24 +436,13 @@ static inline void zernel_apply_announcement(const struct zernel_tracker_config 
 		zernel_begin_backward(config, task);
 		break;
 	case ZERNEL_OPTIMIZER_BEGIN:
-		task->tracker.flags &= ~ZERNEL_IN_UPDATE;
-		if (task->tracker.sees_update_ends)
-			task->tracker.flags |= ZERNEL_IN_UPDATE;
-		task->tracker.last_marker_ns = task->tracker.now_ns;
-		zernel_announce(config, task, ZERNEL_UPDATING,
-				ZERNEL_TRAINING_THREAD | ZERNEL_ANNOUNCES_UPDATES);
+		zernel_begin_update(config, task);
 		break;
 	case ZERNEL_ZERO_GRADIENTS:
 		zernel_zero_gradients(config, task);
 		break;
 	case ZERNEL_UPDATE_END:
-		task->tracker.sees_update_ends = 1;
-		task->tracker.flags &= ~ZERNEL_IN_UPDATE;
-		/* What follows the backward pass of a closure was the optimizer's. */
-		zernel_credit_update(task);
-		zernel_announce(config, task, ZERNEL_AFTER_UPDATE, ZERNEL_TRAINING_THREAD);
-		zernel_await_batch(config, &task->tracker);
-		task->tracker.update_end_ns = task->tracker.now_ns;
+		zernel_leave_update(config, task);
 		break;
 	case ZERNEL_OTHER_WORK_BEGIN:
 		zernel_announce(config, task, ZERNEL_OTHER_WORK, 0);

@@ -294,12 +294,7 @@ impl PhaseTracker {
             ThreadEvent::ForwardBegin => self.announce(Activity::Computing, closed),
             ThreadEvent::BackwardBegin if self.works_outside_steps() => {}
             ThreadEvent::BackwardBegin => self.begin_backward(closed),
-            ThreadEvent::OptimizerBegin => {
-                self.announces_updates = true;
-                self.in_update = self.sees_update_ends;
-                self.last_marker_ns = self.now_ns;
-                self.announce(Activity::Updating, closed);
-            }
+            ThreadEvent::OptimizerBegin => self.begin_update(closed),
             ThreadEvent::ZeroGradients => self.zero_gradients(closed),
             ThreadEvent::UpdateEnd => self.end_update(closed),
             ThreadEvent::OtherWorkBegin => self.announce(Activity::OtherWork, closed),
@@ -419,6 +414,8 @@ impl PhaseTracker {
             self.awaits_data_after_update |= self.announces_updates;
             self.credit_loading(closed);
         }
+        // The next sync may wait for this copy.
+        self.update_end_ns = None;
         self.set_activity(Activity::Computing, self.now_ns);
     }
 

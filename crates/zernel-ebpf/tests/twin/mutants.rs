@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 143] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 147] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -112,8 +112,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 143] = [
     ),
     (
         "phase_tracker.h",
-        "\t\ttask->tracker.last_marker_ns = task->tracker.now_ns;\n",
-        "",
+        "\ttracker->last_marker_ns = tracker->now_ns;\n\tzernel_announce(config, task, ZERNEL_UPDATING,\n",
+        "\tzernel_announce(config, task, ZERNEL_UPDATING,\n",
     ),
     (
         "phase_tracker.h",
@@ -396,8 +396,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 143] = [
     ),
     (
         "phase_tracker.h",
-        "\t\tzernel_credit_update(task);\n\t\tzernel_announce",
-        "\t\tzernel_announce",
+        "\tzernel_credit_update(task);\n\tzernel_announce(config, task, ZERNEL_AFTER_UPDATE",
+        "\tzernel_announce(config, task, ZERNEL_AFTER_UPDATE",
     ),
     (
         "waits.h",
@@ -416,8 +416,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 143] = [
     ),
     (
         "phase_tracker.h",
-        "if (task->tracker.sees_update_ends)\n\t\t\ttask",
-        "task",
+        "if (tracker->sees_update_ends)\n\t\ttracker",
+        "tracker",
     ),
     (
         "phase_tracker.h",
@@ -426,7 +426,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 143] = [
     ),
     (
         "phase_tracker.h",
-        "tracker->activity == ZERNEL_UPDATING && !(tracker->flags & ZERNEL_IN_UPDATE)",
+        "tracker->activity == ZERNEL_UPDATING && !in_update",
         "tracker->activity == ZERNEL_UPDATING",
     ),
     (
@@ -436,8 +436,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 143] = [
     ),
     (
         "phase_tracker.h",
-        "task->tracker.sees_update_ends = 1;\n\t\ttask->tracker.flags &= ~ZERNEL_IN_UPDATE;",
-        "task->tracker.sees_update_ends = 1;",
+        "tracker->sees_update_ends = 1;\n\ttracker->flags &= ~ZERNEL_IN_UPDATE;",
+        "tracker->sees_update_ends = 1;",
     ),
     (
         "phase_tracker.h",
@@ -544,8 +544,24 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 143] = [
     ),
     (
         "phase_tracker.h",
-        "if (tracker->activity == ZERNEL_AFTER_UPDATE && zernel_may_have_loaded(config, tracker))",
-        "if (0)",
+        "if (zernel_may_hold_batch(config, tracker))\n\t\tzernel_turn_to",
+        "if (0)\n\t\tzernel_turn_to",
+    ),
+    (
+        "phase_tracker.h",
+        "\tif (zernel_may_hold_batch(config, tracker))\n\t\treturn;\n\tif (tracker->sees",
+        "\tif (tracker->sees",
+    ),
+    (
+        "phase_tracker.h",
+        "\tif (zernel_may_hold_batch(config, tracker))\n\t\treturn;\n\t/* What",
+        "\t/* What",
+    ),
+    ("phase_tracker.h", "\ttracker->update_end_ns = 0;\n", ""),
+    (
+        "phase_tracker.h",
+        "if (tracker->sees_update_ends && !in_update)",
+        "if (tracker->sees_update_ends)",
     ),
     (
         "phase_tracker.h",
@@ -569,8 +585,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 143] = [
     ),
     (
         "phase_tracker.h",
-        "\t\tzernel_await_batch(config, &task->tracker);\n",
-        "",
+        "\tzernel_await_batch(config, tracker);\n\ttracker->update_end_ns",
+        "\ttracker->update_end_ns",
     ),
     (
         "phase_tracker.h",

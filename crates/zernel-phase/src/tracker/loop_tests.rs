@@ -389,6 +389,28 @@ fn work_between_an_update_and_a_copy_is_data_loading() {
     );
 }
 
+/// The loop clears gradients after it has prepared its batch, and waits for the copy of the batch.
+#[test]
+fn clearing_gradients_does_not_end_the_preparation_of_a_batch() {
+    let step = [
+        (0, OptimizerBegin),
+        (2, UpdateEnd),
+        (40, ZeroGradients),
+        (41, UpdateEnd),
+        (42, CopyToDevice),
+        (42, GpuSyncEnter),
+        (43, GpuSyncLeave),
+        (60, CopyToDevice), // of the forward pass
+        (61, Launch),
+    ];
+    let loading = [
+        (OptimizerStep, 0, 2),
+        (DataLoading, 2, 42),
+        (GpuCompute, 42, 62),
+    ];
+    assert_eq!(track(&step, 62), loading);
+}
+
 /// The loop bounds a weight after its step, and reads its loss.
 #[test]
 fn a_launch_right_after_an_update_is_not_the_next_forward_pass() {

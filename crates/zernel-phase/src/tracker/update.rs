@@ -51,13 +51,28 @@ impl PhaseTracker {
         }
     }
 
-    /// The thread clears gradients. At the end of an optimizer step that belongs to the step. Elsewhere it takes little
-    /// time, and nothing shows its end. If the tracker sees the ends of steps, gradients that are cleared inside of a step
-    /// are cleared by a closure, whose forward pass follows.
+    /// The thread updates the model.
+    pub(super) fn begin_update(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        self.announces_updates = true;
+        self.in_update = self.sees_update_ends;
+        self.last_marker_ns = self.now_ns;
+        self.announce(Activity::Updating, closed);
+    }
+
+    /// The thread clears gradients. That is part of the update, if its end will be seen. Gradients that are cleared inside of
+    /// a step are cleared by a closure, whose forward pass follows. Between preparing a batch and copying it, clearing them
+    /// does not end the preparation. If ends are not seen, gradients are cleared at the end of an optimizer step, or before a
+    /// forward pass: then it takes little time.
     pub(super) fn zero_gradients(&mut self, closed: &mut impl Extend<PhaseInterval>) {
-        match self.activity == Activity::Updating && !self.in_update {
-            true => self.announce(Activity::Updating, closed),
-            false => self.announce(Activity::Computing, closed),
+        if self.may_hold_batch() {
+            return;
+        }
+        match (self.sees_update_ends, self.in_update) {
+            (true, false) => self.begin_update(closed),
+            (false, false) if self.activity == Activity::Updating => {
+                self.announce(Activity::Updating, closed);
+            }
+            _ => self.announce(Activity::Computing, closed),
         }
     }
 
@@ -65,6 +80,9 @@ impl PhaseTracker {
     pub(super) fn end_update(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         self.sees_update_ends = true;
         self.in_update = false;
+        if self.may_hold_batch() {
+            return;
+        }
         self.credit_update(closed);
         self.announce(Activity::AfterUpdate, closed);
         self.await_batch();
@@ -90,7 +108,7 @@ impl PhaseTracker {
     /// A sync right after the optimizer step reads the loss. Before a later one the thread may have launched, whether that
     /// was observed or not.
     pub(super) fn sync_after_update(&mut self) {
-        if self.activity == Activity::AfterUpdate && self.may_have_loaded() {
+        if self.may_hold_batch() {
             self.set_activity(Activity::Computing, self.now_ns);
         }
     }
@@ -101,6 +119,11 @@ impl PhaseTracker {
             .undecided_since_ns
             .map(|since_ns| self.now_ns - since_ns);
         undecided_ns.is_some_and(|undecided_ns| undecided_ns >= self.config.short_wait_max_ns)
+    }
+
+    /// Whether the thread may have prepared a batch since its optimizer step, which it has not copied yet.
+    fn may_hold_batch(&self) -> bool {
+        self.activity == Activity::AfterUpdate && self.may_have_loaded()
     }
 
     /// Whether the optimizer works, and its end will be seen. A wait for the GPU does not end that.

@@ -185,7 +185,7 @@ static __noinline int data_block(struct zernel_thread *thread, struct zernel_pro
 	enum data_wait kind = classify_data_wait(thread, process, state, thread->sched.reason);
 	bool by_loaders = is_block_for_loaders(process, thread->sched.reason);
 	/* A thread without loaders prepares its batch itself, on the CPU, within the wait. */
-	bool goes_on = wait->cpu_ns <= WAIT_MERGE_GAP_NS ||
+	bool goes_on = wait->cpu_ns <= WAIT_MERGE_GAP_NS || wait->is_own_work ||
 		       (!wait->is_by_loaders && kind == SURE_DATA_WAIT && zernel_uses_gpu(process));
 
 	if (wait->since_ns && wait->is_announced) {
@@ -259,6 +259,9 @@ static __noinline int data_used(struct zernel_thread *thread, struct zernel_proc
 
 	if (wait->is_announced)
 		return end_announced_wait(thread, process, now_ns);
+	/* Gradients are cleared between preparing a batch and copying it. */
+	if (wait->is_own_work && (event == ZERNEL_ZERO_GRADIENTS || event == ZERNEL_UPDATE_END))
+		return 0;
 	if (wait->until_ns < wait->since_ns) {
 		wait->since_ns = 0; /* the end of its block was missed */
 		return 0;

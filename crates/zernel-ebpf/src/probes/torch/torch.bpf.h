@@ -108,17 +108,12 @@ static __always_inline __u64 innermost_record(const struct torch_thread *torch)
 	return torch->records & ((1 << TORCH_RECORD_BITS) - 1);
 }
 
-/* The thread begins to record a function. Clearing gradients outside of a closure is part of the
- * update, if its end will be seen. */
+/* The thread begins to record a function. */
 static __always_inline __u32 begin_record(struct torch_thread *torch, __u32 event)
 {
-	__u64 around = innermost_record(torch);
-
 	torch->records = torch->records << TORCH_RECORD_BITS | record_of(event);
 	if (event == ZERNEL_OPTIMIZER_BEGIN)
 		torch->updates = 1;
-	if (event == ZERNEL_ZERO_GRADIENTS && torch->sees_ends && around != TORCH_RECORDS_UPDATE)
-		return ZERNEL_OPTIMIZER_BEGIN;
 	return event;
 }
 
