@@ -72,6 +72,11 @@ fn main() -> ExitCode {
             &[vm::newest_kernel_need()],
             scenarios::tiny_weights_do_not_wait_for_ever,
         ),
+        trial(
+            "critical_threads_take_turns",
+            &[vm::newest_kernel_need()],
+            scenarios::critical_threads_take_turns,
+        ),
     ];
     zernel_testkit::main(others.into_iter().chain(there))
 }
