@@ -72,6 +72,11 @@ fn main() -> ExitCode {
             &[vm::newest_kernel_need()],
             scenarios::tiny_weights_do_not_wait_for_ever,
         ),
+        trial(
+            "critical_threads_take_turns",
+            &[vm::newest_kernel_need()],
+            scenarios::critical_threads_take_turns,
+        ),
     ];
     zernel_testkit::main(others.into_iter().chain(there))
 }
@@ -129,6 +134,7 @@ fn the_scheduler_starts_and_ends() {
     guest::statistics_are_printed();
     guest::a_changed_configuration_is_applied();
     guest::a_newer_one_takes_its_place();
+    guest::a_privileged_cgroup_is_followed();
     guest::ejections_end_in_a_lock_out();
     match Path::new(SOFTWARE_GPU_DRIVER_PATH).exists() {
         true => job::jobs_are_compared_and_privileged(),

@@ -22,13 +22,33 @@ struct {
 	__type(value, struct aging_timer);
 } aging_timers SEC(".maps");
 
+/* The virtual time of the front of a task's queue. A CPU compares its pinned tasks with the others by the
+ * shared clock, so a pinned task must be before both clocks. */
+static __u64 front_vtime(const struct task *task)
+{
+	__u64 shared_front = shared_clock.now - clock_advance_in(&shared_clock, LAG_NS);
+	const struct clock *clock = clock_of(task);
+	__u64 front = clock->now - clock_advance_in(clock, LAG_NS);
+
+	if (task->clock != SHARED_CLOCK)
+		shared_front -= cpu_at(task->clock)->offset;
+	return is_before(shared_front, front) ? shared_front : front;
+}
+
+/* Whether a task has waited for too long and is not at the front yet. */
+static bool must_age(const struct task_struct *p, const struct task *task, __u64 front, __u64 now_ns)
+{
+	return (__s64)(now_ns - task->runnable_ns) >= (__s64)LEAD_NS &&
+	       is_before(front, p->scx.dsq_vtime);
+}
+
 /* Moves the tasks of a queue that have waited for too long to its front. */
 __attribute__((noinline)) int age_queue(__u64 queue, __u64 now_ns)
 {
 	struct bpf_iter_scx_dsq it;
-	const struct clock *clock;
 	const struct task *task;
 	struct task_struct *p;
+	__u64 front;
 
 	if (!scx_bpf_dsq_nr_queued(queue))
 		return 0;
@@ -38,13 +58,40 @@ __attribute__((noinline)) int age_queue(__u64 queue, __u64 now_ns)
 	if (!bpf_iter_scx_dsq_new(&it, queue, 0)) {
 		while ((p = bpf_iter_scx_dsq_next(&it))) {
 			task = task_of(p);
-			if (!task || (__s64)(now_ns - task->runnable_ns) < (__s64)LEAD_NS)
+			if (!task)
 				continue;
-			clock = clock_of(task);
-			scx_bpf_dsq_move_set_vtime(&it,
-						   clock->now - clock_advance_in(clock, LAG_NS));
+			front = front_vtime(task);
+			if (!must_age(p, task, front, now_ns))
+				continue;
+			scx_bpf_dsq_move_set_vtime(&it, front);
 			if (scx_bpf_dsq_move_vtime(&it, p, queue, 0))
 				counters.aged++;
+		}
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+	bpf_rcu_read_unlock();
+	return 0;
+}
+
+/* Critical threads wait in the order in which they came. The first one gets the virtual time of the front
+ * where it is, for the CPUs that choose by virtual time. */
+__attribute__((noinline)) int age_critical_queue(__u64 queue, __u64 now_ns)
+{
+	struct bpf_iter_scx_dsq it;
+	const struct task *task;
+	struct task_struct *p;
+	__u64 front;
+
+	if (!scx_bpf_dsq_nr_queued(queue))
+		return 0;
+	bpf_rcu_read_lock();
+	if (!bpf_iter_scx_dsq_new(&it, queue, 0)) {
+		p = bpf_iter_scx_dsq_next(&it);
+		task = p ? task_of(p) : NULL;
+		front = task ? front_vtime(task) : 0;
+		if (task && must_age(p, task, front, now_ns)) {
+			set_vtime(p, front);
+			counters.aged++;
 		}
 	}
 	bpf_iter_scx_dsq_destroy(&it);
@@ -55,8 +102,10 @@ __attribute__((noinline)) int age_queue(__u64 queue, __u64 now_ns)
 static void age_rank_queues(__u64 queue, __u64 now_ns)
 {
 	age_queue(queue, now_ns);
-	if (settings.may_privilege)
-		age_queue(RANK_QUEUE(queue, FEED), now_ns);
+	if (!settings.may_privilege)
+		return;
+	age_queue(RANK_QUEUE(queue, FEED), now_ns);
+	age_critical_queue(RANK_QUEUE(queue, CRITICAL), now_ns);
 }
 
 static int on_aging_timer(void *map, int *key, struct aging_timer *timer)

@@ -78,19 +78,12 @@ static bool preempt_lower(struct task_struct *p, const struct task *task, __s32 
 	return true;
 }
 
-/* Lets another CPU preempt a task of a lower rank for a queued task that lost its CPU to a higher
- * scheduling class. Otherwise the task would wait for the next tick. */
-static void preempt_elsewhere(struct task_struct *p, const struct task *task, __s32 cpu,
-			      enum rank rank, __u64 now_ns)
+/* A CPU that preempts a task of a lower rank for a task that lost its CPU to a higher scheduling class;
+ * -1: none. Without one the task waits for the next tick. */
+static __s32 find_refuge(struct task_struct *p, const struct task *task, __s32 cpu, enum rank rank,
+			 __u64 now_ns)
 {
-	__s32 other = find_lower_cpu(p, task, cpu, rank, now_ns);
-
-	if (other < 0 || task->clock != SHARED_CLOCK)
-		return;
-	note_preemption(cpu_at(other), rank);
-	/* The other CPU takes the task from the queue. If the task may not migrate now, the kernel
-	 * leaves it there; it would eject a scheduler that moves such a task by itself. */
-	scx_bpf_kick_cpu(other, SCX_KICK_PREEMPT);
+	return task->clock == SHARED_CLOCK ? find_lower_cpu(p, task, cpu, rank, now_ns) : -1;
 }
 
 /* Puts a task into the queue of its rank. Critical threads wait in the order in which they come,
@@ -114,6 +107,7 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 	__s32 cpu = scx_bpf_task_cpu(p);
 	bool is_wakeup = enq_flags & SCX_ENQ_WAKEUP;
 	__u64 now_ns = scx_bpf_now();
+	__s32 refuge = -1;
 	enum rank rank;
 
 	if (!task) {
@@ -138,9 +132,15 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 				   enq_flags | SCX_ENQ_PREEMPT);
 		return;
 	}
-	enqueue_rank(p, task, cpu, rank, enq_flags);
 	if (enq_flags & SCX_ENQ_REENQ)
-		preempt_elsewhere(p, task, cpu, rank, now_ns);
+		refuge = find_refuge(p, task, cpu, rank, now_ns);
+	enqueue_rank(p, task, refuge < 0 ? cpu : refuge, rank, enq_flags);
+	if (refuge < 0)
+		return;
+	note_preemption(cpu_at(refuge), rank);
+	/* That CPU takes the task from the queue of its cache. If the task may not migrate now, the kernel
+	 * leaves it there; it would eject a scheduler that moves such a task by itself. */
+	scx_bpf_kick_cpu(refuge, SCX_KICK_PREEMPT);
 }
 
 /* The task that runs on a CPU, if it may go on: charged up to now. */
@@ -386,8 +386,12 @@ void CALLBACK(zernel_enable, struct task_struct *p)
 	struct task *task = task_of(p);
 
 	set_vtime(p, shared_clock.now);
-	if (task)
-		task->clock = SHARED_CLOCK;
+	if (!task)
+		return;
+	task->clock = SHARED_CLOCK;
+	/* In another scheduling class it did not wait here. */
+	task->runnable_ns = 0;
+	task->woken_ns = 0;
 }
 
 __s32 SLEEPABLE_CALLBACK(zernel_cgroup_init, struct cgroup *cgroup,

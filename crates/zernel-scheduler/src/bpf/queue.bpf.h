@@ -233,11 +233,17 @@ static bool serve(__u32 cpu, const struct choice *choice)
 	       scx_bpf_dsq_move_to_local(CPU_QUEUE(cpu));
 }
 
-/* Takes a task of this rank from the queues of a CPU. */
+/* Takes a task of this rank from that of the queues of a CPU whose first task has waited for longer. */
 static bool serve_rank(__u32 cpu, enum rank rank)
 {
-	return scx_bpf_dsq_move_to_local(RANK_QUEUE(CPU_QUEUE(cpu), rank)) ||
-	       scx_bpf_dsq_move_to_local(RANK_QUEUE(LLC_QUEUE(llc_of(cpu)), rank));
+	__u64 pinned_queue = RANK_QUEUE(CPU_QUEUE(cpu), rank);
+	__u64 queue = RANK_QUEUE(LLC_QUEUE(llc_of(cpu)), rank);
+	struct first_task pinned = {}, first = {};
+
+	if (find_first(pinned_queue, cpu, &pinned) && find_first(queue, cpu, &first) &&
+	    is_before(first.runnable_ns, pinned.runnable_ns) && scx_bpf_dsq_move_to_local(queue))
+		return true;
+	return scx_bpf_dsq_move_to_local(pinned_queue) || scx_bpf_dsq_move_to_local(queue);
 }
 
 /* How many tasks of this rank wait in the queues of a CPU. */

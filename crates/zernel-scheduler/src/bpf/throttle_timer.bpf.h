@@ -42,6 +42,8 @@ static void release_throttled(__u64 now_ns)
 			task = task_of(p);
 			if (!task || (must_wait(p, task->node, now_ns) && !is_overdue(task, now_ns)))
 				continue;
+			/* It waits for a CPU from now on. */
+			task->runnable_ns = now_ns;
 			cpu = scx_bpf_task_cpu(p);
 			if (scx_bpf_dsq_move_vtime(&it, p, queue_of(task, cpu), 0))
 				wake_idle_cpu(p, task, cpu);

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::Command;
 use std::str::FromStr;
 use std::time::Duration;
@@ -17,6 +18,8 @@ const ALLOWED_SLICES_US: std::ops::RangeInclusive<u64> = 100..=100_000;
 pub(super) const OWN_TREE_PREFIX: &str = "run=";
 /// The id of the root cgroup, in which all tasks are.
 const ROOT_CGROUP_ID: u64 = 1;
+/// `CGROUP2_SUPER_MAGIC` of the kernel.
+const CGROUP2_MAGIC: rustix::fs::FsWord = 0x6367_7270;
 
 #[derive(Debug, Clone, PartialEq, Eq, Args, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -122,10 +125,7 @@ impl FromStr for PrivilegeOption {
             "nobody" => Privilege::Nobody,
             "all" => Privilege::All,
             _ => match text.split_once('=') {
-                Some(("cgroup", path)) => match cgroup_id(path)? {
-                    ROOT_CGROUP_ID => Privilege::All,
-                    id => Privilege::Cgroup(id),
-                },
+                Some(("cgroup", path)) => cgroup_privilege(Path::new(path))?,
                 Some(("user", user)) => Privilege::User(user_id(user)?),
                 _ => return Err("use nobody, all, cgroup=PATH or user=NAME".to_owned()),
             },
@@ -137,12 +137,23 @@ impl FromStr for PrivilegeOption {
     }
 }
 
-/// The id of a cgroup: the inode number of its folder.
-fn cgroup_id(path: &str) -> Result<u64, String> {
-    let folder = fs::metadata(path).map_err(|error| format!("{path}: {error}"))?;
-    match folder.is_dir() {
-        true => Ok(folder.ino()),
-        false => Err(format!("{path} is not the folder of a cgroup")),
+/// The privilege of a cgroup. Without the `cpu` controller the kernel counts its tasks to the parent, so a scheduler could
+/// not tell them from others.
+fn cgroup_privilege(folder: &Path) -> Result<Privilege, String> {
+    let path = folder.display();
+    let status = fs::metadata(folder).map_err(|error| format!("{path}: {error}"))?;
+    let file_system = rustix::fs::statfs(folder).map_err(|error| format!("{path}: {error}"))?;
+    if !status.is_dir() || file_system.f_type != CGROUP2_MAGIC {
+        return Err(format!("{path} is not a folder of cgroup v2"));
+    }
+    // The id of a cgroup is the inode number of its folder.
+    match status.ino() {
+        ROOT_CGROUP_ID => Ok(Privilege::All),
+        id if folder.join("cpu.weight").exists() => Ok(Privilege::Cgroup(id)),
+        _ => Err(format!(
+            "{path} has no cpu controller, so its tasks cannot be privileged; \
+             write +cpu to cgroup.subtree_control of each folder above it, beginning with the topmost"
+        )),
     }
 }
 
@@ -214,15 +225,15 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_is_known_by_its_folder() {
-        let folder = tempfile::tempdir().unwrap();
-        let text = format!("cgroup={}", folder.path().display());
-        let option: PrivilegeOption = text.parse().unwrap();
-        let id = fs::metadata(folder.path()).unwrap().ino();
-        assert_eq!(option.privilege, Privilege::Cgroup(id));
-        assert_eq!(option.text, text);
-        for wrong in ["some", "cgroup=/nowhere", "cgroup=/etc/passwd"] {
-            assert!(wrong.parse::<PrivilegeOption>().is_err(), "{wrong}");
+    fn a_folder_without_a_cgroup_is_refused() {
+        for (wrong, problem) in [
+            ("some", "use nobody, all"),
+            ("cgroup=/nowhere", "No such file"),
+            ("cgroup=/etc/passwd", "not a folder of cgroup v2"),
+            ("cgroup=/tmp", "not a folder of cgroup v2"),
+        ] {
+            let error = wrong.parse::<PrivilegeOption>().unwrap_err();
+            assert!(error.contains(problem), "{wrong}: {error}");
         }
     }
 }

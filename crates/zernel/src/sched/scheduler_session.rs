@@ -14,6 +14,9 @@ use super::policy_options::{PolicyOptions, PrivilegeOption};
 use super::published_statistics::{self, StatisticsPublisher};
 use crate::service_manager::ServiceManager;
 
+/// Time between two looks at whether the privileged cgroup is still there.
+const CGROUP_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The time in which the scheduler is loaded, once or several times.
 pub(crate) struct SchedulerSession {
     policy: PolicyOptions,
@@ -26,6 +29,9 @@ pub(crate) struct SchedulerSession {
     is_announced: bool,
     /// Whether an observer wrote the task states when that was printed last; `None` if it is not printed.
     is_observed: Option<bool>,
+    cgroup_checked_at: Option<Instant>,
+    /// Why the privileged cgroup has no privilege, as it was printed.
+    cgroup_problem: Option<String>,
 }
 
 impl SchedulerSession {
@@ -41,6 +47,8 @@ impl SchedulerSession {
             manager: ServiceManager::from_environment(),
             is_announced: false,
             is_observed: Some(true),
+            cgroup_checked_at: None,
+            cgroup_problem: None,
         }
     }
 
@@ -101,6 +109,7 @@ impl SchedulerSession {
             let _ = manager.keep_alive();
         }
         self.apply_changed_config(loaded);
+        self.follow_privileged_cgroup(loaded);
         self.report_observer_changes(loaded);
         let statistics = || collect_statistics(loaded, &self.policy, self.restarts);
         self.publisher.publish_if_due(statistics);
@@ -137,6 +146,44 @@ impl SchedulerSession {
                 false => "no observer runs, so no thread goes first; start `zernel observe`",
             }
         );
+    }
+
+    /// A cgroup that is removed and created again has another id. Its privilege goes on, and what happened is printed.
+    fn follow_privileged_cgroup(&mut self, loaded: &LoadedScheduler<'_>) {
+        let is_due = self
+            .cgroup_checked_at
+            .is_none_or(|checked_at| checked_at.elapsed() >= CGROUP_CHECK_INTERVAL);
+        if !matches!(self.policy.privilege.privilege, Privilege::Cgroup(_)) || !is_due {
+            return;
+        }
+        self.cgroup_checked_at = Some(Instant::now());
+        let before = self.cgroup_problem.take();
+        match self.apply_present_cgroup(loaded) {
+            Ok(false) if before.is_none() => {}
+            Ok(_) => eprintln!("zernel: privileged again: {}", self.policy.privilege.text),
+            Err(problem) => {
+                if before.as_ref() != Some(&problem) {
+                    eprintln!("zernel: no thread goes first: {problem}");
+                }
+                self.cgroup_problem = Some(problem);
+            }
+        }
+    }
+
+    /// Looks the privileged cgroup up by its path. Returns whether it is another one than before.
+    fn apply_present_cgroup(&mut self, loaded: &LoadedScheduler<'_>) -> Result<bool, String> {
+        let present: PrivilegeOption = self.policy.privilege.text.parse()?;
+        if present == self.policy.privilege {
+            return Ok(false);
+        }
+        let policy = PolicyOptions {
+            privilege: present,
+            ..self.policy.clone()
+        };
+        let applied = loaded.set_policy(&policy.scheduler_settings());
+        applied.map_err(|error| error.to_string())?;
+        self.policy = policy;
+        Ok(true)
     }
 
     /// Applies a changed configuration file. A mistake in it changes nothing.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -117,6 +118,43 @@ pub(super) fn a_changed_configuration_is_applied() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
+}
+
+/// A cgroup without the cpu controller is refused. One that is removed and created again is privileged again.
+pub(super) fn a_privileged_cgroup_is_followed() {
+    let parent = Path::new("/sys/fs/cgroup/jobs");
+    let cgroup = parent.join("training");
+    let privilege = format!("cgroup={}", cgroup.display());
+    let enable_cpu_below = |folder: &Path| {
+        fs::write(folder.join("cgroup.subtree_control"), "+cpu").unwrap();
+    };
+    fs::create_dir_all(&cgroup).unwrap();
+    enable_cpu_below(Path::new("/sys/fs/cgroup"));
+    let output = Command::new(ZERNEL_PATH)
+        .args(["sched", "--privilege", &privilege])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("has no cpu controller"), "{text}");
+
+    enable_cpu_below(parent);
+    let mut scheduler = start_scheduler(&["--privilege", &privilege]);
+    let printed = collect_stderr(&mut scheduler);
+    fs::remove_dir(&cgroup).unwrap();
+    wait_for_text(
+        &printed,
+        "no thread goes first: /sys/fs/cgroup/jobs/training: No such file",
+    );
+    fs::create_dir(&cgroup).unwrap();
+    wait_for_text(
+        &printed,
+        "privileged again: cgroup=/sys/fs/cgroup/jobs/training",
+    );
+    assert!(end_by_signal(&mut scheduler, Signal::TERM).success());
+    wait_for_sched_ext_state("disabled", END_TIMEOUT);
+    fs::remove_dir(&cgroup).unwrap();
+    fs::remove_dir(parent).unwrap();
 }
 
 /// With `--replace` the loaded scheduler ends, and the next one is loaded. Killed, it is unloaded.

@@ -325,12 +325,111 @@ action = { add = "heavy" }
 starvation = { at_most_ms = 800 }
 "#;
 
+/// The same for tasks in the queue of a cache: on one CPU all tasks count as pinned.
+const UNPINNED_WEIGHTS_SCENARIO: &str = r#"
+about = "Tiny weights beside great ones on two CPUs."
+topology = "2"
+warmup_ms = 100
+duration_ms = 3000
+
+[[group]]
+name = "light"
+workers = 4
+nice = 19
+work = "spin_wait"
+
+[[group]]
+name = "heavy"
+workers = 2
+nice = -20
+work = "spin_wait"
+
+[[step]]
+at_ms = 300
+action = { add = "heavy" }
+
+[[assert]]
+starvation = { at_most_ms = 800 }
+"#;
+
+/// The CPU compares the pinned task with the others by the shared clock, which hardly advances.
+const PINNED_WEIGHT_SCENARIO: &str = r#"
+about = "A pinned task of tiny weight beside great ones that may use both CPUs."
+topology = "2"
+warmup_ms = 100
+duration_ms = 3000
+
+[[group]]
+name = "light"
+nice = 19
+affinity = { exact = [0] }
+work = "spin_wait"
+
+[[group]]
+name = "heavy"
+workers = 3
+nice = -20
+work = "spin_wait"
+
+[[step]]
+at_ms = 300
+action = { add = "heavy" }
+
+[[assert]]
+starvation = { at_most_ms = 800 }
+"#;
+
+/// Every CPU has critical threads of its own at any time.
+const CRITICAL_THREADS_SCENARIO: &str = r#"
+about = "Two pinned critical threads per CPU beside one that may use both CPUs."
+topology = "2"
+warmup_ms = 2500
+duration_ms = 2500
+observe = true
+training = ["pinned", "free"]
+
+[[group]]
+name = "pinned"
+workers = 4
+affinity = { per_worker = [[0], [0], [1], [1]] }
+work.inference = { gpu = { driver = "/softgpu/libcuda.so.1" }, period_us = 1, copy_kib = 1, launches = 50, launch_us = 20, gpu_us = 1, gpu_wait = "spin" }
+
+[[group]]
+name = "free"
+work.inference = { gpu = { driver = "/softgpu/libcuda.so.1" }, period_us = 1, copy_kib = 1, launches = 50, launch_us = 20, gpu_us = 1, gpu_wait = "spin" }
+
+[[assert]]
+starvation = { at_most_ms = 100 }
+"#;
+
+/// All scenarios pass, and in each of them tasks had to be moved to the front of their queue.
 pub(super) fn tiny_weights_do_not_wait_for_ever() {
-    let scenario = Scenario::parse(WEIGHTS_SCENARIO, "weights.toml").unwrap();
-    let arguments = ["--watchdog-ms", "1000"].map(str::to_owned).to_vec();
+    let scenarios = [
+        (WEIGHTS_SCENARIO, "weights.toml"),
+        (UNPINNED_WEIGHTS_SCENARIO, "unpinned-weights.toml"),
+        (PINNED_WEIGHT_SCENARIO, "pinned-weight.toml"),
+    ];
+    thread::scope(|scope| {
+        for (text, name) in scenarios {
+            scope.spawn(move || {
+                let scenario = Scenario::parse(text, name).unwrap();
+                let arguments = ["--watchdog-ms", "1000"].map(str::to_owned).to_vec();
+                let result = run_alone(&(scenario, SchedulerChoice::Zernel(arguments)));
+                assert_eq!(result.verdict(), Verdict::Pass, "{result}");
+                assert!(sum_printed_after(&result, "aged ") > 0, "{result}");
+            });
+        }
+    });
+}
+
+pub(super) fn critical_threads_take_turns() {
+    let scenario = Scenario::parse(CRITICAL_THREADS_SCENARIO, "critical.toml").unwrap();
+    let arguments = ["--privilege", "all"].map(str::to_owned).to_vec();
     let result = run_alone(&(scenario, SchedulerChoice::Zernel(arguments)));
     assert_eq!(result.verdict(), Verdict::Pass, "{result}");
-    assert!(sum_printed_after(&result, "aged ") > 0, "{result}");
+    // Five threads share two CPUs.
+    let cpus = cpus_of(&result, "free");
+    assert!(cpus > 0.3, "{cpus:.3} CPUs: {result}");
 }
 
 /// The sum of the numbers that the scheduler printed after a label when it ended.
