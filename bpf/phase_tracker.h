@@ -109,14 +109,6 @@ static inline void zernel_advance(const struct zernel_tracker_config *config,
 		zernel_expire(config, task);
 }
 
-/* Whether the undecided time is long enough to prepare a batch. */
-static inline int zernel_may_have_loaded(const struct zernel_tracker_config *config,
-					 const struct zernel_tracker *tracker)
-{
-	return tracker->flags & ZERNEL_UNDECIDED &&
-	       tracker->now_ns - tracker->undecided_since_ns >= config->short_wait_max_ns;
-}
-
 /* Whether the thread may have prepared a batch since its optimizer step, which it has not copied yet. */
 static inline int zernel_may_hold_batch(const struct zernel_tracker_config *config,
 					const struct zernel_tracker *tracker)

@@ -89,6 +89,14 @@ static inline void zernel_credit_loading(struct zernel_task_state *task)
 				  since_ns > start_ns ? since_ns : start_ns);
 }
 
+/* Whether the undecided time is long enough to prepare a batch. */
+static inline int zernel_may_have_loaded(const struct zernel_tracker_config *config,
+					 const struct zernel_tracker *tracker)
+{
+	return tracker->flags & ZERNEL_UNDECIDED &&
+	       tracker->now_ns - tracker->undecided_since_ns >= config->short_wait_max_ns;
+}
+
 static inline void zernel_block(const struct zernel_tracker_config *config,
 				struct zernel_task_state *task, __u8 event)
 {
@@ -105,9 +113,10 @@ static inline void zernel_block(const struct zernel_tracker_config *config,
 	if (zernel_in_call(tracker))
 		return;
 	activity = zernel_activity_in_block(tracker, event);
-	/* A thread that reads or polls after its optimizer step prepares a batch, and goes on with that. */
+	/* A thread that reads or polls after its optimizer step prepares a batch, and goes on with that. So does
+	 * one that waits for another thread, if it has worked since the step. */
 	if (tracker->activity == ZERNEL_AFTER_UPDATE && activity == ZERNEL_LOADING &&
-	    event != ZERNEL_BLOCK_FUTEX) {
+	    (event != ZERNEL_BLOCK_FUTEX || zernel_may_have_loaded(config, tracker))) {
 		zernel_credit_loading(task);
 		tracker->wait_activity = ZERNEL_LOADING;
 	}

@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 147] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 148] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -533,7 +533,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 147] = [
         "",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "undecided_since_ns >= config->short_wait_max_ns",
         "undecided_since_ns > config->short_wait_max_ns",
     ),
@@ -630,8 +630,13 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 147] = [
     ),
     (
         "waits.h",
-        "\t    event != ZERNEL_BLOCK_FUTEX) {",
-        "\t    1) {",
+        "(event != ZERNEL_BLOCK_FUTEX || zernel_may_have_loaded(config, tracker))",
+        "1",
+    ),
+    (
+        "waits.h",
+        "event != ZERNEL_BLOCK_FUTEX || zernel_may_have_loaded(config, tracker)",
+        "event != ZERNEL_BLOCK_FUTEX",
     ),
     (
         "waits.h",

@@ -25,6 +25,7 @@ pub(crate) struct ThreadKind {
     announces: bool,
     announces_data: bool,
     repeats_closure: bool,
+    reads_loss: bool,
 }
 
 impl ThreadKind {
@@ -35,12 +36,14 @@ impl ThreadKind {
             announces: index.is_multiple_of(2),
             announces_data: !index.is_multiple_of(4),
             repeats_closure: index.is_multiple_of(8),
+            reads_loss: index % 16 == 12,
         }
     }
 }
 
 pub(crate) fn any_event(rng: &mut Rng, kind: ThreadKind) -> ThreadEvent {
     let event = match kind.announces && rng.bool() {
+        _ if kind.reads_loss => event_of_loop_that_reads_its_loss(rng),
         true if kind.announces_data => event_of_loop(rng),
         true if kind.repeats_closure => event_of_closure(rng),
         true => event_of_loop_without_loader(rng),
@@ -95,6 +98,19 @@ fn event_of_loop_without_loader(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::ZeroGradients,
         ThreadEvent::UpdateEnd,
         ThreadEvent::Fork,
+    ])
+    .unwrap()
+}
+
+/// An event of such a loop around the end of its step, where only certain orders of several events matter.
+fn event_of_loop_that_reads_its_loss(rng: &mut Rng) -> ThreadEvent {
+    rng.choice([
+        ThreadEvent::OptimizerBegin,
+        ThreadEvent::UpdateEnd,
+        ThreadEvent::Launch,
+        ThreadEvent::GpuSyncEnter,
+        ThreadEvent::GpuSyncLeave,
+        ThreadEvent::CopyToDevice,
     ])
     .unwrap()
 }

@@ -389,6 +389,30 @@ fn work_between_an_update_and_a_copy_is_data_loading() {
     );
 }
 
+/// The loop prepares its batch, and waits for a thread that helps it. That it loads after its update, a copy has shown before.
+#[test]
+fn a_wait_while_preparing_a_batch_is_part_of_it() {
+    let step = [
+        (0, OptimizerBegin),
+        (2, UpdateEnd),
+        (10, CopyToDevice),
+        (11, OptimizerBegin),
+        (13, UpdateEnd),
+        (30, Block(BlockReason::Futex)),
+        (34, Unblock),
+        (40, CopyToDevice),
+    ];
+    let loading = [
+        (OptimizerStep, 0, 2),
+        (DataLoading, 2, 10),
+        (GpuCompute, 10, 11),
+        (OptimizerStep, 11, 13),
+        (DataLoading, 13, 40),
+        (GpuCompute, 40, 41),
+    ];
+    assert_eq!(track(&step, 41), loading);
+}
+
 /// The loop clears gradients after it has prepared its batch, and waits for the copy of the batch.
 #[test]
 fn clearing_gradients_does_not_end_the_preparation_of_a_batch() {

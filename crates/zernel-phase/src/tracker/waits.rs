@@ -27,10 +27,11 @@ impl PhaseTracker {
         };
         if !self.is_in_call() {
             let activity = self.activity_in_block(reason);
-            // A thread that reads or polls after its optimizer step prepares a batch, and goes on with that.
+            // A thread that reads or polls after its optimizer step prepares a batch, and goes on with that. So does one
+            // that waits for another thread, if it has worked since the step.
             if self.activity == Activity::AfterUpdate
                 && activity == Activity::Loading
-                && reason != BlockReason::Futex
+                && (reason != BlockReason::Futex || self.may_have_loaded())
             {
                 self.credit_loading(closed);
                 wait.activity = Activity::Loading;

@@ -87,7 +87,7 @@ static bool may_preempt(const struct task_struct *p, __u32 number, enum rank ran
 {
 	const struct cpu *cpu = cpu_at(number);
 
-	return cpu->weight && cpu->rank < rank && !cpu->serves_waiting && bpf_cpumask_test_cpu(number, p->cpus_ptr) &&
+	return cpu->weight && cpu->rank < rank && bpf_cpumask_test_cpu(number, p->cpus_ptr) &&
 	       may_go_first(number, now_ns);
 }
 
