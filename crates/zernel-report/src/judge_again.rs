@@ -17,7 +17,11 @@ struct WrittenReport {
 pub fn judge_again(report: &Value) -> Result<Value, serde_json::Error> {
     let mut report = WrittenReport::deserialize(report)?;
     report.ranks.iter_mut().for_each(restore_launches);
-    let ranks = &report.ranks;
+    let ranks: Vec<ProcessReport> = ProcessReport::find_ranks(&report.ranks)
+        .into_iter()
+        .cloned()
+        .collect();
+    let ranks = &ranks;
     let times: Vec<RankTimes> = ranks
         .iter()
         .map(|rank| RankTimes::new(rank, ranks, ranks))

@@ -142,13 +142,27 @@ impl ProcessReport {
             .map_or(&self.times, |training| &training.times)
     }
 
-    /// Whether the process trains: it launched kernels, called collectives, waited for data or made steps.
-    pub(crate) fn is_rank(&self) -> bool {
-        let times = &self.times;
-        let worked = self.launches > 0 || !self.collectives.is_empty();
-        let waited = times.data_waits.total_seconds() + times.peer_wait_seconds > 0.0;
-        let stepped = self.steps.is_some() || times.phases.total_seconds() > times.phases.unknown;
-        !self.is_loader && (worked || waited || stepped)
+    /// Whether the process launched kernels, called collectives, made steps or had a phase.
+    fn has_worked(&self) -> bool {
+        let phases = &self.times.phases;
+        let stepped = self.steps.is_some() || phases.total_seconds() > phases.unknown;
+        self.launches > 0 || !self.collectives.is_empty() || stepped
+    }
+
+    /// Whether the process waited for data or for peers.
+    fn has_waited(&self) -> bool {
+        self.times.data_waits.total_seconds() + self.times.peer_wait_seconds > 0.0
+    }
+
+    /// The processes that train. If none has worked, those that waited may have trained unseen. Beside others that have, they
+    /// serve the job: they compile for it, for example.
+    pub(crate) fn find_ranks(processes: &[Self]) -> Vec<&Self> {
+        let trainers = processes.iter().filter(|process| !process.is_loader);
+        let (worked, idle): (Vec<_>, Vec<_>) = trainers.partition(|process| process.has_worked());
+        match worked.is_empty() {
+            true => idle.into_iter().filter(|it| it.has_waited()).collect(),
+            false => worked,
+        }
     }
 
     /// Whether the process uses a GPU, and nothing shows that it trains: no backward pass, no optimizer step, no
@@ -192,6 +206,28 @@ fn calls_cuda(process: &snapshot::ProcessSnapshot) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::phases::PhaseSeconds;
+
+    /// A process of `torch.compile` forks workers and waits for them. It is no rank beside the one that trains.
+    #[test]
+    fn a_process_that_only_waits_is_no_rank_beside_one_that_works() {
+        let mut waits = ProcessReport::default();
+        waits.times.data_waits.prepare = 12.0;
+        waits.times.phases = PhaseSeconds {
+            unknown: 12.0,
+            ..PhaseSeconds::default()
+        };
+        let works = ProcessReport {
+            launches: 1,
+            ..ProcessReport::default()
+        };
+        let alone = [waits.clone()];
+        assert_eq!(ProcessReport::find_ranks(&alone).len(), 1);
+        let both = [waits, works];
+        let ranks = ProcessReport::find_ranks(&both);
+        assert_eq!(ranks.len(), 1);
+        assert_eq!(ranks[0].launches, 1);
+    }
 
     #[test]
     fn completeness_is_unknown_without_cuda_calls() {

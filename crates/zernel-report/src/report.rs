@@ -111,9 +111,8 @@ impl Report {
             .unwrap_or_default();
         let loaders = processes.iter().filter(|process| process.is_loader).count();
         let all = processes.len();
-        let mut ranks: Vec<ProcessReport> = processes
-            .iter()
-            .filter(|process| process.is_rank())
+        let mut ranks: Vec<ProcessReport> = ProcessReport::find_ranks(&processes)
+            .into_iter()
             .cloned()
             .collect();
         ranks.sort_by_key(|process| (process.rank.is_none(), process.rank, process.pid));
@@ -174,10 +173,7 @@ impl Report {
 
 impl ObservationReport {
     fn new(observation: &Observation) -> Self {
-        let ranks = observation
-            .processes
-            .iter()
-            .filter(|process| process.is_rank());
+        let ranks = ProcessReport::find_ranks(&observation.processes).into_iter();
         let costs = observation
             .processes
             .iter()
