@@ -68,7 +68,7 @@ pub struct Report {
     pub(crate) ranks: Vec<ProcessReport>,
     /// Number of processes that load data for them.
     pub(crate) loaders: usize,
-    /// Number of other observed processes: they called CUDA or NCCL, but did not train.
+    /// Number of other observed processes, which did not train.
     pub(crate) others: usize,
     pub(crate) verdict: Verdict,
     pub(crate) slowest: Option<SlowestRank>,

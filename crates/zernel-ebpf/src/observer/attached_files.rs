@@ -123,6 +123,8 @@ pub(crate) struct AttachedFile {
     pub(super) rest_reason: Option<Arc<str>>,
     /// Whether probes could not be attached for a reason that may pass. The next scan tries again.
     pub(super) is_deferred: bool,
+    /// Whether the probes of a sampling window could not be attached for such a reason. It has no windows until the next scan.
+    pub(super) lacks_windows: bool,
 }
 
 /// The links of a file.
@@ -179,12 +181,13 @@ impl AttachedFile {
 
     /// Detaches its probes until the next scan.
     fn detach_until_next_scan(&mut self, reason: &str) {
-        self.is_deferred = true;
         self.detach_for_rest(reason);
+        self.is_deferred = true;
     }
 
     /// Tries again to attach its probes.
     pub(crate) fn retry_attaching(&mut self, kernel: &Kernel) {
+        self.lacks_windows = false;
         if std::mem::take(&mut self.is_deferred) {
             self.end_rest(kernel);
         }
@@ -245,6 +248,7 @@ impl AttachedFile {
 
     /// Detaches its probes for a while, for this reason.
     pub(crate) fn detach_for_rest(&mut self, reason: &str) {
+        self.is_deferred = false;
         self.rest_reason = Some(reason.into());
         release_links(self.take_links());
     }
@@ -398,7 +402,7 @@ pub(crate) fn attach_for_window<'a>(
 ) {
     let mut files = files.filter_map(|file| {
         let sampled = probe_targets(&file.functions, |it| it.mode == AttachMode::Sampled);
-        let is_needed = !sampled.is_empty() && file.rest_reason.is_none() && !file.is_deferred;
+        let is_needed = !sampled.is_empty() && file.rest_reason.is_none() && !file.lacks_windows;
         is_needed.then_some((file, sampled))
     });
     let mut slow = BTreeSet::new();
@@ -419,12 +423,12 @@ pub(crate) fn attach_for_window<'a>(
         for (file, task) in started {
             match finish_linking(task).map(|mut sets| sets.pop()) {
                 Ok(Some(Ok(links))) => file.links.window_links = links,
-                Ok(Some(Err(problem))) if problem.may_pass => file.is_deferred = true,
+                Ok(Some(Err(problem))) if problem.may_pass => file.lacks_windows = true,
                 Ok(Some(Err(problem))) => file.detach_for_good(&problem.text),
                 Ok(None) => {}
                 Err(_) => {
                     slow.insert(file.tenant.clone());
-                    file.is_deferred = true;
+                    file.lacks_windows = true;
                 }
             }
         }

@@ -497,13 +497,17 @@ impl LibraryAttachments {
         files.any(|file| mapped.is_some_and(|mapped| mapped.contains(&file.file_number)))
     }
 
-    /// Sentences about files whose probes are all detached until the next scan.
+    /// Sentences about files that have no probes, or no sampling windows, until the next scan.
     pub(super) fn describe_waiting_files(&self) -> impl Iterator<Item = String> {
-        let files = self.files.iter().filter(|file| file.awaits_scan());
-        files.filter_map(|file| {
-            let reason = file.rest_reason.as_ref()?;
+        self.files.iter().filter_map(|file| {
             let path = file.file.path.display();
-            Some(format!("{path} has no probes for some seconds: {reason}"))
+            match file.rest_reason.as_ref().filter(|_| file.awaits_scan()) {
+                Some(reason) => Some(format!("{path} has no probes for some seconds: {reason}")),
+                None if file.lacks_windows => Some(format!(
+                    "{path} is not sampled for some seconds: its probes could not be attached in time"
+                )),
+                None => None,
+            }
         })
     }
 

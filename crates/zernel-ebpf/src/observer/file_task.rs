@@ -219,6 +219,7 @@ impl FileTask {
             is_kept: false,
             unused_since: None,
             rest_reason: None,
+            lacks_windows: false,
             is_deferred: false,
             file,
         }))

@@ -144,7 +144,11 @@ pub(crate) fn a_library_whose_windows_are_refused_keeps_its_other_probes() {
     });
     let mut holder = stage.start_target("holds_page_faults", 0);
     holder.run_part();
-    for _ in 0..40 {
+    watcher.wait_until("a window is refused", |observer| {
+        let problems = observer.problems();
+        problems.iter().any(|it| it.contains("is not sampled"))
+    });
+    for _ in 0..10 {
         thread::sleep(Duration::from_millis(100));
         watcher.with_observer(|observer| {
             let state = state_of(observer, "cuStreamSynchronize").expect("a row");

@@ -389,7 +389,7 @@ fn work_between_an_update_and_a_copy_is_data_loading() {
     );
 }
 
-/// The loop prepares its batch, and waits for a thread that helps it. That it loads after its update, a copy has shown before.
+/// The loop prepares its batch, and waits for a thread that helps it. An earlier copy showed that it loads after its update.
 #[test]
 fn a_wait_while_preparing_a_batch_is_part_of_it() {
     let step = [

@@ -14,7 +14,7 @@ use super::policy_options::{PolicyOptions, PrivilegeOption};
 use super::published_statistics::{self, StatisticsPublisher};
 use crate::service_manager::ServiceManager;
 
-/// Time between two looks at whether the privileged cgroup is still there.
+/// How often the path of the privileged cgroup is looked up.
 const CGROUP_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The time in which the scheduler is loaded, once or several times.
@@ -148,7 +148,7 @@ impl SchedulerSession {
         );
     }
 
-    /// A cgroup that is removed and created again has another id. Its privilege goes on, and what happened is printed.
+    /// A cgroup that is removed and created again has another id. Applies the new id, and prints each change.
     fn follow_privileged_cgroup(&mut self, loaded: &LoadedScheduler<'_>) {
         let is_due = self
             .cgroup_checked_at
@@ -204,6 +204,7 @@ impl SchedulerSession {
             Ok(policy) => {
                 eprintln!("zernel: the configuration was read again: {policy}");
                 self.policy = policy;
+                self.cgroup_problem = None;
             }
             Err(error) => eprintln!("zernel: the configuration stays as it was: {error}"),
         }
