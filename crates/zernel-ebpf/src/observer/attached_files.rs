@@ -246,6 +246,18 @@ impl AttachedFile {
         self.is_deferred && self.rest_reason.is_some()
     }
 
+    /// Says that it has no probes, or no sampling windows, until the next scan.
+    pub(crate) fn describe_wait(&self) -> Option<String> {
+        let path = self.file.path.display();
+        match self.rest_reason.as_ref().filter(|_| self.awaits_scan()) {
+            Some(reason) => Some(format!("{path} has no probes for some seconds: {reason}")),
+            None if self.lacks_windows => Some(format!(
+                "{path} is not sampled for some seconds: its probes could not be attached in time"
+            )),
+            None => None,
+        }
+    }
+
     /// Detaches its probes for a while, for this reason.
     pub(crate) fn detach_for_rest(&mut self, reason: &str) {
         self.is_deferred = false;

@@ -490,27 +490,6 @@ impl LibraryAttachments {
         self.mapped.get(&process).cloned().unwrap_or_default()
     }
 
-    /// Whether a process maps a file whose probes are all detached until the next scan.
-    pub(super) fn awaits_scan(&self, process: ProcessKey) -> bool {
-        let mapped = self.mapped.get(&process);
-        let mut files = self.files.iter().filter(|file| file.awaits_scan());
-        files.any(|file| mapped.is_some_and(|mapped| mapped.contains(&file.file_number)))
-    }
-
-    /// Sentences about files that have no probes, or no sampling windows, until the next scan.
-    pub(super) fn describe_waiting_files(&self) -> impl Iterator<Item = String> {
-        self.files.iter().filter_map(|file| {
-            let path = file.file.path.display();
-            match file.rest_reason.as_ref().filter(|_| file.awaits_scan()) {
-                Some(reason) => Some(format!("{path} has no probes for some seconds: {reason}")),
-                None if file.lacks_windows => Some(format!(
-                    "{path} is not sampled for some seconds: its probes could not be attached in time"
-                )),
-                None => None,
-            }
-        })
-    }
-
     /// The files with these numbers.
     pub(super) fn files_mut(
         &mut self,

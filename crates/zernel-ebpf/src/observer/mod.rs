@@ -499,7 +499,8 @@ impl Observer {
             problems.push(suspension::PAUSED_REASON.to_owned());
         }
         problems.extend(self.rests.describe_rests());
-        problems.extend(self.attachment.describe_waiting_files());
+        let files = self.attachment.files.iter();
+        problems.extend(files.filter_map(attached_files::AttachedFile::describe_wait));
         problems.extend(self.sampled.as_ref().and_then(SampledProcesses::problem));
         for (cause, lost) in self.losses().by_cause() {
             if lost > 0 && !cause.starts_with("refused_") {

@@ -179,7 +179,9 @@ impl Observer {
         let processes = self.processes.running.iter_mut();
         let changed: Vec<u32> = processes
             .filter_map(|(handle, process)| {
-                let awaits = self.attachment.awaits_scan(process.discovery_key());
+                let mapped = self.attachment.files_of(process.discovery_key());
+                let mut waiting = self.attachment.files.iter().filter(|it| it.awaits_scan());
+                let awaits = waiting.any(|file| mapped.contains(&file.file_number));
                 let before = std::mem::replace(&mut process.awaits_probes, awaits);
                 (awaits != before).then_some(*handle)
             })

@@ -138,7 +138,7 @@ impl FromStr for PrivilegeOption {
 }
 
 /// The privilege of a cgroup. Without the `cpu` controller the kernel counts its tasks to the parent, so a scheduler could
-/// not tell them from others.
+/// not distinguish them from others.
 fn cgroup_privilege(folder: &Path) -> Result<Privilege, String> {
     let path = folder.display();
     let status = fs::metadata(folder).map_err(|error| format!("{path}: {error}"))?;
