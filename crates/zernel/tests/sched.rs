@@ -134,11 +134,11 @@ fn the_scheduler_starts_and_ends() {
     guest::statistics_are_printed();
     guest::a_changed_configuration_is_applied();
     guest::a_newer_one_takes_its_place();
-    guest::a_privileged_cgroup_is_followed();
     guest::ejections_end_in_a_lock_out();
     match Path::new(SOFTWARE_GPU_DRIVER_PATH).exists() {
         true => job::jobs_are_compared_and_privileged(),
         false => {
+            guest::a_privileged_cgroup_is_followed();
             guest::a_command_has_its_scheduler();
             job::the_observer_is_missed();
         }
