@@ -154,8 +154,8 @@ impl ProcessReport {
         self.times.data_waits.total_seconds() + self.times.peer_wait_seconds > 0.0
     }
 
-    /// The processes that train. If none has worked, those that waited may have trained unseen. Beside others that have, they
-    /// serve the job: they compile for it, for example.
+    /// The processes that train: those that have worked. If none has, those that waited may have trained unobserved.
+    /// Otherwise a process that only waited serves the job: it compiles, for example.
     pub(crate) fn find_ranks(processes: &[Self]) -> Vec<&Self> {
         let trainers = processes.iter().filter(|process| !process.is_loader);
         let (worked, idle): (Vec<_>, Vec<_>) = trainers.partition(|process| process.has_worked());

@@ -246,7 +246,7 @@ impl AttachedFile {
         self.is_deferred && self.rest_reason.is_some()
     }
 
-    /// Says that it has no probes, or no sampling windows, until the next scan.
+    /// A sentence for users, if it has no probes or no sampling windows until the next scan.
     pub(crate) fn describe_wait(&self) -> Option<String> {
         let path = self.file.path.display();
         match self.rest_reason.as_ref().filter(|_| self.awaits_scan()) {

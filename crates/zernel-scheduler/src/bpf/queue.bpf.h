@@ -233,7 +233,7 @@ static bool serve(__u32 cpu, const struct choice *choice)
 	       scx_bpf_dsq_move_to_local(CPU_QUEUE(cpu));
 }
 
-/* Takes a task of this rank from the queue of a CPU whose first task has waited for longer. */
+/* Takes a task of this rank from one of the two queues of a CPU: the one whose first task has waited longer. */
 static bool serve_rank(__u32 cpu, enum rank rank)
 {
 	__u64 pinned_queue = RANK_QUEUE(CPU_QUEUE(cpu), rank);
