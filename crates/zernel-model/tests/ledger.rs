@@ -15,7 +15,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Files that one user can have probed.
 const FILE_COUNT: u64 = 384;
-/// Functions that are looked for in a CUDA driver, about.
+/// About as many functions as are probed in a CUDA driver.
 const FUNCTIONS_PER_FILE: usize = 90;
 
 /// A snapshot with a process that maps all files. They export none of the functions.

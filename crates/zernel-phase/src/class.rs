@@ -101,7 +101,7 @@ numbered! {
 }
 
 crate::mirrors! {
-    /// The mirrors of this module, to be compared with the BTF of the phase rules.
+    /// The types of this module that C code shares. A test compares them with the BTF of the BPF programs.
     pub const MIRRORS;
     flags {
         impl ClassWord: u64 = "zernel_class_flags", "ZERNEL_CLASS_" {
@@ -117,11 +117,11 @@ crate::mirrors! {
         impl ClassWord: u32 = "zernel_class_bits", "ZERNEL_CLASS_" {
             /// Bits of class, reason and role.
             FIELD_BITS = 4,
-            /// Position of the lowest bit of the reason in the word.
+            /// Number of the lowest bit of the reason in the class word.
             REASON_SHIFT = 4,
-            /// Position of the lowest bit of the role in the word.
+            /// Number of the lowest bit of the role in the class word.
             ROLE_SHIFT = 8,
-            /// Position of the lowest bit of the start time in the word.
+            /// Number of the lowest bit of the start time in the class word.
             SINCE_SHIFT = 16,
             /// The logarithm of the start's unit in nanoseconds.
             UNIT_SHIFT = 10,

@@ -51,7 +51,7 @@ impl PhaseWord {
 }
 
 crate::mirrors! {
-    /// The mirrors of this module, to be compared with the BTF of the phase rules.
+    /// The types of this module that C code shares. A test compares them with the BTF of the BPF programs.
     pub const MIRRORS;
     structs {
         /// `struct zernel_tracker`.

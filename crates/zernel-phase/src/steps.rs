@@ -257,7 +257,7 @@ impl StepDetector {
     pub fn mark(&mut self, mark: Mark, at_ns: u64, launches: Launches) {
         let is_boundary = self.is_boundary(mark, launches);
         self.before_update.mark(mark, at_ns);
-        self.count_mark(mark, launches);
+        self.count_mark_in_intervals(mark, launches);
         if is_boundary {
             self.end_interval(mark, at_ns);
         }
@@ -377,7 +377,7 @@ impl StepDetector {
     }
 
     /// Counts a mark in all open intervals.
-    fn count_mark(&mut self, mark: Mark, launches: Launches) {
+    fn count_mark_in_intervals(&mut self, mark: Mark, launches: Launches) {
         for track in &mut self.tracks {
             let Some(open) = &mut track.open else {
                 continue;

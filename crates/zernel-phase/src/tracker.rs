@@ -319,7 +319,7 @@ impl PhaseTracker {
         }
         self.is_training_thread = true;
         self.uses_gpu = true;
-        self.sync_after_update();
+        self.note_sync_after_update();
         self.undecided_since_ns = None;
     }
 

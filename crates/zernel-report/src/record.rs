@@ -13,7 +13,7 @@ use super::times::ProcessTimes;
 const MAX_KEPT_SAMPLES: usize = 1024;
 
 /// Oldest time that the utilization of a GPU may be about: the driver samples it for about 0.2 s, and it is read every 0.2 s.
-const GPU_READING_AGE_NS: u64 = 400_000_000;
+const MAX_GPU_READING_AGE_NS: u64 = 400_000_000;
 
 /// State of a process at one time.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -168,7 +168,7 @@ impl ProcessRecord {
 /// counts for all of the time.
 fn gpu_busy_between(samples: &[RecordSample], begin_ns: u64, end_ns: u64) -> Option<f64> {
     let span_ns = end_ns.saturating_sub(begin_ns);
-    let steady_ns = begin_ns + GPU_READING_AGE_NS.min(span_ns / 2);
+    let steady_ns = begin_ns + MAX_GPU_READING_AGE_NS.min(span_ns / 2);
     let busy_at = |at_ns| times_at(samples, at_ns)?.gpu_busy_seconds;
     let busy = (busy_at(end_ns)? - busy_at(steady_ns)?).max(0.0);
     Some(busy * span_ns as f64 / (end_ns - steady_ns).max(1) as f64)

@@ -176,15 +176,15 @@ pub(crate) struct RankTimes {
     pub(crate) data_fetch: f64,
     /// The part of `data_waits` in which loaders were runnable without a CPU.
     pub(crate) data_sched: f64,
-    /// Training threads of the rank ran on CPUs.
+    /// Time in which training threads of the rank ran on CPUs.
     pub(crate) cpu: f64,
-    /// Other threads of the rank ran on CPUs.
+    /// Time in which its other threads ran on CPUs.
     pub(crate) other_cpu: f64,
-    /// Training threads of the rank were runnable without a CPU.
+    /// Time in which its training threads were runnable and had no CPU.
     pub(crate) run_delay: f64,
-    /// The cgroup of the rank had used up its CPU limit, summed over CPUs.
+    /// Time in which its cgroup had used up its CPU limit, summed over CPUs.
     pub(crate) throttled: f64,
-    /// Its GPUs were busy. `None`: NVML reports no utilization.
+    /// Time in which its GPUs were busy. `None`: NVML reports no utilization.
     pub(crate) gpu_busy: Option<f64>,
     /// Whether nothing shows that it trains: no backward pass, no optimizer step, no reduction of gradients.
     pub(crate) only_infers: bool,

@@ -167,7 +167,7 @@ impl AcceptLoops {
     fn accept_tcp(&mut self, listener: Option<TcpListener>, router: &Router) -> io::Result<()> {
         if let Some(listener) = listener {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            let acceptor = self.new_acceptor(router);
+            let acceptor = self.new_connection_acceptor(router);
             self.tasks.spawn(acceptor.accept_connections(listener));
         }
         Ok(())
@@ -182,12 +182,12 @@ impl AcceptLoops {
             return Ok(None);
         };
         let listener = tokio::net::UnixListener::from_std(listener)?;
-        let acceptor = self.new_acceptor(router);
+        let acceptor = self.new_connection_acceptor(router);
         self.tasks.spawn(acceptor.accept_connections(listener));
         Ok(Some(file))
     }
 
-    fn new_acceptor(&mut self, router: &Router) -> Acceptor {
+    fn new_connection_acceptor(&mut self, router: &Router) -> Acceptor {
         let slots = new_connection_slots(self.limits);
         self.slots.push(slots.clone());
         Acceptor {

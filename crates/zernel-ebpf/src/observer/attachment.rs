@@ -302,7 +302,7 @@ impl LibraryAttachments {
                     if demand.is_shared {
                         file.tenant = attached_files::SHARED_FILE_TENANT;
                     }
-                    self.changes.adopt_watches(file.change_watches());
+                    self.changes.take_over_watches(file.change_watches());
                     self.add_users(&demand.processes, file.file_number);
                     self.add_file(file, context);
                 }

@@ -45,7 +45,7 @@ impl FileChanges {
     }
 
     /// Takes over watches that [`watch_file`] added.
-    pub(crate) fn adopt_watches(&mut self, watches: impl Iterator<Item = WatchId>) {
+    pub(crate) fn take_over_watches(&mut self, watches: impl Iterator<Item = WatchId>) {
         self.watched_ids.extend(watches);
     }
 
@@ -157,7 +157,7 @@ mod tests {
         let mut changes = FileChanges::new().unwrap();
         let foreign = ForeignFile::open(&path).unwrap();
         let watched = watch_file(changes.as_fd(), &foreign, &path);
-        changes.adopt_watches(watched.iter().copied());
+        changes.take_over_watches(watched.iter().copied());
         assert_eq!(watched[0], watched[1], "one inode");
         assert!(!changes.take_change());
         file.write_all(b"new").unwrap();
@@ -179,7 +179,7 @@ mod tests {
             watch_file(changes.as_fd(), &foreign, file.path())[0]
         };
         let known = watch_one(&changes, &files[0]);
-        changes.adopt_watches([known].into_iter());
+        changes.take_over_watches([known].into_iter());
         for file in &files[1..] {
             watch_one(&changes, file);
         }

@@ -324,9 +324,9 @@ pub enum CallKind {
     Copy(Direction),
     /// A wait.
     Wait,
-    /// A collective or a message.
+    /// A collective, or a message from one rank to another.
     Communication(Operation),
-    /// Not reported.
+    /// It is counted nowhere in reports.
     Nothing,
 }
 

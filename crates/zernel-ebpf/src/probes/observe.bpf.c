@@ -355,7 +355,7 @@ static __always_inline void add_phases_to_process(struct task_struct *task,
 }
 
 /* Ends what is published about a thread that exits. Its storage may outlive it for seconds. */
-static __always_inline void end_state(struct task_struct *task)
+static __always_inline void end_published_state(struct task_struct *task)
 {
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
 
@@ -391,7 +391,7 @@ int process_exit(__u64 *ctx)
 		trace_exit(current, thread);
 		add_phases_to_process(current, thread);
 		forget_thread(thread);
-		end_state(current);
+		end_published_state(current);
 	}
 	if (zernel_has_exited(task))
 		zernel_end_process(task);

@@ -12,7 +12,7 @@ use crate::harness::{
     run_next_parts,
 };
 
-pub(crate) const COUNT_ROLES: &[(&str, TargetRole)] = &[
+pub(crate) const CALL_COUNT_TARGETS: &[(&str, TargetRole)] = &[
     ("everything", make_every_kind_of_call),
     ("launches", launch_only),
     ("launches_of_two_threads", launches_of_two_threads),

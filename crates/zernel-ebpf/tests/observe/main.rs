@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     let roles = [
         churn::CHURN_ROLES,
         classes::CLASS_ROLES,
-        counts::COUNT_ROLES,
+        counts::CALL_COUNT_TARGETS,
         dead_files::DEAD_FILE_ROLES,
         files::FILE_ROLES,
         filled_tables::TABLE_FILLING_ROLES,

@@ -107,7 +107,7 @@ impl PhaseTracker {
 
     /// A sync right after the optimizer step reads the loss. Before a later one the thread may have launched, whether that
     /// was observed or not.
-    pub(super) fn sync_after_update(&mut self) {
+    pub(super) fn note_sync_after_update(&mut self) {
         if self.may_hold_batch() {
             self.set_activity(Activity::Computing, self.now_ns);
         }

@@ -55,9 +55,9 @@ static void clock_measure(struct clock *clock, __u64 now_ns)
 	clock->window_start = clock->now;
 }
 
-/* A task with this virtual time was chosen to run. CPUs that do this at once lose one another's
- * advance, which the next task makes up for. */
-static void clock_follow(struct clock *clock, __u64 vtime, __u64 now_ns)
+/* Advances the clock to the virtual time of a task that was chosen to run. If several CPUs do so at once, some
+ * of the advance is lost until the next task is chosen. */
+static void clock_advance_to(struct clock *clock, __u64 vtime, __u64 now_ns)
 {
 	if (is_before(clock->now, vtime))
 		clock->now = vtime;

@@ -166,7 +166,7 @@ static bool keep(struct task_struct *prev, struct task *task, __s32 cpu, enum ra
 	set_running_rank(cpu_at(cpu), rank, true, now_ns);
 	set_slice(prev, settings.slice_ns);
 	if (advances_clock(task))
-		clock_follow(clock_of(task), prev->scx.dsq_vtime, now_ns);
+		clock_advance_to(clock_of(task), prev->scx.dsq_vtime, now_ns);
 	return true;
 }
 
@@ -249,7 +249,7 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 		counters.kept++;
 		set_slice(prev, settings.slice_ns);
 		if (advances_clock(task))
-			clock_follow(clock_of(task), prev->scx.dsq_vtime, now_ns);
+			clock_advance_to(clock_of(task), prev->scx.dsq_vtime, now_ns);
 	} else {
 		set_running_rank(cpu_at(cpu), ORDINARY, false, now_ns);
 		promise_no_time(now_ns);
@@ -274,7 +274,7 @@ void CALLBACK(zernel_running, struct task_struct *p)
 	/* Deadlines of classes stand still while a task waits for a CPU. */
 	note_rank(cpu, task, number, rank_of(p, task, task->runnable_ns), now_ns);
 	if (advances_clock(task))
-		clock_follow(clock_of(task), p->scx.dsq_vtime, now_ns);
+		clock_advance_to(clock_of(task), p->scx.dsq_vtime, now_ns);
 	note_running(cpu, comparable_vtime(p, task), now_ns, weight_of(task));
 	/* See bandwidth.bpf.h. */
 	if (must_wait(p, task->node, now_ns))

@@ -333,7 +333,7 @@ impl CallCounts {
         if SYMBOLS[symbol].kind == CallKind::Launch && !self.has_sampled_launches() {
             self.add_steps_before_sampling(steps);
         }
-        self.begin_sampling_of(
+        self.begin_sampling_calls(
             symbol,
             self.progress.attached_seconds,
             begun_share(steps, now_ns),
@@ -344,11 +344,11 @@ impl CallCounts {
     pub(super) fn join_sampling(&mut self, symbols: &[usize], is_in_window: bool) {
         self.progress.is_in_window = is_in_window;
         for symbol in symbols {
-            self.begin_sampling_of(*symbol, 0.0, 0.0);
+            self.begin_sampling_calls(*symbol, 0.0, 0.0);
         }
     }
 
-    fn begin_sampling_of(&mut self, symbol: usize, counted_seconds: f64, begun_share: f64) {
+    fn begin_sampling_calls(&mut self, symbol: usize, counted_seconds: f64, begun_share: f64) {
         for subject in EstimateSubject::of_symbol(symbol) {
             let calls = self.sampled.entry(subject).or_insert_with(|| {
                 let estimator =
