@@ -11,8 +11,8 @@ const WORKER_COUNT: usize = 128;
 const ROUND_COUNT: usize = 9;
 const WHOLE_LIFE_ARGUMENT: &str = "--whole-life";
 
-/// The time of the tool with the same interface (ktstr 0.50.0) on a machine like this one, in ms, and the
-/// limit for this crate.
+/// The time that ktstr 0.50.0, a tool with the same interface, takes on a machine like this one, in ms, and the limit
+/// for this crate.
 struct TimeLimit {
     name: &'static str,
     other_ms: (f64, f64),
@@ -26,7 +26,7 @@ fn main() {
             let workers = workers.parse().expect("a number of workers");
             println!("{}", whole_life(workers).as_nanos());
         }
-        // How `cargo test` runs it.
+        // `cargo test` runs this benchmark with other arguments, and then it measures nothing.
         ["--test", ..] => {}
         _ => measure_handles(),
     }
@@ -96,7 +96,7 @@ fn spawn_workers(mode: CloneMode, workers: usize) -> WorkloadHandle {
     WorkloadHandle::spawn(&config).expect("workers can be made")
 }
 
-/// Spawn, stop after a while, and drop after a while.
+/// Times three operations on workers: to spawn them, to stop them after a while, and to drop them after a while.
 fn measure_round(mode: CloneMode) -> [Duration; 3] {
     let (mut handle, spawn_time) = time_of(|| spawn_workers(mode, WORKER_COUNT));
     handle.start();
@@ -133,7 +133,7 @@ fn measure_snapshot() {
     );
 }
 
-/// How long it takes to stop workers that get almost no CPU time.
+/// Measures how long a stop takes for workers that get almost no CPU time.
 fn measure_stop_of_starved_workers() {
     let cpu = Affinity::Exact([0].into());
     let hog = WorkloadConfig::default().affinity(cpu.clone()).nice(-20);

@@ -1,4 +1,5 @@
-//! The CPUs of a group's workers, as a user states them and resolved against a [`Topology`].
+//! The CPUs that the workers of a group may use: as the user states them, and as sets of CPU numbers once a
+//! [`Topology`] is known.
 
 use std::collections::BTreeSet;
 
@@ -9,21 +10,21 @@ use crate::topology::{CpuSet, Topology};
 choice! {
     /// The CPUs that a group's workers may use.
     ///
-    /// [`Inherit`](Self::Inherit), [`Exact`](Self::Exact) and [`PerWorker`](Self::PerWorker)
-    /// name CPUs. The others depend on the machine: [`WorkSpec::resolve`](crate::WorkSpec::resolve)
-    /// turns them into `PerWorker` before a workload is spawned.
+    /// [`Inherit`](Self::Inherit), [`Exact`](Self::Exact) and [`PerWorker`](Self::PerWorker) name CPUs. The other
+    /// variants depend on the machine: [`WorkSpec::resolve`](crate::WorkSpec::resolve) turns them into `PerWorker`
+    /// before a workload is spawned.
     pub enum Affinity, default Inherit {
         /// The CPUs of the thread that spawns the workers.
         Inherit,
-        /// These CPUs, for every worker.
+        /// Every worker may use these CPUs.
         Exact(CpuSet),
         /// One set of CPUs per worker, in the order of the workers.
         PerWorker(Vec<CpuSet>),
         /// A random set of CPUs per worker. The same seed gives the same sets.
         RandomSubset {
-            /// CPUs per worker.
+            /// Number of CPUs of each worker.
             count: usize,
-            /// Seed of the random choice.
+            /// Seed of the random choice of CPUs.
             seed: u64 = default,
         },
         /// One CPU per worker; the workers take the CPUs in turn.
@@ -32,7 +33,7 @@ choice! {
         LlcAligned,
         /// One core with two hardware threads per pair of workers; the pairs take the cores in turn.
         SmtSiblingPair,
-        /// The CPUs of this NUMA node.
+        /// The CPUs of the NUMA node with this number.
         NumaNode(usize),
     }
 }
@@ -44,7 +45,7 @@ impl Affinity {
         matches!(self, Self::Inherit | Self::Exact(_) | Self::PerWorker(_))
     }
 
-    /// Returns an error if it cannot apply to this number of workers.
+    /// Returns an error if the affinity cannot apply to `workers` workers.
     pub(crate) fn check_for_workers(&self, workers: usize) -> Result<(), String> {
         let check_set = |cpus: &CpuSet| match cpus.last() {
             None => Err("an empty set of CPUs; name at least one".to_owned()),
@@ -96,7 +97,7 @@ impl Affinity {
         Ok(Self::PerWorker(sets))
     }
 
-    /// The CPUs of one worker; `None` means those of the spawning thread.
+    /// The CPUs of one worker; `None` means that the worker keeps the CPUs of the thread that spawned it.
     pub(crate) fn of_worker(&self, worker: usize) -> Option<&CpuSet> {
         match self {
             Self::Exact(cpus) => Some(cpus),
@@ -169,7 +170,7 @@ impl SplitMix64 {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`, which must not be 0.
+    /// A random number below `limit`, which must not be 0.
     pub(crate) fn random_below(&mut self, limit: usize) -> usize {
         (self.next_random() % limit.max(1) as u64) as usize
     }

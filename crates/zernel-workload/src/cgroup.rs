@@ -1,13 +1,13 @@
 //! The cgroups (version 2) of a workload: created before the workers start, removed after the last
 //! worker exits.
 //!
-//! They are created below the caller's cgroup. If that cgroup cannot give them the controllers that they
-//! need, they are created beside it: a cgroup that holds processes cannot have children with settings,
-//! except for the root and for threaded cgroups.
+//! The workload's cgroups are created below the caller's cgroup. If the caller's cgroup cannot give them the
+//! controllers that their settings need, they are created beside it: a cgroup that holds processes cannot have children
+//! with settings, except for the root and for threaded cgroups.
 //!
-//! A small process, the janitor, removes them and reverts the changes that were made for them. It waits for
-//! a byte from the caller or for the end of a pipe that only the caller and its children hold. So it also
-//! cleans up after a `kill -9` of the caller.
+//! A small process, the janitor, removes the workload's cgroups and disables the controllers that were enabled for
+//! them. The janitor waits for a byte from the caller or for the end of a pipe that only the caller and its children
+//! hold. So it also cleans up after a `kill -9` of the caller.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -35,14 +35,14 @@ use crate::topology::{CpuSet, format_cpu_list};
 /// How long the janitor tries to remove a cgroup whose last processes are still dying.
 const REMOVAL_LIMIT_NS: u64 = 10_000_000_000;
 const REMOVAL_RETRY_NS: u64 = 2_000_000;
-/// The controllers that a cgroup has.
+/// The file that lists the controllers of a cgroup.
 const CONTROLLERS_FILE: &str = "cgroup.controllers";
-/// The controllers that it gives its children.
+/// The file that lists the controllers that a cgroup gives its children.
 const SUBTREE_CONTROL_FILE: &str = "cgroup.subtree_control";
 const TYPE_FILE: &str = "cgroup.type";
 
 table! {
-    /// A cgroup as a spec file states it.
+    /// A cgroup as a workload file states it.
     #[derive(Eq)]
     pub struct CgroupSpec {
         /// Name of the cgroup, made of letters, digits, `-`, `_` and `.`; unique. It is created below
@@ -51,12 +51,11 @@ table! {
         shown as "required",
         /// Names of the groups whose workers run in it. A group is in at most one cgroup.
         pub groups: Vec<String> = Vec::new(),
-        /// CPUs that its tasks may use (`cpuset.cpus`).
+        /// CPUs that the tasks of the cgroup may use (`cpuset.cpus`).
         pub cpus: Option<CpuSet> = None,
-        /// Weight of its share of CPU time, 1 to 10000 (`cpu.weight`); the kernel's default is 100.
+        /// Weight of the cgroup's share of CPU time, 1 to 10000 (`cpu.weight`); the kernel's default is 100.
         pub weight: Option<u32> = None,
-        /// CPU time that all its tasks together may use per 100 ms, in milliseconds, at least 1
-        /// (`cpu.max`).
+        /// CPU time that all tasks of the cgroup together may use per 100 ms, in milliseconds, at least 1 (`cpu.max`).
         pub max_ms_per_100ms: Option<u64> = None,
     }
 }
@@ -89,13 +88,14 @@ impl CgroupSpec {
         Ok(())
     }
 
-    /// The controllers that its settings need.
+    /// The controllers that the settings of this cgroup need.
     fn needed_controllers(&self) -> impl Iterator<Item = &'static str> {
         self.files_and_values()
             .map(|(_, file, _)| controller_of(file))
     }
 
-    /// The files that hold its settings, and what to write to them.
+    /// For each setting of this cgroup: the name of the field, the cgroup file that holds the setting, and the text to
+    /// write to the file.
     fn files_and_values(&self) -> impl Iterator<Item = (&'static str, &'static str, String)> {
         let cpus = self
             .cpus
@@ -117,15 +117,15 @@ impl CgroupSpec {
     }
 }
 
-/// The controller that a file belongs to.
+/// The controller that a cgroup file belongs to: `cpu` for `cpu.weight`.
 fn controller_of(file: &str) -> &str {
     file.split('.').next().unwrap_or(file)
 }
 
-/// Controllers by name.
+/// Names of cgroup controllers.
 type ControllerNames = BTreeSet<&'static str>;
 
-/// Those of our controllers that a file of a cgroup lists.
+/// The controllers that a file of a cgroup lists, as far as workloads use them.
 fn listed_controllers(folder: &Path, file: &str) -> ControllerNames {
     let text = fs::read_to_string(folder.join(file)).unwrap_or_default();
     let is_listed = |name: &&str| text.split_whitespace().any(|other| other == *name);
@@ -137,7 +137,7 @@ fn mark_attribute(controller: &str) -> String {
     format!("user.zernel.{controller}")
 }
 
-/// The controllers of a cgroup's children that no workload has enabled.
+/// The controllers that a cgroup gives its children and that no workload has enabled.
 fn controllers_given_by(folder: &Path) -> ControllerNames {
     let mut given = listed_controllers(folder, SUBTREE_CONTROL_FILE);
     given.retain(|name| getxattr(folder, mark_attribute(name), &mut [0; 8]).is_err());
@@ -152,7 +152,8 @@ struct EnabledControllers {
 }
 
 impl EnabledControllers {
-    /// Marks the controllers as enabled by a workload. Without extended attributes, overlapping workloads may leave them enabled.
+    /// Marks these controllers as enabled by a workload. Without extended attributes, overlapping workloads may leave
+    /// them enabled.
     fn mark_enabled(&self) {
         for name in &self.controllers {
             let _ = setxattr(
@@ -169,17 +170,18 @@ impl EnabledControllers {
 #[derive(Debug)]
 struct CgroupSite {
     parent: PathBuf,
-    /// The controllers that the children of `parent` can have.
+    /// The controllers that the workload's cgroups, the children of `parent`, can have.
     controllers: ControllerNames,
-    /// The changes of `parent` and its ancestors that this needs, nearest first.
+    /// The controllers to enable for the children of `parent` and of its ancestors, nearest cgroup first.
     controllers_to_enable: Vec<EnabledControllers>,
 }
 
 impl CgroupSite {
-    /// The place nearest to the caller with all controllers, or else the caller's own cgroup without them.
+    /// Chooses the cgroup nearest to the caller whose children can have all `controllers`, or else the caller's own
+    /// cgroup without controllers.
     fn find_nearest(mut controllers: ControllerNames, mode: CloneMode) -> Option<Self> {
         let (root, own) = own_cgroup()?;
-        // A controller that the machine lacks is reported when its settings are written.
+        // A controller that the machine lacks is reported when a setting that needs it is written.
         let available = listed_controllers(&root, CONTROLLERS_FILE);
         controllers.retain(|name| available.contains(name));
         let is_inside = |folder: &&Path| folder.starts_with(&root);
@@ -208,8 +210,9 @@ impl CgroupSite {
     }
 }
 
-/// The changes that give the children of the first cgroup of `lineage` the controllers. The last cgroup of
-/// `lineage` has them. `None` if that is impossible, or needs a change of a cgroup that holds processes.
+/// The changes by which the children of the first cgroup of `lineage` get `controllers`. The last cgroup of `lineage`
+/// has these controllers. Returns `None` if the changes are impossible, or if a cgroup that holds processes would have
+/// to change.
 fn controllers_to_enable(
     lineage: &[&Path],
     controllers: &ControllerNames,
@@ -234,7 +237,7 @@ fn controllers_to_enable(
     Some(changes)
 }
 
-/// Whether this process can make cgroups for such workers below a cgroup.
+/// Whether this process can make cgroups below `folder` that hold workers of this mode.
 fn can_host(folder: &Path, mode: CloneMode) -> bool {
     let kind = fs::read_to_string(folder.join(TYPE_FILE)).unwrap_or_default();
     // A process cannot be in a threaded subtree that another process has made.
@@ -243,7 +246,8 @@ fn can_host(folder: &Path, mode: CloneMode) -> bool {
     fits && access(folder, Access::WRITE_OK).is_ok()
 }
 
-/// Whether this is the root of the whole hierarchy, to which the rules for the others do not apply.
+/// Whether `folder` is the root of the whole cgroup hierarchy, which may hold processes and have children with
+/// settings.
 fn is_hierarchy_root(folder: &Path) -> bool {
     !folder.join(TYPE_FILE).exists()
 }
@@ -252,8 +256,8 @@ fn holds_no_processes(folder: &Path) -> bool {
     fs::read_to_string(folder.join("cgroup.procs")).is_ok_and(|pids| pids.is_empty())
 }
 
-/// Enables controllers for the children of a cgroup. A controller that cannot be enabled is reported when
-/// its settings are written.
+/// Enables controllers for the children of a cgroup. A controller that cannot be enabled is reported when a setting
+/// that needs it is written.
 fn enable_controllers(folder: &Path, controllers: &ControllerNames) {
     for name in controllers {
         let _ = write_cgroup_file(folder, SUBTREE_CONTROL_FILE, &format!("+{name}"));
@@ -269,7 +273,8 @@ pub(crate) struct WorkloadCgroups {
 }
 
 impl WorkloadCgroups {
-    /// Creates the cgroups and applies their settings. Failures are kept for the report.
+    /// Creates the cgroups and applies their settings. The settings and cgroups that failed are listed in the
+    /// workload's report.
     pub(crate) fn create(specs: &[CgroupSpec], mode: CloneMode) -> Self {
         let mut cgroups = Self::default();
         if specs.is_empty() {
@@ -306,7 +311,8 @@ impl WorkloadCgroups {
         let no_janitor = |error| format!("cannot start the process that removes them: {error}");
         self.janitor = Some(janitor.map_err(no_janitor)?);
         make_folder(&top)?;
-        // Before the controllers: only a threaded subtree may have them beside processes.
+        // The folder becomes threaded before it gets controllers: only a threaded subtree may have controllers and
+        // processes in the same cgroup.
         if mode == CloneMode::Thread {
             make_threaded(&top)?;
         }
@@ -339,7 +345,7 @@ impl WorkloadCgroups {
         }
     }
 
-    /// Moves the workers of each cgroup's groups into it.
+    /// Moves the workers of each cgroup's groups into the cgroup.
     pub(crate) fn place_workers(&mut self, handle: &WorkloadHandle) {
         for (spec, folder) in &self.created {
             for group in &spec.groups {
@@ -361,7 +367,7 @@ impl WorkloadCgroups {
     }
 }
 
-/// The file and the id by which each task of a group is moved.
+/// For each task of a group: the cgroup file that moves it, and the id to write to the file.
 fn files_and_task_ids(handle: &WorkloadHandle, group: &str) -> Vec<(&'static str, i32)> {
     let pids = handle.worker_pids();
     let is_member = |worker: usize| handle.plan.group_of(worker).name == group;
@@ -380,7 +386,7 @@ fn files_and_task_ids(handle: &WorkloadHandle, group: &str) -> Vec<(&'static str
         .collect()
 }
 
-/// The folders of the uppermost visible cgroup and of the caller's cgroup.
+/// The folders of two cgroups: the uppermost one that this process can see, and the one that it is in.
 fn own_cgroup() -> Option<(PathBuf, PathBuf)> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let mut mounts = mounts
@@ -403,8 +409,8 @@ fn make_threaded(folder: &Path) -> std::result::Result<(), String> {
 }
 
 fn write_cgroup_file(folder: &Path, file: &str, text: &str) -> io::Result<()> {
-    // Not `fs::write`: without the controller it would try to create the file, and fail with an unrelated
-    // error.
+    // Opens the file without `O_CREAT`. `fs::write` would try to create the file if its controller is missing, and fail
+    // with an unrelated error.
     let mut options = fs::OpenOptions::new();
     io::Write::write_all(
         &mut options.write(true).open(folder.join(file))?,
@@ -412,17 +418,18 @@ fn write_cgroup_file(folder: &Path, file: &str, text: &str) -> io::Result<()> {
     )
 }
 
-/// The process that removes the cgroups. Dropping this makes it do so, and waits for it.
+/// The process that removes the workload's cgroups. Dropping this value makes the process remove them, and waits for
+/// its end.
 #[derive(Debug)]
 struct CgroupJanitor {
     pid: libc::pid_t,
-    /// The end of this pipe means that the caller is dead. A caller that is done writes a byte, because
-    /// other children of its process may hold the pipe open.
+    /// The caller's end of a pipe to the janitor. If the pipe closes, the caller has died. A caller that is done writes
+    /// a byte, because other children of its process may hold the pipe open.
     lifeline: Option<OwnedFd>,
 }
 
 impl CgroupJanitor {
-    /// It will remove `folders` and undo `changes`, both in their order.
+    /// Starts the janitor, which will remove `folders` and then undo `changes`, both in the given order.
     fn start<'a>(
         folders: impl Iterator<Item = &'a PathBuf>,
         changes: &[EnabledControllers],
@@ -454,7 +461,7 @@ impl Drop for CgroupJanitor {
     }
 }
 
-/// Takes one controller away from the children of a cgroup.
+/// What the janitor needs to take one controller away from the children of a cgroup.
 struct ControllerCleanup {
     folder: CString,
     mark: CString,
@@ -472,7 +479,8 @@ impl ControllerCleanup {
         })
     }
 
-    /// The kernel refuses while another workload uses the controller. Fork safe.
+    /// Takes the controller away from the children of the cgroup. The kernel refuses while another workload uses the
+    /// controller. Fork safe.
     fn disable_controller(&self) {
         let file = openat(CWD, self.file.as_c_str(), OFlags::WRONLY, Mode::empty());
         if file.is_ok_and(|file| rustix::io::write(&file, self.text.as_bytes()).is_ok()) {
@@ -493,7 +501,7 @@ fn c_path(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// Removes a cgroup, waiting for its last processes to die. Fork safe.
+/// Removes a cgroup, and waits until the last processes in it have exited. Fork safe.
 fn remove_when_empty(path: &CString) {
     let until_ns = clock::now_ns() + REMOVAL_LIMIT_NS;
     while unlinkat(CWD, path.as_c_str(), AtFlags::REMOVEDIR) == Err(rustix::io::Errno::BUSY)

@@ -1,4 +1,5 @@
-//! The two clocks of this crate, in nanoseconds. Both are fork safe.
+//! The two clocks of this crate, in nanoseconds: the monotonic clock, and the CPU time of a thread. Reading them is
+//! fork safe.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-/// `CLOCK_MONOTONIC`: the clock of every stamp in a report.
+/// Reads `CLOCK_MONOTONIC`, the clock of every stamp in a report.
 pub(crate) fn now_ns() -> u64 {
     timespec_to_ns(clock_gettime(ClockId::Monotonic))
 }
@@ -22,7 +23,7 @@ fn timespec_to_ns(time: Timespec) -> u64 {
         .saturating_add(time.tv_nsec as u64)
 }
 
-/// A moment or a span as the kernel takes it.
+/// Converts a moment or a span to the structure that system calls take.
 pub(crate) fn ns_to_timespec(ns: u64) -> Timespec {
     Timespec {
         tv_sec: (ns / NANOS_PER_SECOND).try_into().unwrap_or(i64::MAX),
@@ -30,7 +31,7 @@ pub(crate) fn ns_to_timespec(ns: u64) -> Timespec {
     }
 }
 
-/// A span in nanoseconds, as long as a `u64` holds it.
+/// Converts a span to nanoseconds; a span that is too long for a `u64` becomes `u64::MAX`.
 pub(crate) fn duration_to_ns(span: Duration) -> u64 {
     span.as_nanos().try_into().unwrap_or(u64::MAX)
 }

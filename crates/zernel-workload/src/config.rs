@@ -12,13 +12,13 @@ use crate::spec_keys::{choice, table};
 use crate::topology::Topology;
 use crate::work::WorkType;
 
-/// The longest `comm` the kernel keeps, in bytes.
+/// The longest `comm` (thread name) that the kernel keeps, in bytes.
 const MAX_COMM_BYTES: usize = 15;
 /// Largest number of workers of a group. No pid space holds more.
 const MAX_WORKERS: usize = 1 << 20;
 
 choice! {
-    /// How workers are created.
+    /// Whether workers are processes or threads.
     #[derive(Copy, Hash)]
     pub enum CloneMode, default Fork {
         /// One process per worker.
@@ -86,7 +86,7 @@ impl WorkSpec {
         Self { work_type, ..self }
     }
 
-    /// Sets the CPUs.
+    /// Sets the CPUs that the workers may use.
     #[must_use]
     pub fn affinity(self, affinity: Affinity) -> Self {
         Self { affinity, ..self }
@@ -137,7 +137,7 @@ impl WorkSpec {
         }
     }
 
-    /// Sets the user.
+    /// Sets the user id of the workers.
     #[must_use]
     pub fn uid(self, uid: u32) -> Self {
         Self {
@@ -146,7 +146,7 @@ impl WorkSpec {
         }
     }
 
-    /// Sets the group.
+    /// Sets the group id of the workers.
     #[must_use]
     pub fn gid(self, gid: u32) -> Self {
         Self {
@@ -155,7 +155,7 @@ impl WorkSpec {
         }
     }
 
-    /// The group with a machine-dependent affinity replaced by CPUs of `topology`.
+    /// Returns the group with a machine-dependent affinity replaced by CPUs of `topology`.
     pub fn resolve(&self, topology: &Topology) -> Result<Self> {
         let affinity = self.affinity.resolve_on_topology(self.workers, topology);
         let affinity =
@@ -166,7 +166,7 @@ impl WorkSpec {
         })
     }
 
-    /// Checks everything that can be wrong before a worker exists.
+    /// Checks every setting of the group before its first worker exists.
     pub(crate) fn check(&self) -> Result<()> {
         let invalid = |field| move |problem: String| Error::invalid(&self.name, field, problem);
         self.check_workers()?;
@@ -249,7 +249,7 @@ impl WorkSpec {
     }
 }
 
-/// Refuses a thread name that the kernel would cut or that cannot be passed to it.
+/// Refuses a thread name that is too long for the kernel, empty, or contains a NUL byte.
 pub(crate) fn check_comm(group: &str, field: &'static str, comm: Option<&str>) -> Result<()> {
     let Some(comm) = comm else { return Ok(()) };
     if comm.len() > MAX_COMM_BYTES {
@@ -287,10 +287,10 @@ impl Default for WorkloadConfig {
 }
 
 impl WorkloadConfig {
-    /// Default time that a worker may run after the stop request.
+    /// Default time that workers have to stop after the stop request.
     pub const DEFAULT_STOP_GRACE: Duration = Duration::from_millis(500);
 
-    /// A workload of these groups.
+    /// Makes the configuration of a workload with these groups.
     #[must_use]
     pub fn from_specs(clone_mode: CloneMode, specs: Vec<WorkSpec>) -> Self {
         Self {
@@ -300,28 +300,28 @@ impl WorkloadConfig {
         }
     }
 
-    /// Sets how workers are created.
+    /// Sets whether workers are processes or threads.
     #[must_use]
     pub fn clone_mode(self, clone_mode: CloneMode) -> Self {
         Self { clone_mode, ..self }
     }
 
-    /// Sets how long workers may run after the stop request before they are killed (processes) or left
-    /// behind (threads). The time counts from the last worker that stopped: on a slow machine workers
-    /// stop late one after the other, and none of them hangs.
+    /// Sets the time that workers have to stop after the stop request before the handle kills them (processes) or
+    /// leaves them behind (threads). The time counts from the last worker that stopped: on a slow machine workers stop
+    /// late one after the other, and none of them hangs.
     #[must_use]
     pub fn stop_grace(self, stop_grace: Duration) -> Self {
         Self { stop_grace, ..self }
     }
 
-    /// Adds a group.
+    /// Adds a group of workers.
     #[must_use]
     pub fn group(mut self, spec: WorkSpec) -> Self {
         self.specs.push(spec);
         self
     }
 
-    /// Changes the first group.
+    /// Applies `change` to the first group.
     #[must_use]
     pub fn first(mut self, change: impl FnOnce(WorkSpec) -> WorkSpec) -> Self {
         let first = if self.specs.is_empty() {
@@ -339,13 +339,13 @@ impl WorkloadConfig {
         self.first(|spec| spec.workers(workers))
     }
 
-    /// Sets what the first group does.
+    /// Sets the work type of the first group.
     #[must_use]
     pub fn work_type(self, work_type: WorkType) -> Self {
         self.first(|spec| spec.work_type(work_type))
     }
 
-    /// Sets the first group's CPUs.
+    /// Sets the CPUs that the first group's workers may use.
     #[must_use]
     pub fn affinity(self, affinity: Affinity) -> Self {
         self.first(|spec| spec.affinity(affinity))
@@ -363,7 +363,7 @@ impl WorkloadConfig {
         self.first(|spec| spec.nice(nice))
     }
 
-    /// The workload with machine-dependent affinities replaced by CPUs of `topology`.
+    /// Returns the workload with machine-dependent affinities replaced by CPUs of `topology`.
     pub fn resolve(&self, topology: &Topology) -> Result<Self> {
         let specs = self
             .named_specs()
@@ -376,7 +376,7 @@ impl WorkloadConfig {
         })
     }
 
-    /// The groups, each with a name.
+    /// The groups of the workload. A group without a name gets one: `group0`, `group1`, ….
     pub(crate) fn named_specs(&self) -> Vec<WorkSpec> {
         let named = |(number, spec): (usize, &WorkSpec)| {
             let name = if spec.name.is_empty() {

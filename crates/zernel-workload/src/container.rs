@@ -15,16 +15,16 @@ use crate::worker_body;
 use crate::worker_settings::{set_gid, set_uid};
 use crate::workload_plan::{ContainerPlan, ProcessPlan, WorkloadPlan};
 
-/// The stack of a worker thread.
+/// Size of the stack of a worker thread.
 const WORKER_STACK_BYTES: usize = 256 << 10;
-/// How often the leader interrupts workers that do not notice a stop.
+/// Time between two signals by which the leader interrupts workers that have not noticed a stop request.
 const INTERRUPT_INTERVAL_NS: u64 = 10_000_000;
 
-/// A futex word. Each worker that ends adds one to it, and `SIGUSR1` sets [`STOP_BIT`] in it. There is one
-/// container per process.
+/// A futex word of the container's leader. Each worker that ends adds one to it, and `SIGUSR1` sets [`STOP_BIT`] in it.
+/// There is one container per process.
 static LEADER_SIGNAL_WORD: AtomicU32 = AtomicU32::new(0);
 
-/// The word that `SIGUSR1` changes in the leader.
+/// The futex word that `SIGUSR1` changes in the leader of a container.
 pub(crate) fn signal_word() -> &'static AtomicU32 {
     &LEADER_SIGNAL_WORD
 }
@@ -60,7 +60,7 @@ pub(crate) fn run_container(
         failed(errno);
         return 1;
     }
-    // A change of identity has cleared the death signal.
+    // The kernel clears the death signal when a process changes its user or group, so it is set again.
     if !process::die_with_parent(caller) {
         return 1;
     }
@@ -75,7 +75,7 @@ fn become_leader(leader: &ContainerPlan) -> Result<(), Errno> {
     leader.uid.map_or(Ok(()), set_uid)
 }
 
-/// Waits until every worker has ended. Forwards a stop of the container to its workers.
+/// Waits until every worker of the container has ended. Passes a stop request of the container on to its workers.
 fn wait_for_members(process: &ProcessPlan, shared: &SharedState) {
     loop {
         let bell = LEADER_SIGNAL_WORD.load(Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! How a worker ended that did not return from its work in time.
+//! How a worker ended that did not return from its work function in time.
 
 use std::fmt;
 use std::io;
@@ -9,45 +9,44 @@ use serde::{Deserialize, Serialize};
 use crate::shared_state::WorkerRecord;
 use crate::worker::FailingStep;
 
-/// How a worker ended, when it did not simply return from its work.
+/// How a worker ended, unless it returned from its work function when it should.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "how")]
 #[non_exhaustive]
 pub enum WorkerExitInfo {
-    /// Its process exited by itself.
+    /// The worker's process exited by itself.
     Exited {
-        /// The exit code.
+        /// The exit code of the worker's process.
         code: i32,
     },
-    /// A signal ended its process. A panic in a process of its own ends it by `SIGABRT`.
+    /// A signal ended the worker's process. A panic in a forked worker ends its process by `SIGABRT`.
     Signaled {
-        /// The signal's number.
+        /// The number of the signal.
         signal: i32,
         /// Whether a core dump was written.
         core_dumped: bool,
     },
-    /// It did not stop in time, and the handle killed it.
+    /// The worker did not stop in time, and the handle killed it.
     TimedOutKilled,
-    /// It was killed, possibly by the kernel's OOM killer: the machine's count of OOM kills has risen
-    /// since the handle was created or since the last killed worker. A worker killed by hand looks the
-    /// same if the OOM killer killed any process meanwhile, unless the worker's own cgroup (version 2)
-    /// counts no OOM kill.
+    /// The worker was killed, possibly by the kernel's OOM killer: the machine's count of OOM kills has risen since the
+    /// handle was created or since the last killed worker. A worker killed by hand looks the same if the OOM killer
+    /// killed any process meanwhile, unless the worker's own cgroup (version 2) counts no OOM kill.
     OomKilled,
-    /// Its thread panicked.
+    /// The worker's thread panicked.
     Panicked,
-    /// The work of the worker could not go on.
+    /// The work function gave up because a system call failed.
     Failed {
-        /// What it tried.
+        /// The step of the work that failed.
         step: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         error: String,
     },
-    /// The worker's thread did not stop in time and was left behind; it keeps what it uses and ends with its work
-    /// function.
+    /// The worker's thread did not stop in time and was left behind. It keeps the memory that it uses, and ends when
+    /// its work function returns.
     LeftBehind,
-    /// It was killed, but is stuck in the kernel. It is reaped in the background.
+    /// The worker was killed, but is stuck in the kernel. It is reaped in the background.
     NotReaped,
-    /// It exited, but other code in the calling process reaped it and took its exit status.
+    /// The worker exited, but other code in the calling process reaped it and took its exit status.
     StatusLost,
     /// The worker's record in shared memory is invalid.
     Corrupt,

@@ -20,7 +20,7 @@ use crate::topology::{CpuSet, format_cpu_list};
 use crate::worker_threads::WorkerThreads;
 use crate::workload_plan::{WorkloadPlan, cpu_mask};
 
-/// How long the next worker may take to become ready.
+/// Time that the next worker may take to become ready.
 const MAX_READY_NS: u64 = 2_000_000_000;
 
 /// A handle on worker tasks that wait for [`start`](Self::start), so that they can be placed in
@@ -43,11 +43,11 @@ const MAX_READY_NS: u64 = 2_000_000_000;
 /// # }
 /// ```
 ///
-/// Dropping a handle kills its processes and stops its threads. Workers also end with the calling process, even if
-/// it is killed, but not with the thread that spawned them.
+/// Dropping a handle kills its worker processes and stops its worker threads. Workers also end with the calling
+/// process, even if it is killed, but not with the thread that spawned them.
 ///
-/// The calling process must neither ignore `SIGCHLD` nor reap children it did not start: a worker's
-/// exit status would be lost.
+/// The calling process must neither ignore `SIGCHLD` nor reap children that it did not start: the exit status of a
+/// worker would be lost.
 #[derive(Debug)]
 pub struct WorkloadHandle {
     pub(crate) plan: Arc<WorkloadPlan>,
@@ -57,8 +57,8 @@ pub struct WorkloadHandle {
 }
 
 impl WorkloadHandle {
-    /// Creates the workers, blocked. When it returns each has applied its settings and published
-    /// its tid.
+    /// Creates the workers, blocked. When this function returns, each worker has applied its settings and published its
+    /// tid.
     pub fn spawn(config: &WorkloadConfig) -> Result<Self> {
         Self::from_plan(WorkloadPlan::new(config)?)
     }
@@ -66,8 +66,8 @@ impl WorkloadHandle {
     /// Creates one process whose leader is named `pcomm` and hosts every worker of every spec as a
     /// thread.
     ///
-    /// The leader sets `container_uid` and `container_gid` before the first thread starts. If the kernel refuses
-    /// that, the container is not created. Without workers nothing is forked.
+    /// The leader sets `container_uid` and `container_gid` before the first thread starts. If the kernel refuses one of
+    /// them, the container is not created. Without workers no process is forked.
     pub fn spawn_pcomm_cgroup(
         pcomm: &str,
         container_uid: Option<u32>,
@@ -105,7 +105,8 @@ impl WorkloadHandle {
         let was_dumpable = dumpable_behavior() == Ok(DumpableBehavior::Dumpable);
         handle.threads = WorkerThreads::spawn(&handle.plan, &handle.shared)?;
         let ready = handle.wait_until_ready();
-        // A thread that changes its uid or gid makes the whole calling process undumpable.
+        // The handle restores the calling process's dumpable flag. A thread that changes its uid or gid clears the flag
+        // for the whole process.
         if was_dumpable {
             let _ = set_dumpable_behavior(DumpableBehavior::Dumpable);
         }
@@ -161,8 +162,8 @@ impl WorkloadHandle {
         }
     }
 
-    /// The kernel's thread ids in the order of creation: processes first (a container counts once,
-    /// by its leader), then threads. Valid before [`start`](Self::start).
+    /// The kernel's thread ids of the workers in the order of creation: processes first (a container counts once, by
+    /// its leader), then threads. Valid before [`start`](Self::start).
     #[must_use]
     pub fn worker_pids(&self) -> Vec<pid_t> {
         let tid = |worker: usize| self.shared.record(worker).tid.load(Relaxed);
@@ -173,7 +174,7 @@ impl WorkloadHandle {
             .collect()
     }
 
-    /// The process that a worker lives in.
+    /// The pid of the process that a worker runs in.
     pub(crate) fn process_of(&self, worker: usize) -> pid_t {
         match self.plan.process_of(worker) {
             Some(process) => self.keeper.pid_of(process),
@@ -181,7 +182,8 @@ impl WorkloadHandle {
         }
     }
 
-    /// The pids that may be written to `cgroup.procs`; refused when there are thread workers.
+    /// The pids of the workers that may be written to `cgroup.procs`. Returns an error if any worker is a thread of the
+    /// caller.
     pub fn worker_pids_for_cgroup_procs(&self) -> Result<Vec<pid_t>> {
         match self.threads.worker_range().len() {
             0 => Ok(self.keeper.pids()),
@@ -189,12 +191,12 @@ impl WorkloadHandle {
         }
     }
 
-    /// Releases all workers. Further calls do nothing.
+    /// Releases all blocked workers. Later calls do nothing.
     pub fn start(&mut self) {
         stop_workers::start_workers(self);
     }
 
-    /// Sets the CPUs of one worker, by its place in [`worker_pids`](Self::worker_pids).
+    /// Sets the CPUs that one worker may use. `index` is the worker's place in [`worker_pids`](Self::worker_pids).
     pub fn set_affinity(&self, index: usize, cpus: &CpuSet) -> Result<()> {
         let pids = self.worker_pids();
         let Some(&tid) = pids.get(index) else {
@@ -220,7 +222,7 @@ impl WorkloadHandle {
         })
     }
 
-    /// Each worker's progress counter, read while the workers run: workers in processes first, in the order of the
+    /// The progress counter of each worker, read while the workers run: workers in processes first, in the order of the
     /// processes, then threads of the caller.
     #[must_use]
     pub fn snapshot_iterations(&self) -> Vec<u64> {
@@ -231,8 +233,7 @@ impl WorkloadHandle {
             .collect()
     }
 
-    /// Each worker's wake-up latencies so far, in the order of
-    /// [`snapshot_iterations`](Self::snapshot_iterations).
+    /// The wake-up latencies of each worker so far, in the order of [`snapshot_iterations`](Self::snapshot_iterations).
     #[must_use]
     pub fn snapshot_wake_latency(&self) -> Vec<Histogram> {
         (0..self.shared.worker_count())
@@ -240,13 +241,12 @@ impl WorkloadHandle {
             .collect()
     }
 
-    /// Stops all workers and reports on each, in the order of
+    /// Stops all workers and returns a report on each, in the order of
     /// [`snapshot_iterations`](Self::snapshot_iterations).
     ///
-    /// Workers that were never started are started. The call waits until each worker has done a round or
-    /// ended, at most 5 s after the start. Then it requests the stop of all workers and collects their
-    /// reports. A worker that does not stop within the grace period is killed (a process) or left
-    /// behind (a thread).
+    /// Workers that were never started are started first. The call waits until each worker has done a round or ended,
+    /// at most 5 s after the start. Then it requests the stop of all workers and collects their reports. A worker that
+    /// does not stop within the grace period is killed (a process) or left behind (a thread).
     #[must_use]
     pub fn stop_and_collect(mut self) -> Vec<WorkerReport> {
         stop_workers::stop_workers(&mut self);

@@ -1,15 +1,16 @@
 //! Latency histograms: log-linear buckets with exact totals.
 //!
-//! A bucket spans 1/16 of a power of two, so a quantile is at most 6.25 % above the true value;
-//! count, sum, minimum and maximum are exact. The worker fills one in shared memory as it runs; a
-//! report carries a [`Histogram`].
+//! A bucket spans 1/16 of a power of two, so a quantile is at most 6.25 % above the true value; count, sum, minimum and
+//! maximum are exact. A worker fills a [`SharedHistogram`] in shared memory as it runs; a report contains a
+//! [`Histogram`].
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use serde::{Deserialize, Serialize};
 use zernel_model::h2::{self, BucketRange};
 
-/// The largest value with a bucket of its own range: 18 minutes. Larger ones share its bucket.
+/// The largest value that has a bucket of its own range: 18 minutes, in nanoseconds. All larger values share the last
+/// bucket.
 const LARGEST_BUCKETED_NS: u64 = (1 << 40) - 1;
 const BUCKET_COUNT: usize = bucket_of(LARGEST_BUCKETED_NS) + 1;
 
@@ -27,14 +28,14 @@ const fn bucket_of(ns: u64) -> usize {
 pub(crate) struct SharedHistogram {
     count: AtomicU64,
     sum_ns: AtomicU64,
-    /// The smallest value plus one; 0 while there is none, as the memory starts zeroed.
+    /// The smallest recorded value plus one. 0 means that no value was recorded, because the memory starts zeroed.
     min_plus_one: AtomicU64,
     max_ns: AtomicU64,
     buckets: [AtomicU32; BUCKET_COUNT],
 }
 
 impl SharedHistogram {
-    /// Adds one value. Only the worker that owns the histogram may call it. Fork safe.
+    /// Adds one value to the histogram. Only the worker that owns the histogram may call this. Fork safe.
     pub(crate) fn record(&self, ns: u64) {
         add_to_counter(&self.count, 1);
         add_to_counter(&self.sum_ns, ns);
@@ -49,7 +50,7 @@ impl SharedHistogram {
         bucket.store(bucket.load(Relaxed).saturating_add(1), Relaxed);
     }
 
-    /// What was recorded so far.
+    /// Copies the values that were recorded so far.
     pub(crate) fn snapshot(&self) -> Histogram {
         let filled = |(index, count): (usize, &AtomicU32)| {
             let count = u64::from(count.load(Relaxed));
@@ -75,30 +76,29 @@ fn add_to_counter(total: &AtomicU64, value: u64) {
 /// Latencies in nanoseconds. Quantiles are at most 6.25 % too large; everything else is exact.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Histogram {
-    /// How many values were recorded.
+    /// Number of recorded values.
     pub count: u64,
-    /// Their sum.
+    /// Sum of the recorded values, in nanoseconds.
     pub sum_ns: u64,
-    /// The smallest one, 0 when there is none.
+    /// The smallest recorded value; 0 if there is none.
     pub min_ns: u64,
-    /// The largest one.
+    /// The largest recorded value; 0 if there is none.
     pub max_ns: u64,
-    /// The buckets that hold a value, smallest first.
+    /// The buckets that hold at least one value, smallest bound first.
     pub buckets: Vec<Bucket>,
 }
 
 /// One bucket of a [`Histogram`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bucket {
-    /// The largest value that falls into it.
+    /// The largest value that falls into this bucket, in nanoseconds.
     pub up_to_ns: u64,
-    /// How many values fell into it.
+    /// Number of values in this bucket.
     pub count: u64,
 }
 
 impl Histogram {
-    /// The value below which the share `quantile` (0 to 1) of all values lies; `None` when there is
-    /// none.
+    /// The value below which the share `quantile` (0 to 1) of all values lies; `None` without values.
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> Option<u64> {
         let total: u64 = self.buckets.iter().map(|bucket| bucket.count).sum();
@@ -110,8 +110,8 @@ impl Histogram {
         })
     }
 
-    /// The values recorded since `earlier`, a snapshot of the same histogram. The smallest and the largest
-    /// are bounds of buckets, unless `earlier` is empty.
+    /// The values recorded since `earlier`, a snapshot of the same histogram. The smallest and the largest value of the
+    /// result are bounds of buckets, unless `earlier` is empty.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         if earlier.count == 0 {
@@ -135,7 +135,7 @@ impl Histogram {
         )
     }
 
-    /// The values of both.
+    /// Returns a histogram with the values of both histograms.
     #[must_use]
     pub fn merged(&self, other: &Self) -> Self {
         if other.count == 0 {
@@ -174,7 +174,7 @@ impl Histogram {
         }
     }
 
-    /// The mean; `None` when there is no value.
+    /// The mean of the values; `None` without values.
     #[must_use]
     pub fn mean_ns(&self) -> Option<u64> {
         self.sum_ns.checked_div(self.count)

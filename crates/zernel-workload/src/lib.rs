@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`config`] | what to run: groups of workers, their settings |
 //! | [`work`] | the types of work |
-//! | [`spec_keys`] | the keys of a spec file: types, defaults, meanings |
+//! | [`spec_keys`] | the keys of a workload file: types, defaults, meanings |
 //! | [`handle`] | spawn, place, start, watch, stop |
 //! | [`spec`], [`cgroup`] | the same from a file, with cgroups |
 //! | [`report`], [`exit_info`], [`histogram`] | what came of it |

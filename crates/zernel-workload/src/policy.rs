@@ -15,12 +15,12 @@ choice! {
         Normal,
         /// `SCHED_OTHER` with a slice of its own, which EEVDF takes as a request for latency (Linux 6.12).
         NormalSlice {
-            /// The slice, 100 to 100000.
+            /// Length of the slice in microseconds, 100 to 100000.
             slice_us: u64,
         },
-        /// `SCHED_BATCH`: a wake-up does not preempt other tasks.
+        /// `SCHED_BATCH`: a wake-up of the worker does not preempt other tasks.
         Batch,
-        /// `SCHED_IDLE`: runs when no other task wants the CPU.
+        /// `SCHED_IDLE`: the worker runs when no other task wants the CPU.
         Idle,
         /// `SCHED_FIFO`.
         Fifo {
@@ -34,7 +34,7 @@ choice! {
         },
         /// `SCHED_DEADLINE`, with `0 < runtime_us <= deadline_us <= period_us`.
         Deadline {
-            /// CPU time per period.
+            /// CPU time of the worker per period.
             runtime_us: u64,
             /// Time from the start of a period to its deadline.
             deadline_us: u64,
@@ -47,7 +47,7 @@ choice! {
 }
 
 impl SchedPolicy {
-    /// Returns an error if the parameters are invalid.
+    /// Returns an error if a parameter of the policy is out of range.
     pub(crate) fn check_parameters(&self) -> Result<(), String> {
         match *self {
             Self::Fifo { priority } | Self::RoundRobin { priority }
@@ -73,7 +73,7 @@ impl SchedPolicy {
         }
     }
 
-    /// The argument for `sched_setattr`.
+    /// Converts the policy to the argument of `sched_setattr`.
     pub(crate) fn to_sched_attributes(&self, nice: i32) -> SchedAttributes {
         let base = SchedAttributes {
             nice,
@@ -120,8 +120,8 @@ impl SchedPolicy {
     }
 }
 
-/// Gives the calling thread the highest `SCHED_FIFO` priority, so that it runs whatever a scheduler
-/// under test does. The processes and threads that it starts have the default policy.
+/// Gives the calling thread the highest `SCHED_FIFO` priority, so that it runs whatever a scheduler under test does.
+/// Processes and threads that the calling thread starts have the default policy.
 ///
 /// # Errors
 /// The caller is not privileged.
@@ -138,19 +138,19 @@ pub fn outrank_all_threads() -> std::io::Result<()> {
 choice! {
     /// The NUMA nodes that a worker's memory comes from.
     pub enum MemoryPolicy {
-        /// The node of the CPU that touches a page first.
+        /// Memory comes from the node of the CPU that touches a page first.
         Local,
-        /// Only these nodes.
+        /// Memory comes from these nodes only.
         Bind(BTreeSet<usize>),
-        /// These nodes in turn.
+        /// Memory comes from these nodes in turn.
         Interleave(BTreeSet<usize>),
-        /// This node while it has free memory.
+        /// Memory comes from this node while the node has free memory.
         Preferred(usize),
     }
 }
 
 impl MemoryPolicy {
-    /// Returns an error if the nodes are invalid.
+    /// Returns an error if the list of nodes is empty or names a node that this program cannot name.
     pub(crate) fn check_nodes(&self) -> Result<(), String> {
         match self {
             Self::Bind(nodes) | Self::Interleave(nodes) if nodes.is_empty() => {
@@ -174,7 +174,7 @@ impl MemoryPolicy {
         set.into_iter().flatten().copied().chain(single)
     }
 
-    /// The arguments for `set_mempolicy`: the mode, and the nodes as bits.
+    /// Converts the policy to the arguments of `set_mempolicy`: the mode, and a word with one bit per node.
     pub(crate) fn mode_and_nodes(&self) -> (i32, u64) {
         let mode = match self {
             Self::Local => libc::MPOL_LOCAL,

@@ -1,11 +1,9 @@
-//! The keeper: a thread of the handle that forks the worker processes, watches over them and reaps
-//! them.
+//! The supervisor: a thread of the handle that forks the worker processes, watches them and reaps them.
 //!
-//! The kernel's death signal is tied to the *thread* that forked. The keeper lives as long
-//! as its children. So workers outlive the thread that called `spawn`, and die with the process, even
-//! if it is killed or orphans have a subreaper. As the parent, the keeper waits for its own children
-//! only: it does not reap other children of the caller, needs no file descriptor per worker, and
-//! notices a dead worker at once.
+//! The kernel's death signal is tied to the *thread* that forked. The supervisor thread lives as long as its children.
+//! So workers outlive the thread that called `spawn`, and die with the process, even if the process is killed or
+//! orphans have a subreaper. As the parent, the supervisor waits for its own children only: it does not reap other
+//! children of the caller, needs no file descriptor per worker, and notices a dead worker at once.
 
 use std::io;
 use std::sync::atomic::Ordering::Acquire;
@@ -26,33 +24,33 @@ use crate::team_pipes::TeamPipes;
 use crate::worker_body;
 use crate::workload_plan::{ProcessPlan, WorkloadPlan};
 
-/// The stack of the keeper, which is also the stack that a forked worker runs on.
+/// Size of the stack of the supervisor thread, on which forked workers run too.
 const KEEPER_STACK_BYTES: usize = 2 << 20;
 
-/// Pause between two checks for ended processes, per remaining process. A check takes time for each
-/// remaining process, so one check per ended process would take quadratic time.
+/// Pause between two checks for ended processes, for each remaining process. A check takes time for each remaining
+/// process, so one check per ended process would take quadratic time.
 const PAUSE_PER_PROCESS: Duration = Duration::from_micros(1);
 
 /// How a worker process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProcessEnd {
-    /// The status that the kernel reported.
+    /// The process ended by itself or by a signal; the kernel reported this status.
     Child(ChildEnd),
-    /// Killed by this handle.
+    /// The handle killed the process.
     KilledByUs,
-    /// Killed by the OOM killer.
+    /// The kernel's OOM killer killed the process.
     OutOfMemory,
-    /// Other code in the calling process reaped it first.
+    /// Other code in the calling process reaped the process, and took its status.
     TakenByOthers,
 }
 
-/// A worker process.
+/// A worker process, and how it ended.
 #[derive(Debug)]
 struct KeptProcess {
     pid: pid_t,
-    /// The handle has killed it.
+    /// Whether the handle has killed the process.
     is_killed: bool,
-    /// `None` until it is reaped. Until then its pid is not reused and may be signalled.
+    /// `None` until the process is reaped. Until then its pid is not reused and may be signalled.
     end: Option<ProcessEnd>,
 }
 
@@ -62,7 +60,7 @@ struct ProcessTable {
     oom_kills: u64,
 }
 
-/// The worker processes of a handle and the thread that keeps them.
+/// The worker processes of a handle, and the supervisor thread that forks and reaps them.
 #[derive(Debug)]
 pub(crate) struct ProcessKeeper {
     table: Arc<Mutex<ProcessTable>>,
@@ -70,7 +68,7 @@ pub(crate) struct ProcessKeeper {
 }
 
 impl ProcessKeeper {
-    /// Forks every process of the plan.
+    /// Starts the supervisor thread, which forks every process of the plan.
     pub(crate) fn spawn(plan: &Arc<WorkloadPlan>, shared: &Arc<SharedState>) -> Result<Self> {
         if plan.processes.is_empty() {
             return Ok(Self {
@@ -107,7 +105,7 @@ impl ProcessKeeper {
         }
     }
 
-    /// The pid of each process, in the order of the plan.
+    /// The pids of the worker processes, in the order of the plan.
     pub(crate) fn pids(&self) -> Vec<pid_t> {
         lock_table(&self.table)
             .processes
@@ -116,7 +114,7 @@ impl ProcessKeeper {
             .collect()
     }
 
-    /// The pid of one process; 0 if there is none.
+    /// The pid of one worker process; 0 if the plan has no such process.
     pub(crate) fn pid_of(&self, process: usize) -> pid_t {
         let table = lock_table(&self.table);
         table
@@ -125,7 +123,7 @@ impl ProcessKeeper {
             .map_or(0, |process| process.pid)
     }
 
-    /// How a process ended; `None` while it has not.
+    /// How a worker process ended; `None` while it has not ended.
     pub(crate) fn end_of(&self, process: usize) -> Option<ProcessEnd> {
         lock_table(&self.table)
             .processes
@@ -133,7 +131,7 @@ impl ProcessKeeper {
             .and_then(|process| process.end)
     }
 
-    /// Calls `act` with the pid of a process unless it has exited. The pid cannot be reused meanwhile.
+    /// Calls `act` with the pid of a worker process unless the process has exited. The pid cannot be reused meanwhile.
     pub(crate) fn with_living(&self, process: usize, act: impl FnOnce(pid_t)) {
         let table = lock_table(&self.table);
         if let Some(process) = table
@@ -145,8 +143,8 @@ impl ProcessKeeper {
         }
     }
 
-    /// Kills every process that `which` selects, and records that the handle killed it. A process that had
-    /// already ended keeps its own end.
+    /// Kills every process that `which` selects, and records that the handle killed it. A process that had already
+    /// ended keeps the status with which it ended.
     pub(crate) fn kill_processes(&self, which: impl Fn(usize) -> bool) {
         let mut table = lock_table(&self.table);
         for (index, process) in table.processes.iter_mut().enumerate() {
@@ -157,8 +155,8 @@ impl ProcessKeeper {
         }
     }
 
-    /// Joins the keeper thread if all its processes have exited. Otherwise the thread keeps running and
-    /// reaps the remaining processes.
+    /// Joins the supervisor thread if all its processes have exited. Otherwise the thread keeps running and reaps the
+    /// remaining processes.
     pub(crate) fn join_if_done(&mut self) {
         let all_exited = lock_table(&self.table)
             .processes
@@ -192,7 +190,8 @@ fn lock_table(table: &Mutex<ProcessTable>) -> MutexGuard<'_, ProcessTable> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the keeper thread works on: it forks the processes of the plan and reaps them.
+/// What the supervisor thread works on: the plan of the processes that it forks, and the table in which it records
+/// their ends.
 struct KeeperTask {
     plan: Arc<WorkloadPlan>,
     shared: Arc<SharedState>,
@@ -232,7 +231,8 @@ impl KeeperTask {
         });
     }
 
-    /// Runs a child process. Fork safe if the work is.
+    /// Runs the workers of one process in the forked child, and returns its exit code. Fork safe if the work function
+    /// is.
     fn run_child(
         &self,
         process: &ProcessPlan,
@@ -264,7 +264,7 @@ impl KeeperTask {
 
     fn run_single_worker(&self, worker: usize, pipes: &TeamPipes, caller: pid_t) -> i32 {
         worker_body::apply_worker_settings(&self.plan, &self.shared, worker);
-        // A change of identity has cleared the death signal.
+        // The kernel clears the death signal when a process changes its user or group, so it is set again.
         if !process::die_with_parent(caller) {
             return 1;
         }
@@ -293,7 +293,8 @@ impl KeeperTask {
                 .iter()
                 .position(|process| process.pid == pid && process.end.is_none());
             let Some(index) = index else {
-                // A child of this thread that is no worker. It is reaped so that it is not found again.
+                // This thread has a child that is not a worker. It is reaped so that the next wait does not find it
+                // again.
                 drop(process::reap_child(pid));
                 continue;
             };
@@ -315,7 +316,7 @@ impl KeeperTask {
         }
     }
 
-    /// Reaps the expected processes that have ended. A wait for any child makes the kernel search all
+    /// Reaps the processes that have ended and were expected to end. A wait for any child makes the kernel search all
     /// children, so each process is waited for by its pid.
     fn reap_finished(&self, table: &mut ProcessTable) {
         for index in 0..table.processes.len() {
@@ -360,8 +361,8 @@ impl KeeperTask {
         self.mark_exited(index);
     }
 
-    /// Reads the kernel's counters of a process that could not write its last numbers. The kernel keeps them
-    /// until the process is reaped.
+    /// Reads the kernel's counters of a dead worker that could not write its last numbers. The kernel keeps the
+    /// counters until the process is reaped.
     fn save_last_numbers(&self, pid: pid_t, index: usize) {
         let process = &self.plan.processes[index];
         let record = self.shared.record(process.workers.start);
@@ -370,8 +371,8 @@ impl KeeperTask {
         }
     }
 
-    /// Whether the OOM killer may have killed an ended process: a worker of it had not ended, and its cgroup
-    /// counts an OOM kill or cannot be read.
+    /// Whether the OOM killer may have killed an ended process: one of its workers had not ended, and the cgroup of the
+    /// process counts an OOM kill or cannot be read.
     fn may_be_oom_victim(&self, pid: pid_t, index: usize) -> bool {
         let mut workers = self.plan.processes[index].workers.clone();
         workers.any(|worker| self.shared.record(worker).outcome.load(Acquire) == outcome::NONE)
@@ -387,14 +388,14 @@ impl KeeperTask {
 }
 
 impl ProcessTable {
-    /// How many processes have not ended.
+    /// Number of worker processes that are not reaped yet.
     fn living_count(&self) -> u32 {
         let living = |process: &&KeptProcess| process.end.is_none();
         self.processes.iter().filter(living).count() as u32
     }
 
-    /// Whether the OOM killer has killed a process since the last call. The count is the whole machine's, so
-    /// the victim may be another process, and the worker may have been killed by hand.
+    /// Whether the OOM killer has killed a process since the last call. The kernel counts the kills of the whole
+    /// machine, so the victim may be another process, and a worker may have been killed by hand.
     fn oom_kill_happened(&mut self) -> bool {
         let before = std::mem::replace(&mut self.oom_kills, procfs::system_oom_kills());
         self.oom_kills > before

@@ -1,4 +1,4 @@
-//! Reads a thread's CPU time, run-queue delay and context switches from `/proc`.
+//! Reads a worker's CPU time, run-queue delay and context switches from `/proc`.
 
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,9 +8,10 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::shared_state::KernelCounters;
 
-/// The run-queue delay of the calling thread; `None` where the kernel has no schedstat. Fork safe.
+/// The time that the calling thread has waited for a CPU; `None` if the kernel has no schedstat. Fork safe.
 pub(crate) fn own_run_delay_ns() -> Option<u64> {
-    // For the short path the kernel creates half as many entries of /proc, which matters with thousands of workers.
+    // The main thread's numbers are read through `/proc/self`. For this shorter path the kernel creates half as many
+    // entries of /proc, which matters with thousands of workers.
     let path = match is_main_thread() {
         true => c"/proc/self/schedstat",
         false => c"/proc/thread-self/schedstat",
@@ -25,7 +26,7 @@ fn is_main_thread() -> bool {
     rustix::thread::gettid() == rustix::process::getpid()
 }
 
-/// The first two numbers of a schedstat file: time on the CPU and time on the run queue. Fork safe.
+/// The first two numbers of a schedstat file: nanoseconds on a CPU, and nanoseconds of waiting for a CPU. Fork safe.
 fn parse_schedstat(text: &[u8]) -> Option<(u64, u64)> {
     let mut numbers = text.split(u8::is_ascii_whitespace).map(parse_number);
     Some((numbers.next()??, numbers.next()??))
@@ -39,8 +40,8 @@ fn parse_number(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Reads the counters of a worker that cannot refresh them itself: it is starved, stuck, or dead
-/// and not yet reaped.
+/// Reads the kernel's counters of a worker that cannot refresh them itself: the worker is starved, stuck, or dead and
+/// not yet reaped.
 pub(crate) fn read_counters(process: pid_t, thread: pid_t, counters: &KernelCounters) {
     let read = |file: &str| {
         std::fs::read_to_string(format!("/proc/{process}/task/{thread}/{file}")).unwrap_or_default()
@@ -65,13 +66,13 @@ pub(crate) fn read_counters(process: pid_t, thread: pid_t, counters: &KernelCoun
     }
 }
 
-/// OOM kills since boot.
+/// Number of processes that the OOM killer has killed on this machine since boot.
 pub(crate) fn system_oom_kills() -> u64 {
     oom_kills_in(Path::new("/proc/vmstat")).unwrap_or(0)
 }
 
-/// Number of out-of-memory kills in the cgroup that accounts for the memory of a process that is dead but not reaped.
-/// Cgroup version 2 only: in version 1 a dead process belongs to the root cgroup.
+/// Number of processes that the OOM killer has killed in the cgroup that accounts for the memory of `process`, which is
+/// dead but not reaped. Cgroup version 2 only: in version 1 a dead process belongs to the root cgroup.
 pub(crate) fn cgroup_oom_kills(process: pid_t) -> Option<u64> {
     let membership = std::fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
     cgroup_oom_kills_below(Path::new("/sys/fs/cgroup"), &membership)
@@ -97,7 +98,7 @@ fn oom_kills_in(file: &Path) -> Option<u64> {
 }
 
 impl KernelCounters {
-    /// Stores the current values as those of the first run. Reports count from them.
+    /// Stores the current counters as those of the worker's first run. Reports count from these.
     pub(crate) fn remember_first_run(&self) {
         let now = [
             &self.cpu_ns,
@@ -110,18 +111,18 @@ impl KernelCounters {
         }
     }
 
-    /// CPU time since the first run.
+    /// CPU time since the worker's first run.
     pub(crate) fn cpu_ns(&self) -> u64 {
         self.since_first_run(0, self.cpu_ns.load(Relaxed))
     }
 
-    /// Run-queue delay since the first run; `None` if the kernel does not count it.
+    /// Time of waiting for a CPU since the worker's first run; `None` if the kernel does not count it.
     pub(crate) fn run_delay_ns(&self) -> Option<u64> {
         let run_delay_plus_one = self.run_delay_plus_one.load(Relaxed);
         (run_delay_plus_one > 0).then(|| self.since_first_run(1, run_delay_plus_one))
     }
 
-    /// Voluntary and involuntary context switches since the first run.
+    /// Voluntary and involuntary context switches since the worker's first run.
     pub(crate) fn context_switches(&self) -> (u64, u64) {
         let voluntary = self.since_first_run(2, self.voluntary_switches.load(Relaxed));
         (

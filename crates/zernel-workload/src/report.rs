@@ -19,93 +19,92 @@ use crate::worker_settings::Setting;
 /// The report of one worker. Times are nanoseconds; stamps are `CLOCK_MONOTONIC`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerReport {
-    /// Its index in the handle.
+    /// The worker's index in the handle.
     pub worker: usize,
-    /// The name of its group.
+    /// The name of the worker's group.
     pub group: String,
-    /// Pid of the worker's process: its own, its container's or the caller's.
+    /// Pid of the worker's process: a process of the worker's own, its container, or the caller.
     pub pid: i32,
-    /// Its kernel thread id.
+    /// The worker's kernel thread id.
     pub tid: i32,
-    /// Units of work done. 0 if it did not complete, so that a check for starvation catches it.
+    /// Units of work done. 0 if the worker did not complete, so that a check for starvation catches it.
     pub work_units: u64,
-    /// Rounds of its loop, also those of a worker that did not complete.
+    /// Rounds of the worker's loop, also if the worker did not complete.
     pub iterations: u64,
-    /// Whether the worker returned from its work when it should.
+    /// Whether the worker returned from its work function when it should.
     pub completed: bool,
-    /// How it ended, if it did not complete.
+    /// How the worker ended, if it did not complete.
     pub exit_info: Option<WorkerExitInfo>,
-    /// Units of work done by a worker that did not complete.
+    /// Units of work done, if the worker did not complete.
     pub unfinished_work_units: u64,
-    /// From the start until it first ran; `None` if it never ran.
+    /// Time from the start of all workers until this worker first ran; `None` if it never ran.
     pub start_delay_ns: Option<u64>,
-    /// Time from its first run until its end. For a worker that was left behind: until the report. For a
+    /// Time from the worker's first run until its end. For a worker that was left behind: until the report. For a
     /// worker that was held while others did their first round: until it was held.
     pub wall_ns: u64,
-    /// CPU time used.
+    /// CPU time that the worker used.
     pub cpu_ns: u64,
-    /// Wall time without CPU time: blocked or waiting for a CPU.
+    /// The worker's wall time less its CPU time: it was blocked or waited for a CPU.
     pub off_cpu_ns: u64,
-    /// Time spent runnable but not running; `None` on kernels without schedstat.
+    /// Time that the worker was runnable but not running; `None` on kernels without schedstat.
     pub run_delay_ns: Option<u64>,
-    /// The longest time that passed between two rounds while it did not block; `None` if it never
-    /// ran.
+    /// The longest time between two rounds in which the worker was not blocked; `None` if it never ran.
     pub largest_gap: Option<WorkGap>,
-    /// How often it was seen on another CPU than before.
+    /// How often the worker was seen on another CPU than before.
     pub migrations: u64,
-    /// The CPUs it was seen on.
+    /// The CPUs that the worker was seen on.
     pub cpus_used: BTreeSet<usize>,
-    /// Context switches because it blocked.
+    /// Context switches because the worker blocked.
     pub voluntary_switches: u64,
-    /// Context switches because it was preempted.
+    /// Context switches because the worker was preempted.
     pub involuntary_switches: u64,
-    /// From the waker's stamp (or the timer's expiry) until it ran again.
+    /// Times from a wake-up (the waker's stamp or the timer's expiry) until the worker ran again.
     pub wake_latency: Histogram,
-    /// From blocking until it ran again.
+    /// Times from the start of a blocking call until the worker ran again.
     pub blocked: Histogram,
-    /// Settings that were asked for and refused.
+    /// Settings that the workload file asks for and the kernel refused.
     pub setting_errors: Vec<SettingError>,
-    /// Of a training job: when this worker was in which phase.
+    /// For a training job: when this worker was in which phase.
     pub phase_intervals: Vec<WorkerPhaseInterval>,
-    /// Intervals for which there was no room.
+    /// Number of phase intervals that were not recorded, because shared memory had no room.
     pub lost_intervals: u64,
 }
 
 /// A time that a worker of a training job spent in one phase.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerPhaseInterval {
-    /// The step of a trainer, or the batch of a loader.
+    /// The step of a trainer, or the batch of a loader, counted from 0.
     pub step: u32,
-    /// The phase's name, as the phase detector calls it.
+    /// The name of the phase, as the phase detector spells it.
     pub phase: String,
-    /// When it began.
+    /// Start of the phase, on `CLOCK_MONOTONIC`.
     pub start_ns: u64,
-    /// When it ended.
+    /// End of the phase, on `CLOCK_MONOTONIC`.
     pub end_ns: u64,
 }
 
-/// The longest gap of a worker.
+/// The longest time between two rounds of a worker in which it was not blocked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkGap {
-    /// How long.
+    /// Length of the gap in nanoseconds.
     pub ns: u64,
-    /// When it began.
+    /// Start of the gap, on `CLOCK_MONOTONIC`.
     pub at_ns: u64,
-    /// The CPU it was on before.
+    /// The CPU that the worker was on before the gap.
     pub cpu: u32,
 }
 
-/// A setting that could not be applied.
+/// A setting of a worker that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettingError {
-    /// The setting.
+    /// The setting that was refused.
     pub setting: Setting,
-    /// The kernel's answer.
+    /// The kernel's error.
     pub error: String,
 }
 
 impl WorkerReport {
-    /// The report of a worker that was stopped.
+    /// Makes the report of a worker that was stopped.
     pub(crate) fn of_worker(handle: &WorkloadHandle, worker: usize) -> Self {
         let record = handle.shared.record(worker);
         let counters = &handle.shared.counters()[worker];
@@ -164,7 +163,7 @@ fn start_delay_ns(handle: &WorkloadHandle, record: &WorkerRecord) -> u64 {
         .saturating_sub(handle.shared.header().started_ns.load(Relaxed))
 }
 
-/// When a worker ended; now, for one that has not.
+/// When the worker ended; the present time if it has not ended.
 fn ended_ns(record: &WorkerRecord) -> u64 {
     match record.ended_ns.load(Acquire) {
         0 => clock::now_ns(),
@@ -172,7 +171,7 @@ fn ended_ns(record: &WorkerRecord) -> u64 {
     }
 }
 
-/// The longest gap, including the one in which a worker ended.
+/// The longest gap of a worker, including the last one, in which the worker ended.
 fn largest_gap(record: &WorkerRecord, ended_ns: u64) -> WorkGap {
     let last_seen_ns = record.last_seen_ns.load(Relaxed);
     let closed = WorkGap {

@@ -19,74 +19,75 @@ use crate::histogram::SharedHistogram;
 use crate::sys::memory::{SharedMapping, SharedPlain};
 use crate::sys::signal::STOP_BIT;
 
-/// CPUs that a report can name.
+/// Largest number of CPUs that a report can name.
 pub(crate) const MAX_CPUS: usize = 1024;
 /// A ready worker writes this number into its record. Another number means that the record was overwritten.
 pub(crate) const RECORD_MAGIC: u32 = 0x5a52_4e4c;
 
-/// Bits of a worker's command word. With no bit set the worker works.
+/// Bits of a worker's command word. While no bit is set, the worker works.
 pub(crate) mod command {
-    /// Stop.
+    /// The worker is to stop.
     pub(crate) const STOP: u32 = super::STOP_BIT;
 }
 
-/// The pace of all workers.
+/// How fast all workers do their rounds.
 ///
-/// All workers read the same word. A caller that wrote one word per worker would lose the CPU to the
-/// first of thousands of workers before it had written the last word.
+/// All workers read the same pace word. A caller that wrote one word per worker would lose the CPU to the first of
+/// thousands of workers before it had written the last word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum WorkerPace {
-    /// As fast as they can.
+    /// Workers do rounds as fast as they can.
     Full = 0,
-    /// Work, but give way: others have not had the CPU yet, and the handle waits for them.
+    /// Workers do rounds, but yield the CPU before each: others have not had the CPU yet, and the handle waits for
+    /// them.
     GiveWay = 1,
-    /// A worker that has done a round and that no other worker waits for sleeps until the stop. The other
-    /// workers give way.
+    /// A worker that has done a round sleeps until the stop, if no other worker waits for it. The other workers yield
+    /// before each round.
     Hold = 2,
 }
 
-/// How far a worker has come. Stages are passed in this order and never left backwards.
+/// How far a worker has come. A worker passes the stages in this order and never returns to an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub(crate) enum WorkerStage {
-    /// It published its tid, applied its settings and waits for the start.
+    /// The worker published its tid, applied its settings and waits for the start.
     Ready = 1,
-    /// It has run after the start.
+    /// The worker has run after the start.
     Running = 2,
-    /// It has done its first round, or will do none.
+    /// The worker has done its first round, or will do none.
     Worked = 3,
-    /// Its work has returned.
+    /// The worker's work function has returned.
     Ended = 4,
-    /// The worker's process is reaped, or its thread is about to return.
+    /// The process of the worker is reaped, or its thread is about to return.
     Exited = 5,
 }
 
 const STAGE_COUNT: usize = 5;
 
-/// How a worker's body ended.
+/// How a worker's work function ended, as a number in shared memory.
 pub(crate) mod outcome {
-    /// It has not.
+    /// The work function has not ended.
     pub(crate) const NONE: u32 = 0;
-    /// It returned.
+    /// The work function returned.
     pub(crate) const FINISHED: u32 = 1;
-    /// It panicked (threads only: a process is aborted).
+    /// The work function panicked (threads only: the panic of a process aborts it).
     pub(crate) const PANICKED: u32 = 2;
-    /// It gave up because a system call failed.
+    /// The work function gave up because a system call failed.
     pub(crate) const FAILED: u32 = 3;
 }
 
-/// The handle's own words.
+/// The part of the shared memory that the handle writes, and all workers read.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct SharedHeader {
-    /// 0 until the start.
+    /// 0 until the handle starts the workers. Blocked workers wait on this word.
     go: AtomicU32,
-    /// How many workers have passed each stage.
+    /// Number of workers that have passed each stage.
     passed: [AtomicU32; STAGE_COUNT],
-    /// When the start was given.
+    /// When the handle started the workers, on `CLOCK_MONOTONIC`.
     pub(crate) started_ns: AtomicU64,
-    /// Why a container could not be set up.
+    /// The error number of the system call that kept a container from being set up.
     pub(crate) container_errno: AtomicI32,
     pace: PaceWord,
 }
@@ -96,8 +97,7 @@ pub(crate) struct SharedHeader {
 #[repr(C, align(128))]
 struct PaceWord(AtomicU32);
 
-/// A worker's progress, on a cache line of its own and dense enough to be read for all workers at
-/// once.
+/// A worker's progress counters, on a cache line of their own and dense enough to be read for all workers at once.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct WorkerCounters {
@@ -105,30 +105,32 @@ pub(crate) struct WorkerCounters {
     pub(crate) work_units: AtomicU64,
 }
 
-/// Everything else that a worker writes about itself.
+/// Everything that a worker writes about itself, except for its progress counters.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct WorkerRecord {
-    /// See [`command`]. A worker that sleeps waits on this word.
+    /// The word by which the handle controls the worker; its bits are in [`command`]. A worker that sleeps waits on
+    /// this word.
     pub(crate) command: AtomicU32,
     stage: AtomicU32,
     pub(crate) magic: AtomicU32,
     pub(crate) tid: AtomicI32,
     pub(crate) outcome: AtomicU32,
-    /// For [`outcome::FAILED`]: what failed, and how.
+    /// For [`outcome::FAILED`]: the step that failed, by its number in [`FailingStep`](crate::worker::FailingStep).
     pub(crate) failed_step: AtomicU32,
     pub(crate) failed_errno: AtomicI32,
-    /// The error of each setting, by [`Setting`](crate::settings::Setting).
+    /// The kernel's error number for each setting, by [`Setting`](crate::settings::Setting); 0 where the kernel
+    /// accepted it.
     pub(crate) setting_errno: [AtomicI32; 8],
     pub(crate) first_run_ns: AtomicU64,
     pub(crate) last_seen_ns: AtomicU64,
-    /// When its work returned or was held, or when its exit was noticed.
+    /// When the work function returned, when the worker was held, or when its exit was noticed.
     pub(crate) ended_ns: AtomicU64,
     pub(crate) kernel: KernelCounters,
     pub(crate) gap_ns: AtomicU64,
     pub(crate) gap_at_ns: AtomicU64,
     pub(crate) gap_cpu: AtomicU32,
-    /// The CPU it was last seen on.
+    /// The CPU on which the worker was last seen.
     pub(crate) cpu: AtomicU32,
     pub(crate) migrations: AtomicU64,
     pub(crate) cpus: [AtomicU64; MAX_CPUS / 64],
@@ -139,17 +141,17 @@ pub(crate) struct WorkerRecord {
     pub(crate) blocked: SharedHistogram,
 }
 
-/// The kernel's counters of a thread. The worker refreshes them regularly; for a worker that cannot, the
-/// handle reads them from `/proc`.
+/// The kernel's counters of a thread. The worker refreshes the counters regularly; if it cannot, the handle reads them
+/// from `/proc`.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct KernelCounters {
     pub(crate) cpu_ns: AtomicU64,
-    /// Plus one; 0 if the kernel does not count it.
+    /// Run-queue delay plus one, in nanoseconds; 0 if the kernel does not count it.
     pub(crate) run_delay_plus_one: AtomicU64,
     pub(crate) voluntary_switches: AtomicU64,
     pub(crate) involuntary_switches: AtomicU64,
-    /// The four counters above as they stood at the first run.
+    /// The values of the four counters above at the worker's first run.
     pub(crate) at_first_run: [AtomicU64; 4],
 }
 
@@ -157,42 +159,43 @@ pub(crate) struct KernelCounters {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct FutexSlot {
-    /// The word that is waited on.
+    /// The futex word that workers wait on.
     pub(crate) word: AtomicU32,
-    /// The time of each change, indexed by the value before it. One stamp is not enough: a waiter that gets
-    /// the CPU late needs the time of the change that woke it, not of the latest change.
+    /// The time of each change of the word, indexed by the value before the change. One stamp is not enough: a waiter
+    /// that gets the CPU late needs the time of the change that woke it, not of the latest change.
     stamps_ns: [AtomicU64; REMEMBERED_STAMPS as usize],
 }
 
-/// How many changes of its word a slot remembers.
+/// Number of changes of its word that a slot remembers.
 const REMEMBERED_STAMPS: u32 = 256;
 
 impl FutexSlot {
-    /// Notes that the word is about to change from `value`.
+    /// Stores the present time as that of the next change of the word, which has the value `value` now.
     pub(crate) fn note_change_from(&self, value: u32) {
         self.stamp_of(value)
             .store(clock::now_ns(), Ordering::Release);
     }
 
-    /// When the word changed from `seen`. For a waiter that missed more changes than the slot remembers: the
-    /// oldest remembered change.
+    /// Returns when the word changed from `seen`. For a waiter that missed more changes than the slot remembers: the
+    /// time of the oldest remembered change.
     pub(crate) fn changed_from_ns(&self, seen: u32) -> u64 {
         let word = self.word.load(Ordering::Acquire);
         let missed = word.wrapping_sub(seen);
-        // A word that went down has missed nothing. The stamp of `word` may be written just now.
+        // If the word went down, no change was missed. The time of the change from `word` may be written at this
+        // moment.
         let is_lost = (REMEMBERED_STAMPS..u32::MAX / 2).contains(&missed);
         let value = if is_lost { word.wrapping_add(1) } else { seen };
         self.stamp_of(value).load(Ordering::Acquire)
     }
 
-    /// Stores a message in place of the stamps. The slot must not be used for waiting.
+    /// Stores a message where the slot otherwise keeps the times of changes. The slot must not be used for waiting.
     pub(crate) fn leave_message(&self, message: &[u64]) {
         for (place, word) in self.stamps_ns.iter().zip(message) {
             place.store(*word, Ordering::Release);
         }
     }
 
-    /// The message that was left.
+    /// Reads the message that another worker left in the slot.
     pub(crate) fn read_message<const WORDS: usize>(&self) -> [u64; WORDS] {
         std::array::from_fn(|index| self.stamps_ns[index].load(Ordering::Acquire))
     }
@@ -202,7 +205,7 @@ impl FutexSlot {
     }
 }
 
-/// One interval of a training job's ground truth.
+/// One interval of a training job's ground truth: a phase of a step, with its start and end.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct TraceEntry {
@@ -223,7 +226,7 @@ unsafe impl SharedPlain for FutexSlot {}
 // SAFETY: `#[repr(C)]`, atomics only.
 unsafe impl SharedPlain for TraceEntry {}
 
-/// The mapping with its layout.
+/// The shared memory of a handle and its workers, with the offsets of its parts.
 #[derive(Debug)]
 pub(crate) struct SharedState {
     mapping: SharedMapping,
@@ -234,7 +237,7 @@ pub(crate) struct SharedState {
 }
 
 impl SharedState {
-    /// Maps room for this many of each.
+    /// Maps shared memory for this number of workers, futex slots and trace entries.
     pub(crate) fn new(workers: usize, slots: usize, trace_capacity: usize) -> io::Result<Self> {
         let too_large = || io::Error::from(rustix::io::Errno::NOMEM);
         let (_, end) = place_region::<SharedHeader>(0, 1).ok_or_else(too_large)?;
@@ -286,8 +289,8 @@ impl SharedState {
         self.workers
     }
 
-    /// Records that a worker has passed `stage` and all stages before it. Called by the worker itself or by
-    /// the thread that reaped it.
+    /// Records that a worker has passed `stage` and all stages before. The worker itself calls this, or the thread that
+    /// reaped it.
     pub(crate) fn pass_stage(&self, worker: usize, stage: WorkerStage) {
         if stage == WorkerStage::Exited {
             let ended_ns = &self.record(worker).ended_ns;
@@ -310,12 +313,13 @@ impl SharedState {
         self.record(worker).stage.load(Ordering::Acquire) >= stage as u32
     }
 
-    /// How many workers have passed `stage`.
+    /// Number of workers that have passed `stage`.
     pub(crate) fn passed_count(&self, stage: WorkerStage) -> usize {
         self.header().passed[stage as usize - 1].load(Ordering::Acquire) as usize
     }
 
-    /// Waits until all workers have passed `stage`, at most until `until_ns`. Returns whether all have.
+    /// Waits until all workers have passed `stage`, or until the moment `until_ns`. Returns whether all workers have
+    /// passed it.
     pub(crate) fn wait_until_all_passed(&self, stage: WorkerStage, until_ns: u64) -> bool {
         let word = &self.header().passed[stage as usize - 1];
         loop {
@@ -330,12 +334,12 @@ impl SharedState {
         }
     }
 
-    /// Whether the start was given.
+    /// Whether the handle has started the workers.
     pub(crate) fn is_started(&self) -> bool {
         self.header().go.load(Ordering::Acquire) != 0
     }
 
-    /// Gives the start; the second time does nothing.
+    /// Releases the workers that are blocked until the start. The second call does nothing.
     pub(crate) fn give_start(&self) {
         if !self.is_started() {
             let header = self.header();
@@ -345,7 +349,7 @@ impl SharedState {
         }
     }
 
-    /// Blocks a worker until the start or the stop request.
+    /// Blocks a worker until the handle starts the workers or requests their stop.
     pub(crate) fn wait_for_start(&self, worker: usize) {
         let started = &self.header().go;
         let command = &self.record(worker).command;
@@ -356,10 +360,10 @@ impl SharedState {
         }
     }
 
-    /// Requests the stop of every worker, and wakes the workers that sleep on their command word.
+    /// Requests the stop of every worker, and wakes the workers that sleep on their command words.
     ///
-    /// All words are written before the first system call: among thousands of spinning workers the caller
-    /// may lose the CPU for seconds in any system call.
+    /// All command words are written before the first system call: among thousands of spinning workers the caller may
+    /// lose the CPU for seconds in any system call.
     pub(crate) fn request_stop(&self) {
         for record in self.records() {
             record.command.fetch_or(command::STOP, Ordering::Release);
@@ -383,18 +387,18 @@ impl SharedState {
     }
 }
 
-/// The start and end of `count` values of type `T` behind offset `end`; `None` on overflow.
+/// The start and end of an array of `count` values of type `T`, placed behind offset `end`; `None` on overflow.
 fn place_region<T>(end: usize, count: usize) -> Option<(usize, usize)> {
     let start = end.checked_next_multiple_of(align_of::<T>())?;
     let bytes = count.checked_mul(size_of::<T>())?;
     Some((start, start.checked_add(bytes)?))
 }
 
-/// Waits while `word` is `seen`, until the moment `until_ns` at most. Wakes early on any signal. Fork
+/// Waits while `word` has the value `seen`, until the moment `until_ns` at most. Any signal ends the wait early. Fork
 /// safe.
 pub(crate) fn wait_while_word_is(word: &AtomicU32, seen: u32, until_ns: Option<u64>) {
     let until = until_ns.map(clock::ns_to_timespec);
-    // With a bitset the kernel takes an absolute time, so a delay before the call does not make the wait
+    // A futex wait with a bitset takes an absolute time, so a delay before the system call does not make the wait
     // longer. After every outcome (woken, changed, timed out, interrupted) the callers check the word again.
     let _ = futex::wait_bitset(
         word,
@@ -405,12 +409,12 @@ pub(crate) fn wait_while_word_is(word: &AtomicU32, seen: u32, until_ns: Option<u
     );
 }
 
-/// Wakes up to `count` waiters of `word`. Fork safe.
+/// Wakes at most `count` workers that wait on `word`. Fork safe.
 pub(crate) fn wake_waiters(word: &AtomicU32, count: u32) {
     let _ = futex::wake(word, futex::Flags::empty(), count);
 }
 
-/// Wakes every waiter of `word`. Fork safe.
+/// Wakes every worker that waits on `word`. Fork safe.
 pub(crate) fn wake_all_waiters(word: &AtomicU32) {
     wake_waiters(word, i32::MAX as u32);
 }
@@ -457,7 +461,7 @@ mod tests {
         while clock::now_ns() < until_ns {
             wait_while_word_is(&word, 1, Some(until_ns));
         }
-        // A moment that has passed is no wait, however large it is as a span.
+        // A wait until a moment in the past ends at once, even if the moment would be far ahead as a span from now.
         wait_while_word_is(&word, 1, Some(until_ns));
     }
 

@@ -1,5 +1,4 @@
-//! Spec files: a workload as TOML, with groups of workers and their cgroups. `docs/workload.md`
-//! describes every key.
+//! Workload files: TOML files with groups of workers and their cgroups. `docs/workload.md` describes every key.
 //!
 //! ```toml
 //! duration_ms = 2000
@@ -43,25 +42,25 @@ use crate::spec_keys::{SpecKey, SpecValue, table};
 use crate::topology::Topology;
 use crate::workload_plan::{GroupPlan, WorkloadPlan};
 
-/// Time between two progress reports.
+/// Time between two calls of the progress callback.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The smallest group that does something.
+/// The smallest group that does some work, for error messages.
 const SMALLEST_GROUP_TOML: &str = "[[group]]\nworkers = 1\nwork = \"spin_wait\"";
 
 table! {
-    /// A workload as a file states it.
+    /// A workload as a TOML file states it.
     pub struct WorkloadSpec {
-        /// Run time.
+        /// Run time of the workload.
         pub duration_ms: u64 = 10_000,
-        /// How workers are created that have no `pcomm`.
+        /// How workers without a `pcomm` are created.
         pub clone_mode: CloneMode = CloneMode::default(),
-        /// Time that the last workers have to stop after the stop request, before they are killed; threads
+        /// Time that the last workers have to stop after the stop request. After that, processes are killed and threads
         /// are abandoned.
         pub stop_grace_ms: u64 = WorkloadConfig::DEFAULT_STOP_GRACE.as_millis() as u64,
         /// Groups of workers; at least one.
         pub groups as "group": Vec<WorkSpec> = Vec::new(),
-        /// Cgroups for groups. A group that no cgroup names stays in the caller's cgroup.
+        /// Cgroups in which groups run. A group that no cgroup names stays in the caller's cgroup.
         pub cgroups as "cgroup": Vec<CgroupSpec> = Vec::new(),
     }
 }
@@ -69,27 +68,26 @@ table! {
 /// Progress of a running workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct WorkloadProgress {
-    /// Time since the start.
+    /// Time since the start of the workload.
     pub elapsed: Duration,
-    /// Run time of the spec.
+    /// Run time that the workload file asks for.
     pub total: Duration,
-    /// Rounds of each group's workers so far, by the group's name.
+    /// Rounds that the workers of each group have done so far, by the group's name.
     pub rounds: Vec<(String, u64)>,
 }
 
-/// Result of a workload.
+/// Result of a workload that has run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadOutcome {
     /// One report per worker.
     pub reports: Vec<WorkerReport>,
-    /// Whether the workload was stopped early.
+    /// Whether the progress callback stopped the workload before its run time was over.
     pub interrupted: bool,
     /// Cgroup settings that this machine refused, each with the reason.
     pub not_applied: Vec<String>,
 }
 
-/// Reads a spec file, or stdin for `-`. Other files than regular ones are refused, because reading
-/// them may block.
+/// Reads a workload file, or stdin for `-`. Files that are not regular are refused, because reading them may block.
 fn read_spec(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     if path.as_os_str() == "-" {
@@ -108,7 +106,7 @@ fn read_spec(path: &Path) -> io::Result<String> {
 }
 
 impl WorkloadSpec {
-    /// Reads and checks a file, or stdin for `-`.
+    /// Reads and checks a workload file, or stdin for `-`.
     pub fn load(path: &Path) -> Result<Self> {
         let file = path.display().to_string();
         let text = read_spec(path).map_err(|error| Error::SpecFile {
@@ -118,7 +116,8 @@ impl WorkloadSpec {
         Self::parse(&text, &file)
     }
 
-    /// Reads and checks a text. Errors name `file`, and relative paths start at the folder of `file`.
+    /// Parses and checks the text of a workload file. Errors name `file`, and relative paths start at the folder of
+    /// `file`.
     pub fn parse(text: &str, file: &str) -> Result<Self> {
         let failed = |problem: String| Error::SpecFile {
             file: file.to_owned(),
@@ -135,7 +134,7 @@ impl WorkloadSpec {
         Ok(spec)
     }
 
-    /// The tables of a spec file and their keys. The parameters of a work type are
+    /// The tables of a workload file and their keys. The parameters of a work type are
     /// [`WorkType::parameters`](crate::WorkType::parameters).
     #[must_use]
     pub fn documented_tables() -> [(&'static str, Vec<SpecKey>); 3] {
@@ -146,7 +145,7 @@ impl WorkloadSpec {
         ]
     }
 
-    /// Refuses a spec that would run nothing.
+    /// Refuses a workload file that has no workers.
     fn check_workers(&self) -> Result<(), String> {
         if self.groups.is_empty() {
             return Err(format!(
@@ -162,10 +161,9 @@ impl WorkloadSpec {
         }
     }
 
-    /// Checks everything that can be wrong before a worker exists.
+    /// Checks every setting of the workload before its first worker exists.
     ///
-    /// # Errors
-    /// The first problem, with its group and field.
+    /// # Errors The first invalid setting, with its group and field.
     pub fn check(&self) -> Result<()> {
         let mut names = BTreeSet::new();
         if let Some(twice) = self
@@ -180,7 +178,7 @@ impl WorkloadSpec {
             ));
         }
         self.check_cgroups(&names)?;
-        // The machine that runs the workload resolves the affinity.
+        // An affinity that depends on the machine is not checked here: the machine that runs the workload resolves it.
         let anywhere = |group: &WorkSpec| match group.affinity.is_resolved() {
             true => group.clone(),
             false => group.clone().affinity(Affinity::Inherit),
@@ -213,8 +211,7 @@ impl WorkloadSpec {
         self.check_containers(&members)
     }
 
-    /// Refuses a container with groups in different cgroups: it is one process. `members` maps a group
-    /// to its cgroup.
+    /// Refuses a container with groups in different cgroups: it is one process. `members` maps a group to its cgroup.
     fn check_containers(&self, members: &BTreeMap<&str, &str>) -> Result<()> {
         let mut containers = BTreeMap::new();
         for group in &self.groups {
@@ -238,17 +235,17 @@ impl WorkloadSpec {
         Ok(())
     }
 
-    /// The configuration for a handle, with the CPUs of `topology` filled in.
+    /// The configuration of a handle, in which affinities name CPUs of `topology`.
     pub fn config(&self, topology: &Topology) -> Result<WorkloadConfig> {
         WorkloadConfig::from_specs(self.clone_mode, self.groups.clone())
             .stop_grace(Duration::from_millis(self.stop_grace_ms))
             .resolve(topology)
     }
 
-    /// Runs the workload. It calls `watch` five times per second; [`ControlFlow::Break`] stops the run
-    /// early, with reports.
+    /// Runs the workload. This function calls `watch` five times per second; if `watch` returns [`ControlFlow::Break`],
+    /// the run stops early and the reports are returned.
     ///
-    /// No worker or cgroup remains when it returns, nor when the caller is killed meanwhile.
+    /// No worker or cgroup remains when the run has ended, nor when the caller is killed meanwhile.
     pub fn run(
         &self,
         mut watch: impl FnMut(&WorkloadProgress) -> ControlFlow<()>,
@@ -293,7 +290,7 @@ impl WorkloadSpec {
         let plan = &handle.plan;
         let counts = handle.snapshot_iterations();
         let rounds = |group: &GroupPlan| counts[group.workers.clone()].iter().sum();
-        // The plan has the groups in an order of its own.
+        // The plan orders groups in another way than the workload file.
         let groups = plan.groups.iter();
         let by_name: BTreeMap<&str, u64> = groups
             .map(|group| (group.name.as_str(), rounds(group)))
@@ -528,7 +525,7 @@ mod tests {
 
     #[test]
     fn progress_is_that_of_each_group() {
-        // Threads of the caller come last in the plan, whatever the order in the file.
+        // The plan lists threads of the caller last, whatever their place in the workload file.
         let text = "
             duration_ms = 600000
             clone_mode = 'thread'

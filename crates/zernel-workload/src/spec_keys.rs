@@ -1,24 +1,24 @@
-//! The keys of a spec file. One definition of a table gives the struct that the parser fills, its
-//! defaults, and the [`SpecKey`]s that `zernel workload list` and `docs/workload.md` show.
+//! The keys of a workload file. One definition of a table gives the struct that the parser fills, its defaults, and the
+//! [`SpecKey`]s that `zernel workload list` and `docs/workload.md` show.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-/// One key of a table of a spec file.
+/// One key of a table in a workload file, for the documentation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SpecKey {
-    /// Its name.
+    /// The name of the key.
     pub name: &'static str,
-    /// The type of its value.
+    /// The name of the type that the key's value has.
     #[serde(rename = "type")]
     pub kind: String,
     /// The value of an absent key in TOML, or `required`, or `not set`.
     pub default: String,
-    /// What it sets.
+    /// What the key sets.
     pub meaning: String,
-    /// The values to choose from, when the type is a choice.
+    /// The values to choose from, if the type of the key is a choice.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub choices: Vec<SpecChoice>,
 }
@@ -26,31 +26,31 @@ pub struct SpecKey {
 /// One value of a key whose type is a choice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SpecChoice {
-    /// How it is written in TOML, with a type where a value goes.
+    /// The value as it is written in TOML, with the name of a type where a parameter goes.
     pub value: String,
-    /// What it stands for.
+    /// What the workload does with this value.
     pub meaning: String,
-    /// The keys of its own table, if it has one.
+    /// The keys of the table that belongs to this value, if it has one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<SpecKey>,
 }
 
-/// A type that values of a spec file have.
+/// A type that the value of a key in a workload file can have.
 pub(crate) trait SpecValue {
-    /// The name of the type.
+    /// The name of the type in the documentation.
     fn kind() -> String;
 
-    /// The values to choose from, for an enum.
+    /// The values that a user chooses from, for a type that is a choice.
     fn choices() -> Vec<SpecChoice> {
         Vec::new()
     }
 
-    /// The keys, for a table.
+    /// The keys of the table, for a type that is a table.
     fn keys() -> Vec<SpecKey> {
         Vec::new()
     }
 
-    /// Makes relative paths start at `folder`.
+    /// Makes the relative paths in this value start at `folder`.
     fn resolve_paths(&mut self, _folder: &Path) {}
 }
 
@@ -79,7 +79,7 @@ impl SpecValue for PathBuf {
     }
 
     fn resolve_paths(&mut self, folder: &Path) {
-        // An absolute path replaces the folder.
+        // `Path::join` with an absolute path returns that path, so absolute paths stay as they are.
         *self = folder.join(&*self);
     }
 }
@@ -127,18 +127,18 @@ fn array_of(kind: &str) -> String {
     }
 }
 
-/// A default in TOML. TOML has no null: an option without a value is a key that is not set.
+/// A default value as TOML text. TOML has no null: an option without a value is a key that is not set.
 pub(crate) fn default_text(value: &impl Serialize) -> String {
     toml::Value::try_from(value).map_or_else(|_| "not set".to_owned(), |value| value.to_string())
 }
 
-/// The lines of a doc comment as one text.
+/// The lines of a doc comment, joined to one line.
 pub(crate) fn join_doc_lines(lines: &[&str]) -> String {
     let lines: Vec<&str> = lines.iter().map(|line| line.trim()).collect();
     lines.join(" ")
 }
 
-/// The name that serde's `snake_case` gives a variant.
+/// The name that serde's `snake_case` gives an enum variant.
 pub(crate) fn snake_case(variant: &str) -> String {
     let mut name = String::new();
     for letter in variant.chars() {
@@ -150,7 +150,7 @@ pub(crate) fn snake_case(variant: &str) -> String {
     name
 }
 
-/// How a variant is written in TOML: alone, with a value, or with a table of `keys`.
+/// A value of a choice as it is written in TOML: its name alone, with one parameter, or with a table of `keys`.
 pub(crate) fn choice_value(variant: &str, payload: Option<String>, keys: &[SpecKey]) -> String {
     let name = snake_case(variant);
     if let Some(kind) = payload {
@@ -166,16 +166,16 @@ pub(crate) fn choice_value(variant: &str, payload: Option<String>, keys: &[SpecK
     format!("{{ {name} = {{ {} }} }}", keys.join(", "))
 }
 
-/// The first element. A macro passes an optional part, if there is one, and then its default.
+/// The first element of an array. The macros pass an optional value, if it is given, followed by the default value.
 pub(crate) fn first_of<T, const LENGTH: usize>(list: [T; LENGTH]) -> T {
     list.into_iter()
         .next()
         .expect("the macro adds a last element")
 }
 
-/// Defines a table: each field with its meaning as doc comment, its type and its default.
-/// `field as "key"` gives the key another name than the field. `shown as "text"` replaces the
-/// default in the reference where the default depends on the machine.
+/// Defines a table of a workload file: each field with its meaning as doc comment, its type and its default. `field as
+/// "key"` gives the key another name than the field. `shown as "text"` replaces the default in the documentation where
+/// the default depends on the machine.
 macro_rules! table {
     (
         $(#[$attribute:meta])*
@@ -228,8 +228,8 @@ macro_rules! table {
     };
 }
 
-/// Defines a choice: each variant with its meaning as doc comment. A variant has no value, one
-/// value, or a table whose keys are required unless they have `= default`.
+/// Defines a choice of a workload file: an enum whose variants have their meaning as doc comment. A variant has no
+/// parameter, one parameter, or a table whose keys are required unless they have `= default`.
 macro_rules! choice {
     (
         $(#[$attribute:meta])*

@@ -1,5 +1,5 @@
-//! Stops workers: requests the stop of all, then waits for all together. Starved workers get help, hung
-//! workers are killed.
+//! Stops workers: requests the stop of all of them, then waits for all together. Starved workers get a higher priority,
+//! hung workers are killed.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -17,16 +17,16 @@ use crate::sys::sched::{self, SchedAttributes};
 use crate::worker_threads::WorkerThreads;
 
 const MILLISECOND_NS: u64 = 1_000_000;
-/// Time from the start to a worker's first round, at most. A worker that takes longer is starved, and its
-/// report must show that.
+/// Longest wait from the start until all workers have done a first round. A worker that takes longer is starved, and
+/// its report must show that.
 const MAX_FIRST_ROUND_NS: u64 = 5_000 * MILLISECOND_NS;
-/// Time between two rounds that interrupt workers that do not stop.
+/// Time between two signals that interrupt workers that have not stopped.
 const INTERRUPT_ROUND_NS: u64 = 20 * MILLISECOND_NS;
-/// How long a killed process may take to die; only one stuck in the kernel takes longer.
+/// Time that a killed process has to exit. Only a process that is stuck in the kernel takes longer.
 const MAX_DEATH_NS: u64 = 5_000 * MILLISECOND_NS;
 
-/// Raises the calling thread's priority above its workers' while it signals them, if the kernel permits
-/// that. Among thousands of workers it would wait for seconds whenever it loses the CPU.
+/// Raises the calling thread's priority above its workers' while it signals them, if the kernel permits that.
+/// Otherwise, among thousands of workers, it would wait for seconds whenever it loses the CPU.
 struct RaisedCallerPriority {
     nice: Option<i32>,
 }
@@ -42,7 +42,7 @@ impl RaisedCallerPriority {
 
 impl Drop for RaisedCallerPriority {
     fn drop(&mut self) {
-        // A nice value can always be raised again.
+        // Dropping restores the old nice value. No privilege is needed to raise a nice value.
         let _ = self.nice.map(|nice| setpriority_process(None, nice));
     }
 }
@@ -51,14 +51,13 @@ fn is_real_time(attributes: &SchedAttributes) -> bool {
     [libc::SCHED_FIFO, libc::SCHED_RR, libc::SCHED_DEADLINE].contains(&(attributes.policy as i32))
 }
 
-/// Releases all workers.
+/// Releases all blocked workers.
 pub(crate) fn start_workers(handle: &WorkloadHandle) {
     if handle.shared.is_started() {
         return;
     }
-    // Workers that are awake yield until all are awake. Otherwise each would use its time slice before the
-    // caller could wake the next. The pace is set back last, when the caller no longer has a higher
-    // priority.
+    // While workers are being woken, those that are awake yield. Otherwise each of them would use its time slice before
+    // the caller could wake the next. The pace is set back last, when the caller no longer has a higher priority.
     handle.shared.set_pace(WorkerPace::GiveWay);
     let urgency = RaisedCallerPriority::new();
     handle.shared.give_start();
@@ -66,8 +65,8 @@ pub(crate) fn start_workers(handle: &WorkloadHandle) {
     handle.shared.set_pace(WorkerPace::Full);
 }
 
-/// Starts workers that were not started, waits until each has done a round, requests the stop of all, and
-/// waits until they have exited.
+/// Starts workers that were not started, waits until each worker has done a round, requests the stop of all, and waits
+/// until all have exited.
 pub(crate) fn stop_workers(handle: &mut WorkloadHandle) {
     let _urgency = RaisedCallerPriority::new();
     wait_for_first_rounds(&handle.shared);
@@ -83,8 +82,8 @@ pub(crate) fn stop_workers(handle: &mut WorkloadHandle) {
     handle.keeper.join_if_done();
 }
 
-/// Waits until each worker has done its first round. Workers that have done theirs are held, so that the CPU
-/// goes to the others. Members of a team yield but keep working, because other members wait for them.
+/// Waits until each worker has done its first round. Workers that have done a round are held, so that the other workers
+/// get the CPU. Members of a team yield but keep working, because other members wait for them.
 fn wait_for_first_rounds(shared: &SharedState) {
     if shared.wait_until_all_passed(WorkerStage::Worked, 0) {
         return;
@@ -98,7 +97,7 @@ fn wait_for_first_rounds(shared: &SharedState) {
     );
 }
 
-/// Ends every worker as fast as possible. Used when a handle is dropped without reports.
+/// Ends every worker as fast as possible, for a handle that is dropped without reports.
 pub(crate) fn end_workers_at_once(handle: &mut WorkloadHandle) {
     let _urgency = RaisedCallerPriority::new();
     handle.shared.request_stop();
@@ -121,11 +120,11 @@ fn is_unfinished(handle: &WorkloadHandle, process: usize) -> bool {
         .any(|worker| !handle.shared.has_passed(worker, WorkerStage::Exited))
 }
 
-/// Waits until all workers have exited; false if it gave up. It gives up when no worker has ended or exited
-/// for as many rounds as fit into `quiet_limit_ns`. It counts rounds instead of time, because time in which
-/// the caller itself had no CPU must not count against its workers.
+/// Waits until all workers have exited; false if it gave up. It gives up when no worker has ended or exited for as many
+/// rounds as fit into `quiet_limit_ns`. It counts rounds instead of time, because time in which the caller itself had
+/// no CPU must not count against its workers.
 ///
-/// While some workers end, the others get no help: helping thousands of workers in every round would take
+/// While some workers end, no priority is raised: to raise priorities of thousands of workers in every round would take
 /// the CPU time that they need to end.
 fn wait_until_exited(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
     let shared = &handle.shared;
@@ -134,7 +133,8 @@ fn wait_until_exited(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
         || shared.passed_count(WorkerStage::Ended) + shared.passed_count(WorkerStage::Exited);
     let mut before = progress();
     let mut quiet_rounds = 0;
-    // Workers that compute check their stop word anyway, and thousands of signals would delay them.
+    // Only workers that block are interrupted: workers that compute check their stop word anyway, and thousands of
+    // signals would delay them.
     interrupt_workers(handle, |record| record.is_blocked.load(Relaxed) != 0);
     while !shared.wait_until_all_passed(WorkerStage::Exited, clock::now_ns() + INTERRUPT_ROUND_NS) {
         let now = progress();
@@ -152,7 +152,7 @@ fn wait_until_exited(handle: &WorkloadHandle, quiet_limit_ns: u64) -> bool {
     true
 }
 
-/// Interrupts the blocking calls of the remaining workers that `which` selects.
+/// Interrupts the blocking calls of the workers that have not exited and that `which` selects.
 fn interrupt_workers(handle: &WorkloadHandle, which: impl Fn(&WorkerRecord) -> bool) {
     let shared = &handle.shared;
     let concerns = |worker: &usize| {
@@ -171,7 +171,7 @@ fn interrupt_workers(handle: &WorkloadHandle, which: impl Fn(&WorkerRecord) -> b
     }
 }
 
-/// Workers that have not exited, with their CPU time at the last check.
+/// The CPU time that each worker had used at the last check, to find workers that get no CPU.
 struct RemainingWorkers {
     cpu_ns: Vec<Option<u64>>,
 }
@@ -183,8 +183,8 @@ impl RemainingWorkers {
         }
     }
 
-    /// Raises the priority of workers that got no CPU time since the last check: they are starved, not hung.
-    /// Also refreshes their kernel counters.
+    /// Raises the priority of workers that got no CPU time since the last check: they are starved, not hung. Also
+    /// refreshes their kernel counters.
     fn raise_priority_of_waiting(&mut self, handle: &WorkloadHandle) {
         for (index, plan) in handle.plan.processes.iter().enumerate() {
             for worker in plan.workers.clone() {
@@ -207,7 +207,7 @@ impl RemainingWorkers {
         let record = handle.shared.record(worker);
         let tid = record.tid.load(Relaxed);
         if record.ended_ns.load(Relaxed) != 0 {
-            // The worker was held or is about to exit, and its numbers are final.
+            // This worker was held or is about to exit, so its numbers are final and must not be refreshed.
             return raise_priority(tid);
         }
         procfs::read_counters(pid, tid, &record.kernel);
@@ -218,13 +218,13 @@ impl RemainingWorkers {
     }
 }
 
-/// Gives a thread of a fair class the highest priority that the kernel permits. Real-time threads need no
-/// help.
+/// Gives a thread without a real-time policy the highest priority that the kernel permits. Real-time threads keep
+/// theirs.
 fn raise_priority(tid: i32) {
     if !sched::read_sched_attributes(tid).is_ok_and(|attributes| !is_real_time(&attributes)) {
         return;
     }
-    // A failure leaves its priority as it is.
+    // If the kernel refuses, the thread keeps its priority.
     let _ = sched::set_sched_attributes(
         tid,
         SchedAttributes {
@@ -236,7 +236,7 @@ fn raise_priority(tid: i32) {
     let _ = sched_getaffinity(None).and_then(|cpus| sched_setaffinity(Pid::from_raw(tid), &cpus));
 }
 
-/// How a worker ended, unless it returned from its work when it should.
+/// How a worker ended, unless it returned from its work function when it should.
 pub(crate) fn exit_info(handle: &WorkloadHandle, worker: usize) -> Option<WorkerExitInfo> {
     let record = handle.shared.record(worker);
     match record.outcome.load(Acquire) {

@@ -1,5 +1,5 @@
-//! The pipes of the teams that are being created. Pipes of a forked team are closed in the caller once its last
-//! member exists, so the number of open files does not grow with the number of workers.
+//! The pipes of the teams whose workers are being created. The caller closes its ends of a forked team's pipes once the
+//! team's last member exists, so the number of open files does not grow with the number of workers.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -11,12 +11,12 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use crate::worker::TeamPipe;
 use crate::workload_plan::WorkloadPlan;
 
-/// Open pipes by team.
+/// The open pipes of each team, by the team's number.
 #[derive(Debug, Default)]
 pub(crate) struct TeamPipes(BTreeMap<usize, Vec<TeamPipe>>);
 
 impl TeamPipes {
-    /// Opens the pipes of the teams that `workers` belong to, and closes all others.
+    /// Opens the pipes of the teams that `workers` belong to, and closes the pipes of all other teams.
     pub(crate) fn open_for(
         &mut self,
         plan: &WorkloadPlan,
@@ -33,7 +33,7 @@ impl TeamPipes {
         Ok(())
     }
 
-    /// The pipes of a team. Fork safe.
+    /// The open pipes of a team. Fork safe.
     pub(crate) fn of_team(&self, team: usize) -> &[TeamPipe] {
         self.0.get(&team).map_or(&[], Vec::as_slice)
     }

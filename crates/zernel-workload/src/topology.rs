@@ -1,5 +1,4 @@
-//! The CPUs of the machine as `/sys` describes them: which share a core, a last-level cache, a NUMA
-//! node.
+//! The CPUs of the machine as `/sys` describes them: which of them share a core, a last-level cache or a NUMA node.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,21 +14,22 @@ pub type CpuSet = BTreeSet<usize>;
 pub struct Topology {
     /// Every CPU that is online and that the calling thread may use.
     pub cpus: CpuSet,
-    /// CPUs that are hardware threads of one core.
+    /// CPUs of each core: its hardware threads.
     pub cores: Vec<CpuSet>,
-    /// CPUs that share the last-level cache.
+    /// CPUs that share each last-level cache.
     pub last_level_caches: Vec<CpuSet>,
-    /// CPUs by NUMA node: the node's number and its CPUs.
+    /// The number of each NUMA node, and its CPUs.
     pub numa_nodes: Vec<(usize, CpuSet)>,
 }
 
 impl Topology {
-    /// Reads the running machine, limited to the CPUs the calling thread may use.
+    /// Reads the topology of this machine, limited to the CPUs that the calling thread may use.
     pub fn read() -> Result<Self> {
         Self::read_from(Path::new("/sys/devices/system"), Some(&allowed_cpus()))
     }
 
-    /// Reads a folder laid out like `/sys/devices/system`, limited to `allowed` where given.
+    /// Reads a topology from a folder laid out like `/sys/devices/system`, limited to the CPUs in `allowed` if it is
+    /// given.
     pub fn read_from(root: &Path, allowed: Option<&CpuSet>) -> Result<Self> {
         let usable = |cpus: CpuSet| match allowed {
             Some(allowed) => cpus.intersection(allowed).copied().collect(),
@@ -40,7 +40,7 @@ impl Topology {
         let mut caches = BTreeSet::new();
         for cpu in &cpus {
             let folder = root.join(format!("cpu/cpu{cpu}"));
-            // Without this file each CPU is its own core, and all CPUs share one cache.
+            // Without these files a CPU counts as a core of its own, and all CPUs share one cache.
             let core = read_cpu_list(&folder.join("topology/thread_siblings_list"));
             cores.insert(usable(core.unwrap_or_else(|_| [*cpu].into())));
             caches.insert(usable(
@@ -111,7 +111,7 @@ fn read_cpu_list(path: &Path) -> Result<CpuSet> {
         .ok_or_else(|| failed(format!("`{}` is not a list such as `0-3,8`", text.trim())))
 }
 
-/// Reads the kernel's list format: `0-3,8,10-11`.
+/// Parses the kernel's format of a CPU list: `0-3,8,10-11`.
 fn parse_cpu_list(text: &str) -> Option<CpuSet> {
     let parts = text.split(',').filter(|part| !part.is_empty());
     let range = |part: &str| {
@@ -128,7 +128,7 @@ fn parse_cpu_list(text: &str) -> Option<CpuSet> {
         .map(|ranges| ranges.into_iter().flatten().collect())
 }
 
-/// Writes a set in the kernel's list format.
+/// Formats a set of CPUs as the kernel's CPU list.
 pub(crate) fn format_cpu_list(cpus: &CpuSet) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for &cpu in cpus {

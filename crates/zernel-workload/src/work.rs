@@ -1,5 +1,5 @@
-//! The work types. Adding one takes a file under `work/`, its module and its line in the list below,
-//! and `docs/workload.md`, which the test `documented` writes.
+//! The work types. To add one: a file under `work/`, its module and its line in the list below; then the test
+//! `documented` writes `docs/workload.md`.
 
 use std::fmt;
 use std::path::Path;
@@ -38,62 +38,62 @@ pub use sequence::Phase;
 /// What a work type does and what it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct WorkTypeInfo {
-    /// Name of the work type in a spec file.
+    /// Name of the work type in a workload file.
     pub name: &'static str,
-    /// What a worker does, and what counts as a unit of work.
+    /// What a worker of this type does, and what counts as a unit of its work.
     pub does: &'static str,
-    /// The path through the scheduler that it exercises.
+    /// The parts of the scheduler that the work type exercises.
     pub exercises: &'static str,
 }
 
-/// A work type, as the rest of the crate uses it.
+/// The behaviour and the properties of a work type.
 pub(crate) trait Work {
-    /// Name of the work type, what it does and what it exercises.
+    /// Returns the name of the work type, what it does and what it exercises.
     fn about(&self) -> WorkTypeInfo;
 
-    /// Returns the field and the problem if its parameters are invalid.
+    /// Returns the field and the problem if a parameter of the work type is invalid.
     fn check(&self) -> Result<(), (&'static str, String)> {
         Ok(())
     }
 
-    /// How many of a group's workers work together; 0 when `workers` are too few.
+    /// Number of workers of a group that work together as a team; 0 if `workers` are too few.
     fn team_size(&self, _workers: usize) -> usize {
         1
     }
 
-    /// The smallest team there can be.
+    /// The smallest number of workers in a team.
     fn smallest_team(&self) -> usize {
         1
     }
 
-    /// Whether no member of such a team waits for another, so that each can be held.
+    /// Whether no member of a team waits for another member, so that the handle can hold each of them.
     fn can_be_spared(&self, team_size: usize) -> bool {
         team_size == 1
     }
 
-    /// Futex slots that a team shares.
+    /// Number of futex slots that a team shares.
     fn slot_count(&self, _team_size: usize) -> usize {
         0
     }
 
-    /// Pipes that a team shares.
+    /// Number of pipes that a team shares.
     fn pipes(&self, _team_size: usize) -> usize {
         0
     }
 
-    /// Ground-truth intervals that one member of a team may write.
+    /// Number of ground-truth intervals that one member of a team may record.
     fn trace_capacity(&self, _team_index: usize) -> usize {
         0
     }
 
-    /// The reason if it cannot run as a thread of a container.
+    /// Why workers of this type cannot run as threads of a container; `None` if they can.
     fn refused_in_container(&self) -> Option<&'static str> {
         None
     }
 
-    /// The numbers of workers that a group may have.
+    /// The numbers of workers that a group of this type may have, as text for users.
     fn worker_rule(&self) -> String {
-        // Larger than any fixed team.
+        // A number of workers larger than any team of fixed size.
         const MANY_WORKERS: usize = 1 << 20;
         match (self.team_size(MANY_WORKERS), self.smallest_team()) {
             (1, _) | (MANY_WORKERS, 1) => "any number".to_owned(),
@@ -102,11 +102,11 @@ pub(crate) trait Work {
         }
     }
 
-    /// Works until the stop request. Must be fork safe.
+    /// Does rounds of work until the stop request. Must be fork safe.
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure>;
 }
 
-/// The list of work types. `plain` types have no parameters.
+/// Declares all work types. `plain` types have no parameters.
 macro_rules! work_types {
     (
         plain { $($(#[$plain_doc:meta])* $plain:ident: $plain_work:path,)* }
@@ -114,20 +114,20 @@ macro_rules! work_types {
     ) => {
         $(pub use $work;)*
 
-        /// What a worker does.
+        /// What a worker does: a work type with its parameters.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case", deny_unknown_fields)]
         #[non_exhaustive]
         pub enum WorkType {
             $($(#[$plain_doc])* $plain,)*
             $($(#[$doc])* $variant($work),)*
-            /// A function of the caller. Not available in spec files.
+            /// A function of the caller. Not available in workload files.
             #[serde(skip)]
             Custom(CustomWork),
         }
 
         impl WorkType {
-            /// Every type but [`Custom`](Self::Custom), with default parameters.
+            /// Every work type but [`Custom`](Self::Custom), with default parameters.
             #[must_use]
             pub fn all() -> Vec<Self> {
                 vec![$(Self::$plain,)* $(Self::$variant(<$work>::default()),)*]
@@ -141,7 +141,7 @@ macro_rules! work_types {
                 }
             }
 
-            /// The keys of its table in a spec file; none for a type without parameters.
+            /// The keys of the work type's table in a workload file; none for a type without parameters.
             #[must_use]
             pub fn parameters(&self) -> Vec<SpecKey> {
                 match self {
@@ -170,54 +170,54 @@ macro_rules! work_types {
 
 work_types! {
     plain {
-        /// Spins.
+        /// The worker spins.
         SpinWait: spin_wait::SpinWait,
-        /// Yields all the time.
+        /// The worker yields in a loop.
         YieldHeavy: yield_heavy::YieldHeavy,
-        /// Makes short-lived children.
+        /// The worker forks short-lived children.
         ForkExit: fork_exit::ForkExit,
-        /// Spins while it changes its nice value.
+        /// The worker spins while it changes its nice value.
         NiceSweep: nice_sweep::NiceSweep,
     }
     with_parameters {
-        /// Computes, sleeps, computes.
+        /// The worker computes, sleeps, and computes again.
         Bursty: bursty::Bursty,
-        /// Wakes at fixed moments, as cyclictest does.
+        /// The worker wakes at fixed moments, as cyclictest does.
         TimerDeadline: timer_deadline::TimerDeadline,
-        /// Passes messages to and fro through pipes.
+        /// Two workers pass messages to and fro through pipes.
         PipePingPong: pipe_ping_pong::PipePingPong,
-        /// Passes the turn to and fro through a futex.
+        /// Two workers pass the turn to and fro through a futex.
         FutexPingPong: futex_ping_pong::FutexPingPong,
-        /// One wakes many, which compute.
+        /// One worker wakes many workers, which then compute.
         FutexFanOut: futex_fan_out::FutexFanOut,
-        /// Each wakes the next in a ring.
+        /// Each worker of a ring wakes the next.
         WakeChain: wake_chain::WakeChain,
-        /// One wakes all that wait on the same word.
+        /// One worker wakes all workers that wait on the same futex word.
         ThunderingHerd: thundering_herd::ThunderingHerd,
-        /// All fight for one lock.
+        /// All workers of a group compete for one lock.
         MutexContention: mutex_contention::MutexContention,
-        /// Moves itself from CPU to CPU.
+        /// The worker moves itself from CPU to CPU.
         AffinityChurn: affinity_churn::AffinityChurn,
-        /// Moves itself from cgroup to cgroup.
+        /// The worker moves itself from cgroup to cgroup.
         CgroupChurn: cgroup_churn::CgroupChurn,
-        /// Touches memory it has just given back.
+        /// The worker touches memory that it has just given back to the kernel.
         PageFaultChurn: page_fault_churn::PageFaultChurn,
-        /// Sweeps through more memory than its cache holds.
+        /// The worker sweeps through more memory than its cache holds.
         CachePressure: cache_pressure::CachePressure,
-        /// Writes and waits for the disk.
+        /// The worker writes to a file and waits for the disk.
         SyncWrite: sync_write::SyncWrite,
-        /// Reads here and there.
+        /// The worker reads random blocks of a file.
         RandomRead: random_read::RandomRead,
-        /// Goes through phases.
+        /// The worker repeats a list of phases: compute, sleep, yield.
         Sequence: sequence::Sequence,
-        /// Loads, computes, reduces, optimizes: a training job that knows its phases.
+        /// A training job whose workers load, compute, reduce and optimize, and record their phases.
         MlTraining: ml_training::MlTraining,
-        /// Serves requests with a GPU.
+        /// The worker serves inference requests with a GPU.
         Inference: ml_training::Inference,
     }
 }
 
-/// Refuses a size of 0 or of more than 1 TiB.
+/// Refuses a size of 0, and a size of more than 1 TiB.
 fn check_kib(field: &'static str, kib: usize) -> Result<(), (&'static str, String)> {
     match kib {
         1..=0x4000_0000 => Ok(()),
@@ -226,7 +226,7 @@ fn check_kib(field: &'static str, kib: usize) -> Result<(), (&'static str, Strin
 }
 
 impl WorkType {
-    /// A work function of the caller.
+    /// Makes a work type of a function of the caller.
     ///
     /// ```
     /// use zernel_workload::WorkType;
@@ -264,7 +264,7 @@ impl WorkType {
         }
     }
 
-    /// Name of the work type in spec files and reports.
+    /// Name of the work type in workload files and reports.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -274,7 +274,7 @@ impl WorkType {
     }
 }
 
-/// A work function of the caller; made by [`WorkType::custom`].
+/// A work function of the caller, made by [`WorkType::custom`].
 #[derive(Clone)]
 pub struct CustomWork {
     name: Arc<str>,
@@ -290,7 +290,8 @@ impl Work for CustomWork {
         }
     }
 
-    /// The caller's functions may wait for one another in ways that only the caller knows.
+    /// Functions of the caller may wait for one another in ways that only the caller knows, so none of their workers is
+    /// held.
     fn can_be_spared(&self, _team_size: usize) -> bool {
         false
     }

@@ -1,7 +1,7 @@
-//! The interface of a work function: stop requests, counters, CPU time, sleeps, waits and wake-ups. All work
-//! types use it, so their reports are comparable.
+//! What a work function can do: check for a stop request, count work, use CPU time, sleep, wait and wake other workers.
+//! All work types use this interface, so their reports are comparable.
 //!
-//! Everything here is fork safe: no allocation, no lock, no panic.
+//! All functions of a worker are fork safe: they do not allocate, take no lock and do not panic.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
@@ -21,7 +21,7 @@ use crate::sys::sched::context_switches;
 
 /// Time between two refreshes of a worker's kernel counters. A refresh takes about 10 µs.
 const COUNTER_REFRESH_NS: u64 = 100_000_000;
-/// Rounds of the spin loop between two looks at a clock: about a microsecond.
+/// Number of spin rounds between two reads of the clock: about a microsecond.
 const SPIN_ROUNDS_PER_CLOCK_READ: u32 = 1024;
 
 /// A pipe between two workers of a team.
@@ -31,21 +31,20 @@ pub(crate) struct TeamPipe {
     pub(crate) writer: OwnedFd,
 }
 
-/// The workers that work together (a ping-pong pair, a herd), as one of them sees them.
+/// The workers that work together (a pair, a ring, a herd), as one of them sees them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WorkerTeam<'a> {
-    /// This worker's place in the team.
+    /// This worker's index in its team.
     pub(crate) index: usize,
-    /// How many there are.
+    /// Number of workers in the team.
     pub(crate) size: usize,
-    /// Whether a member may sleep although others work.
+    /// Whether no member of the team waits for another, so that each member can be held.
     pub(crate) can_spare_members: bool,
     pub(crate) slots: &'a [FutexSlot],
     pub(crate) pipes: &'a [TeamPipe],
 }
 
-/// Why a worker gave up: the step that failed, as an index into [`FailingStep::DESCRIPTIONS`], and the kernel's
-/// error.
+/// Why a work function gave up: the step that failed, and the kernel's error.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WorkFailure {
     pub(crate) step: FailingStep,
@@ -74,7 +73,7 @@ pub(crate) enum FailingStep {
 }
 
 impl FailingStep {
-    /// What each step does, in the order of the variants.
+    /// What the worker tried to do in each step, in the order of the variants.
     pub(crate) const DESCRIPTIONS: [&'static str; 15] = [
         "map memory",
         "make a temporary file",
@@ -99,13 +98,13 @@ impl FailingStep {
     }
 }
 
-/// A running worker, handed to its work function.
+/// A running worker, as its work function sees it.
 ///
 /// A work function is a loop: `while worker.proceed() { …; worker.done(1); }`.
 ///
-/// In [`CloneMode::Fork`](crate::CloneMode::Fork) it runs in a process forked from a caller that
-/// may have many threads: it must not print, and should not take locks that the caller's other
-/// threads use. Memory allocation is safe with the system allocator.
+/// In [`CloneMode::Fork`](crate::CloneMode::Fork) a work function runs in a process forked from a caller that may have
+/// many threads: it must not print, and should not take locks that the caller's other threads use. Memory allocation is
+/// safe with the system allocator.
 #[derive(Debug)]
 pub struct Worker<'a> {
     shared: &'a SharedState,
@@ -121,7 +120,7 @@ pub struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    /// The worker `number` of the handle, `index` of its group, at its first run.
+    /// Makes the interface of worker `number` of the handle, which is worker `index` of its group, at its first run.
     pub(crate) fn begin_first_round(
         shared: &'a SharedState,
         number: usize,
@@ -153,7 +152,7 @@ impl<'a> Worker<'a> {
         worker
     }
 
-    /// Writes the worker's final numbers.
+    /// Writes the worker's final numbers to shared memory.
     pub(crate) fn write_final_numbers(&mut self) {
         if self.record.ended_ns.load(Relaxed) == 0 {
             self.note_gap();
@@ -173,14 +172,14 @@ impl<'a> Worker<'a> {
         self.team
     }
 
-    /// Whether the stop was requested.
+    /// Whether the handle has requested the stop of the worker.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.record.command.load(Acquire) & command::STOP != 0
     }
 
-    /// Whether to do another round. Call it once per round: it also measures the gap since the last call,
-    /// and counts migrations.
+    /// Whether the worker is to do another round. A work function calls this once per round: it also measures the time
+    /// since the last call, and counts migrations.
     #[must_use]
     pub fn proceed(&mut self) -> bool {
         self.note_gap();
@@ -200,9 +199,9 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Sleeps until the stop request.
+    /// Makes the worker sleep until the stop request.
     ///
-    /// The handle holds the worker, so its report ends here: later time counts neither as wall time, gap nor
+    /// The handle holds the worker, so the worker's report ends here: later time counts neither as wall time, gap nor
     /// blocked time, and later wake-ups and context switches do not count. Built-in work returns afterwards.
     fn hold_until_stop(&mut self) {
         self.refresh_counters();
@@ -223,7 +222,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Uses `cpu_time` of CPU time, or less if the stop is requested meanwhile.
+    /// Keeps the CPU busy until the worker has used `cpu_time` of CPU time, or until the stop request.
     pub fn burn(&mut self, cpu_time: Duration) {
         self.burn_ns(clock::duration_to_ns(cpu_time));
     }
@@ -242,14 +241,14 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Sleeps for `span`; false after the stop request, which ends the sleep at once.
+    /// Sleeps for `span`. The stop request ends the sleep at once; then the result is false.
     pub fn sleep(&mut self, span: Duration) -> bool {
         self.sleep_until_ns(clock::now_ns().saturating_add(clock::duration_to_ns(span)));
         !self.is_stopped()
     }
 
-    /// Sleeps until `deadline_ns`. The delay after the deadline counts as a wake-up latency, with the timer
-    /// as waker.
+    /// Sleeps until the moment `deadline_ns`. The delay between this moment and the worker's next run counts as a
+    /// wake-up latency.
     pub(crate) fn sleep_until_ns(&mut self, deadline_ns: u64) {
         let began = self.begin_block();
         loop {
@@ -266,8 +265,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Waits while the slot's word is `seen`; false after the stop request. The wake-up latency
-    /// counts from the first change of the word.
+    /// Waits while the word of `slot` has the value `seen`; false after the stop request. The wake-up latency counts
+    /// from the first change of the word.
     pub(crate) fn wait_while(&mut self, slot: &FutexSlot, seen: u32) -> bool {
         if slot.word.load(Acquire) != seen {
             return !self.is_stopped();
@@ -284,7 +283,7 @@ impl<'a> Worker<'a> {
         true
     }
 
-    /// Takes one of the units that others post to the slot, and waits if there is none; false after the stop
+    /// Takes one of the units that other workers post to `slot`, and waits if there is none; false after the stop
     /// request.
     pub(crate) fn take_from_slot(&mut self, slot: &FutexSlot) -> bool {
         loop {
@@ -303,27 +302,27 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Changes the slot's word by one and wakes up to `count` waiters.
+    /// Posts a unit to `slot` and wakes at most `count` workers that wait on it.
     pub(crate) fn post_to_slot(&self, slot: &FutexSlot, count: u32) {
         slot.note_change_from(slot.word.load(Acquire));
         slot.word.fetch_add(1, AcqRel);
         wake_waiters(&slot.word, count);
     }
 
-    /// Changes the slot's word by one and wakes every waiter.
+    /// Posts a unit to `slot` and wakes every worker that waits on it.
     pub(crate) fn post_to_all_waiters(&self, slot: &FutexSlot) {
         self.post_to_slot(slot, i32::MAX as u32);
     }
 
-    /// Sends the current time through a pipe; false after the stop request.
+    /// Sends the present time through a pipe; false after the stop request.
     pub(crate) fn send_through_pipe(&self, pipe: &TeamPipe) -> Result<bool, Errno> {
         let message = clock::now_ns().to_ne_bytes();
         self.retry_interrupted(|| rustix::io::write(pipe.writer.as_fd(), &message))
             .map(|written| written.is_some())
     }
 
-    /// Receives the time that [`send_through_pipe`](Self::send_through_pipe) sent; false after the stop request. The wake-up latency
-    /// counts from that time.
+    /// Receives the time that [`send_through_pipe`](Self::send_through_pipe) sent; false after the stop request. The
+    /// wake-up latency counts from the received time.
     pub(crate) fn receive_from_pipe(&mut self, pipe: &TeamPipe) -> Result<bool, Errno> {
         let began = self.begin_block();
         let mut message = [0; 8];
@@ -335,7 +334,7 @@ impl<'a> Worker<'a> {
         Ok(received.is_some())
     }
 
-    /// Repeats an interrupted call until it is done (`Some`) or the stop is requested (`None`).
+    /// Repeats a call that a signal interrupted until it is done (`Some`) or the stop is requested (`None`).
     fn retry_interrupted<T>(
         &self,
         mut call: impl FnMut() -> Result<T, Errno>,
@@ -349,7 +348,8 @@ impl<'a> Worker<'a> {
         Ok(None)
     }
 
-    /// Runs a call that may block for long, such as file I/O, and counts its duration as blocked.
+    /// Runs a call that may block for long, such as file I/O, and counts its duration as time that the worker was
+    /// blocked.
     pub(crate) fn count_as_blocked<T>(&mut self, call: impl FnOnce() -> T) -> T {
         let began = self.begin_block();
         let result = call();
@@ -357,7 +357,7 @@ impl<'a> Worker<'a> {
         result
     }
 
-    /// Notes an interval of the training job's ground truth.
+    /// Records an interval of the training job's ground truth.
     pub(crate) fn trace_interval(&self, step: u32, phase: u32, start_ns: u64, end_ns: u64) {
         let index = self.record.traced_entries.load(Relaxed);
         if let Some(entry) = usize::try_from(index)
@@ -380,7 +380,7 @@ impl<'a> Worker<'a> {
 
     fn after_block(&mut self, began_ns: u64, woken_at_ns: Option<u64>) {
         let now = clock::now_ns();
-        // Time spent blocked is no gap.
+        // Time in which the worker was blocked does not count as a gap.
         self.last_seen_ns = now;
         self.record.last_seen_ns.store(now, Relaxed);
         self.record.is_blocked.store(0, Relaxed);

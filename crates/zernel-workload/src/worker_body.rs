@@ -16,7 +16,8 @@ pub(crate) fn apply_worker_settings(plan: &WorkloadPlan, shared: &SharedState, w
     settings.apply_to_thread(index, shared.record(worker));
 }
 
-/// Reports ready, waits for the start and works. Fork safe, as far as the work is.
+/// Runs one worker in the calling thread: reports that it is ready, waits for the start, runs its work function and
+/// writes its last numbers. Fork safe if the work function is.
 pub(crate) fn run_worker(
     plan: &WorkloadPlan,
     shared: &SharedState,

@@ -1,7 +1,6 @@
 //! The settings of a worker, applied by the worker itself before it is ready.
 //!
-//! A setting that the kernel refuses does not end the worker: its report names the setting and the
-//! error.
+//! A setting that the kernel refuses does not end the worker: the worker's report names the setting and the error.
 
 use std::ffi::CString;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,30 +18,30 @@ use crate::shared_state::WorkerRecord;
 use crate::sys::sched;
 use crate::workload_plan::cpu_mask;
 
-/// A setting that may be refused.
+/// A setting that the kernel may refuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(usize)]
 pub enum Setting {
-    /// The memory policy.
+    /// The NUMA memory policy of the worker.
     MemoryPolicy,
-    /// The CPUs.
+    /// The CPUs that the worker may use.
     Affinity,
-    /// The scheduling policy.
+    /// The scheduling policy of the worker.
     Policy,
-    /// The nice value.
+    /// The nice value of the worker.
     Nice,
-    /// The thread's name.
+    /// The name of the worker's thread.
     Comm,
-    /// The group id.
+    /// The group id of the worker.
     Gid,
-    /// The user id.
+    /// The user id of the worker.
     Uid,
 }
 
 impl Setting {
-    /// Every setting, in the order they are applied: what needs privilege comes before the change
-    /// of identity.
+    /// All settings, in the order in which they are applied: settings that need privilege come before the user id
+    /// changes.
     pub const ALL: [Self; 7] = [
         Self::MemoryPolicy,
         Self::Affinity,
@@ -53,7 +52,7 @@ impl Setting {
         Self::Uid,
     ];
 
-    /// The name of the field that asks for it.
+    /// The name of the field in a workload file that asks for this setting.
     #[must_use]
     pub fn field(self) -> &'static str {
         match self {
@@ -68,7 +67,7 @@ impl Setting {
     }
 }
 
-/// The settings that the workers of a group apply to themselves. Complete before any worker exists.
+/// The settings that each worker of a group applies to itself. They are known before the first worker exists.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Settings {
     pub(crate) memory_policy: Option<MemoryPolicy>,
@@ -81,8 +80,8 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Applies all settings to the calling thread, which is the group's worker `index`, and records
-    /// refusals. Fork safe.
+    /// Applies all settings to the calling thread, which is worker `index` of the group, and records the errors of
+    /// refused ones. Fork safe.
     pub(crate) fn apply_to_thread(&self, index: usize, record: &WorkerRecord) {
         for setting in Setting::ALL {
             if let Err(errno) = self.apply_one(setting, index) {
@@ -101,7 +100,7 @@ impl Settings {
                 .affinity
                 .of_worker(index)
                 .map_or(Ok(()), |cpus| sched_setaffinity(None, &cpu_mask(cpus))),
-            // The nice value is left as it is here, so that a refusal names the setting that was
+            // The new policy keeps the nice value. So if the kernel refuses, the report names the setting that was
             // refused.
             Setting::Policy => self.policy.as_ref().map_or(Ok(()), |policy| {
                 let nice = sched::read_sched_attributes(0).map_or(0, |attributes| attributes.nice);
@@ -124,8 +123,8 @@ pub(crate) fn set_gid(gid: u32) -> Result<(), Errno> {
     set_thread_res_gid(gid, gid, gid)
 }
 
-/// Changes the user id of the calling thread only. It uses the bare system call, because libc's function
-/// changes every thread. Fork safe.
+/// Changes the user id of the calling thread only, by the bare system call: libc's function changes every thread. Fork
+/// safe.
 pub(crate) fn set_uid(uid: u32) -> Result<(), Errno> {
     let uid = Uid::from_raw(uid);
     set_thread_res_uid(uid, uid, uid)

@@ -19,7 +19,7 @@ use crate::workload_plan::WorkloadPlan;
 /// Size of the stack of a worker thread.
 const WORKER_STACK_BYTES: usize = 256 << 10;
 
-/// The thread workers of a handle.
+/// The workers of a handle that are threads of the calling process.
 #[derive(Debug, Default)]
 pub(crate) struct WorkerThreads {
     first_worker: usize,
@@ -27,7 +27,7 @@ pub(crate) struct WorkerThreads {
 }
 
 impl WorkerThreads {
-    /// Starts every thread of the plan.
+    /// Starts every worker of the plan that is a thread.
     pub(crate) fn spawn(plan: &Arc<WorkloadPlan>, shared: &Arc<SharedState>) -> Result<Self> {
         let mut threads = Self {
             first_worker: plan.threads.start,
@@ -64,12 +64,12 @@ impl WorkerThreads {
         Ok(threads)
     }
 
-    /// The workers that are threads.
+    /// The indices of the workers that are threads.
     pub(crate) fn worker_range(&self) -> Range<usize> {
         self.first_worker..self.first_worker + self.handles.len()
     }
 
-    /// Interrupts the blocking call of a worker.
+    /// Interrupts the blocking call of a worker thread, by a signal.
     pub(crate) fn interrupt_worker(shared: &SharedState, worker: usize) {
         let tid = shared.record(worker).tid.load(Relaxed);
         if tid > 0 {
@@ -78,7 +78,7 @@ impl WorkerThreads {
         }
     }
 
-    /// Joins the threads of all workers that have exited, and detaches the other threads.
+    /// Joins the threads of all workers that have exited, and detaches the threads of all others.
     pub(crate) fn join_exited(&mut self, shared: &SharedState) {
         for (number, handle) in self.handles.drain(..).enumerate() {
             if shared.has_passed(self.first_worker + number, WorkerStage::Exited) {

@@ -1,7 +1,7 @@
-//! The layout of a checked configuration: the work, process or thread, and shared memory of each worker.
+//! The layout of a checked configuration: which work, which process or thread, and which shared memory each worker has.
 //!
-//! It is complete before the first worker exists, and a forked worker only reads it. Values that follow from
-//! a worker's group are not stored per worker, because every fork copies the page tables of this memory.
+//! The plan is complete before the first worker exists, and a forked worker only reads it. Values that follow from a
+//! worker's group are not stored per worker, because every fork copies the page tables of this memory.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -14,7 +14,7 @@ use crate::topology::CpuSet;
 use crate::work::WorkType;
 use crate::worker_settings::Settings;
 
-/// One worker.
+/// The place of one worker in its group and team.
 #[derive(Debug)]
 pub(crate) struct WorkerPlan {
     pub(crate) group_index: usize,
@@ -23,7 +23,7 @@ pub(crate) struct WorkerPlan {
     pub(crate) trace: Range<usize>,
 }
 
-/// What the workers of a group have in common.
+/// What all workers of a group have in common.
 #[derive(Debug)]
 pub(crate) struct GroupPlan {
     pub(crate) name: String,
@@ -75,7 +75,7 @@ impl GroupPlan {
     }
 }
 
-/// Workers that work together.
+/// The slots and pipes that the workers of one team share.
 #[derive(Debug)]
 pub(crate) struct TeamPlan {
     pub(crate) size: usize,
@@ -83,14 +83,14 @@ pub(crate) struct TeamPlan {
     pub(crate) pipes: usize,
 }
 
-/// A child process: a single worker, or a container of many.
+/// A child process of the caller: a single worker, or a container of many.
 #[derive(Debug)]
 pub(crate) struct ProcessPlan {
     pub(crate) workers: Range<usize>,
     pub(crate) container: Option<Box<ContainerPlan>>,
 }
 
-/// Settings of a container's leader.
+/// Settings of the leader of a container.
 #[derive(Debug, Clone)]
 pub(crate) struct ContainerPlan {
     pub(crate) pcomm: CString,
@@ -98,12 +98,12 @@ pub(crate) struct ContainerPlan {
     pub(crate) gid: Option<u32>,
 }
 
-/// The whole workload. Workers in processes come first, in the order of the processes; then those
-/// that are threads.
+/// The layout of the whole workload. Workers in processes come first, in the order of the processes; workers that are
+/// threads come after them.
 #[derive(Debug, Default)]
 pub(crate) struct WorkloadPlan {
     pub(crate) groups: Vec<GroupPlan>,
-    /// How many workers there are.
+    /// Number of workers of the workload.
     pub(crate) workers: usize,
     pub(crate) processes: Vec<ProcessPlan>,
     pub(crate) threads: Range<usize>,
@@ -113,7 +113,7 @@ pub(crate) struct WorkloadPlan {
 }
 
 impl WorkloadPlan {
-    /// Lays out a configuration.
+    /// Lays out a configuration: its groups, processes and threads.
     pub(crate) fn new(config: &WorkloadConfig) -> Result<Self> {
         let specs = config.named_specs();
         specs.iter().try_for_each(WorkSpec::check)?;
@@ -146,7 +146,7 @@ impl WorkloadPlan {
         Ok(plan)
     }
 
-    /// Lays out one container.
+    /// Lays out a workload that is one container.
     pub(crate) fn for_container(
         pcomm: &str,
         uid: Option<u32>,
@@ -225,7 +225,7 @@ impl WorkloadPlan {
         });
     }
 
-    /// The process that hosts a worker; `None` if it is a thread of the caller.
+    /// The index of the process that hosts a worker; `None` if the worker is a thread of the caller.
     pub(crate) fn process_of(&self, worker: usize) -> Option<usize> {
         let index = self
             .processes
@@ -241,13 +241,13 @@ impl WorkloadPlan {
         &self.groups[group]
     }
 
-    /// The plan of a worker.
+    /// The place of a worker in its group and team.
     pub(crate) fn worker_plan(&self, worker: usize) -> WorkerPlan {
         let group = self.group_of(worker);
         group.worker_plan(worker - group.workers.start)
     }
 
-    /// The plan of a team.
+    /// The slots and pipes of a team.
     pub(crate) fn team_plan(&self, team: usize) -> TeamPlan {
         let group = self
             .groups
@@ -286,12 +286,12 @@ fn settings_of(spec: &WorkSpec) -> Settings {
     }
 }
 
-/// Converts a name that was checked to contain no NUL byte.
+/// Converts a name to a C string. The name was checked to contain no NUL byte.
 fn checked_c_string(name: &str) -> CString {
     CString::new(name).unwrap_or_default()
 }
 
-/// A CPU set as the kernel takes it.
+/// Converts a set of CPU numbers to the kernel's CPU mask.
 pub(crate) fn cpu_mask(cpus: &CpuSet) -> rustix::thread::CpuSet {
     let mut mask = rustix::thread::CpuSet::new();
     cpus.iter()

@@ -1,4 +1,4 @@
-//! Workers in cgroups: placement by process and by thread, spec files with cgroups, and their
+//! Workers in cgroups: placement by process and by thread, workload files with cgroups, and their
 //! removal.
 
 mod common;

@@ -1,4 +1,4 @@
-//! `docs/workload.md` lists every key of a spec file and every work type, and only those.
+//! `docs/workload.md` lists every key of a workload file and every work type, and only those.
 //! `ZERNEL_REWRITE=1` writes it.
 
 use std::collections::BTreeSet;
@@ -15,15 +15,15 @@ const DOCUMENT_INTRODUCTION: &str = "\
 # Workload files
 
 `zernel workload run FILE` runs the workload that a TOML file describes and prints one report per worker. This page lists
-every key of such a file. It is generated: `ZERNEL_REWRITE=1 cargo test -p zernel-workload --test documented` writes it,
-and the same test fails when it is out of date. `zernel workload list` prints the work types with their parameters.
+every key of such a file. The page is generated: `ZERNEL_REWRITE=1 cargo test -p zernel-workload --test documented` writes
+it, and the same test fails when the page is out of date. `zernel workload list` prints the work types with their parameters.
 
-A file has some keys of its own, one `[[group]]` per group of workers, and one `[[cgroup]]` per cgroup. Unknown keys are
-errors, and so is a file without workers; `zernel workload run` then exits with 2 and names the file.
+A workload file has some keys of its own, one `[[group]]` per group of workers, and one `[[cgroup]]` per cgroup. Unknown keys are
+errors, and so is a file without workers; `zernel workload run` then exits with 2 and prints the name of the file.
 
 ## Example
 
-This file runs as it is:
+This workload file runs as it is:
 
 ```toml
 ";
@@ -40,13 +40,13 @@ work = "spin_wait" # a work type with its default parameters
 name = "interactive"
 workers = 4
 affinity = { random_subset = { count = 1, seed = 7 } }
-work.bursty = { burst_us = 500, sleep_us = 1000 } # with parameters
+work.bursty = { burst_us = 500, sleep_us = 1000 } # a work type with parameters
 
 [[group]]
 name = "training"
 workers = 4 # ranks * (1 trainer + 1 loader)
 
-[group.work.ml_training] # the same, for many parameters
+[group.work.ml_training] # another way to write a work type with parameters
 ranks = 2
 loaders = 1
 gpu_us = 2000
@@ -60,15 +60,15 @@ weight = 50
 const DOCUMENT_CONVENTIONS: &str = "\
 ```
 
-The report names a cgroup setting or a worker setting that the machine refuses, for example for want of privilege.
+If the kernel refuses a setting of a cgroup or a worker, for example for want of privilege, the report names that setting.
 
 ## Units, types and paths
 
 - A key that ends in `_ms` is in milliseconds, `_us` in microseconds, `_kib` in KiB (1024 bytes).
-- *CPU time* is time that the worker's own thread runs; time in which it is preempted does not count.
-- A *choice* is one of the values in the list below its table. A type in such a value, like *integer*, stands for a value
-  of that type.
-- A relative *path* starts at the folder of the file, not at the working directory.
+- *CPU time* is time in which the worker's own thread runs on a CPU; time in which it is preempted does not count.
+- The type *choice* means that the list below the table has the values to choose from. In that list, the name of a type,
+  like *integer*, stands for a value of that type.
+- A relative *path* starts at the folder of the workload file, not at the working directory.
 ";
 
 fn written_documentation() -> String {

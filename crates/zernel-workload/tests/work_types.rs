@@ -115,7 +115,7 @@ fn every_type_is_explained_and_named_once() {
             || json.as_object().unwrap().keys().next().unwrap().clone(),
             str::to_owned,
         );
-        assert_eq!(name, about.name, "its name in spec files");
+        assert_eq!(name, about.name, "its name in workload files");
         assert_eq!(serde_json::from_value::<WorkType>(json).unwrap(), work);
     }
 }

@@ -1,4 +1,4 @@
-//! `zernel workload`: runs the workload of a spec file and lists the work types.
+//! `zernel workload`: runs the workload that a file describes, and lists the work types.
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};

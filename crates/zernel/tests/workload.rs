@@ -18,7 +18,7 @@ fn zernel_command(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a spec file with this text.
+/// Runs a workload file with this text.
 fn run_spec(text: &str, options: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("spec.toml");

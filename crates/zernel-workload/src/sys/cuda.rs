@@ -8,7 +8,7 @@ use super::library::{
     DeviceAddress, Library, LibraryError, LibraryHandle, LibraryStatus, check_status, library_calls,
 };
 
-/// How a thread waits for the device; the values are those of `CU_CTX_SCHED_*`.
+/// How a thread waits for the device; the numbers are those of `CU_CTX_SCHED_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum CudaWaitMode {
@@ -38,7 +38,7 @@ library_calls! {
     synchronize = c"cuStreamSynchronize": fn(LibraryHandle);
 }
 
-/// A device with a stream, a kernel that takes the time it is asked for, and memory to copy to.
+/// A device with a stream, memory to copy to, and a kernel that takes a given time.
 pub(crate) struct OpenedCudaDevice {
     calls: Calls,
     stream: LibraryHandle,
@@ -50,7 +50,7 @@ pub(crate) struct OpenedCudaDevice {
 impl OpenedCudaDevice {
     /// Opens device `number` (modulo the number of devices) of the driver at `path`.
     ///
-    /// `image` is what the driver loads as a module, with a kernel named `kernel`.
+    /// `image` is the module image that the driver loads, and `kernel` the name of a kernel in the image.
     pub(crate) fn open(
         path: &Path,
         number: usize,
@@ -105,12 +105,12 @@ impl OpenedCudaDevice {
         Ok(address)
     }
 
-    /// The stream that everything is queued in.
+    /// The stream that all work of this device is queued in.
     pub(crate) fn stream(&self) -> LibraryHandle {
         self.stream
     }
 
-    /// Copies to the device.
+    /// Copies `source` to the device's memory.
     pub(crate) fn copy_to_device(&self, source: &[u8]) -> Result<(), LibraryError> {
         let bytes = source.len().min(self.bytes);
         // SAFETY: source and destination hold that many bytes; pageable memory is read before the
@@ -120,7 +120,7 @@ impl OpenedCudaDevice {
         })
     }
 
-    /// Launches a kernel that takes `duration_ns`, where the driver is a simulated one.
+    /// Launches a kernel. On the software GPU it takes `duration_ns`.
     pub(crate) fn launch_kernel(&self, duration_ns: u64) -> Result<(), LibraryError> {
         let mut duration_ns = duration_ns;
         let mut parameters = [(&raw mut duration_ns).cast::<c_void>()];
@@ -144,7 +144,7 @@ impl OpenedCudaDevice {
         })
     }
 
-    /// Waits until the device has done everything in the stream.
+    /// Waits until the device has done all work in the stream.
     pub(crate) fn synchronize(&self) -> Result<(), LibraryError> {
         // SAFETY: the stream was made by the driver and is never destroyed.
         check_status(unsafe { (self.calls.synchronize)(self.stream) })

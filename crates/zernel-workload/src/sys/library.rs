@@ -1,6 +1,6 @@
-//! Libraries chosen at run time, and the few of their functions that a training step calls.
+//! Loads CUDA and NCCL libraries at run time, and finds the few functions in them that a training step calls.
 //!
-//! The worker itself loads them, because their state does not survive a fork. They are never unloaded.
+//! The worker itself loads the libraries, because their state does not survive a fork. They are never unloaded.
 
 use std::ffi::{CStr, c_void};
 use std::path::Path;
@@ -10,17 +10,17 @@ use rustix::path::Arg;
 /// Why a library cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LibraryError {
-    /// The library, or a function in it, was not found.
+    /// The library was not found, or it lacks a function.
     NotLoaded,
-    /// A call returned this.
+    /// A function of the library returned this error code.
     Code(i32),
 }
 
-/// A pointer that means something to the library only.
+/// A pointer whose meaning only the library knows.
 pub(crate) type LibraryHandle = *mut c_void;
-/// A place in the memory of a device.
+/// An address in the memory of a device.
 pub(crate) type DeviceAddress = u64;
-/// What every function returns; 0 is success.
+/// The return value of every function of these libraries; 0 is success.
 pub(crate) type LibraryStatus = std::ffi::c_int;
 
 /// A loaded library.
@@ -28,7 +28,7 @@ pub(crate) type LibraryStatus = std::ffi::c_int;
 pub(crate) struct Library(LibraryHandle);
 
 impl Library {
-    /// Loads the library at `path`, or the one that the loader finds if it is a bare name.
+    /// Loads the library at `path`, or the one that the dynamic loader finds if `path` is a bare name.
     pub(crate) fn load(path: &Path) -> Result<Self, LibraryError> {
         let library = path.into_with_c_str(|path| {
             // SAFETY: the path ends with NUL. The user who names a library is responsible for its
@@ -39,7 +39,7 @@ impl Library {
         library.map(Self).ok_or(LibraryError::NotLoaded)
     }
 
-    /// The address of a function.
+    /// The address of a function in the library.
     pub(crate) fn symbol_address(self, name: &CStr) -> Result<LibraryHandle, LibraryError> {
         // SAFETY: the library is loaded and never unloaded, the name ends with NUL.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
@@ -50,7 +50,7 @@ impl Library {
     }
 }
 
-/// Success, or the library's own number for what went wrong.
+/// Turns the return value of a library's function into an error, unless it is 0.
 pub(crate) fn check_status(status: LibraryStatus) -> Result<(), LibraryError> {
     match status {
         0 => Ok(()),
@@ -58,7 +58,7 @@ pub(crate) fn check_status(status: LibraryStatus) -> Result<(), LibraryError> {
     }
 }
 
-/// Declares the functions of a library that are used, and how to find them.
+/// Declares a struct with the functions of a library that are used, and the code that finds them in the library.
 macro_rules! library_calls {
     ($($field:ident = $symbol:literal: fn($($argument:ty),* $(,)?);)*) => {
         struct Calls {

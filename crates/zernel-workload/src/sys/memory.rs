@@ -14,8 +14,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 /// The type must be `#[repr(C)]`, valid for every bit pattern, and consist of atomics and padding.
 pub(crate) unsafe trait SharedPlain: Sync {}
 
-/// Zeroed memory that stays shared across `fork`. It holds no file descriptor and vanishes with its
-/// last process.
+/// Zeroed memory that stays shared across `fork`. It holds no file descriptor, and the kernel frees it with the last
+/// process that maps it.
 #[derive(Debug)]
 pub(crate) struct SharedMapping {
     base: NonNull<c_void>,
@@ -25,7 +25,7 @@ pub(crate) struct SharedMapping {
 // SAFETY: the mapping belongs to the process, not to a thread; it is only read through
 // `SharedPlain` references.
 unsafe impl Send for SharedMapping {}
-// SAFETY: as above.
+// SAFETY: only read through `SharedPlain` references, which any thread may hold.
 unsafe impl Sync for SharedMapping {}
 
 impl SharedMapping {
@@ -52,9 +52,8 @@ impl SharedMapping {
 
     /// The `count` values of type `T` that start `offset` bytes into the region. Fork safe.
     ///
-    /// # Panics
-    /// When they do not lie inside the region or are not aligned: a fault of the caller's layout,
-    /// found by its tests.
+    /// # Panics If the values do not lie inside the region or are not aligned, which is a mistake in the caller's
+    /// layout.
     pub(crate) fn slice<T: SharedPlain>(&self, offset: usize, count: usize) -> &[T] {
         let end = count
             .checked_mul(size_of::<T>())
@@ -103,14 +102,14 @@ impl PrivateMapping {
         Ok(Self { base, length })
     }
 
-    /// The bytes. Fork safe.
+    /// The whole mapping as bytes. Fork safe.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is readable, writable, `length` bytes long and borrowed mutably from
         // its only owner.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().cast::<u8>(), self.length) }
     }
 
-    /// Gives the pages back; the next touch of each one faults. Fork safe.
+    /// Gives the physical pages back; the next access to each page faults. Fork safe.
     pub(crate) fn discard_pages(&mut self) -> Result<(), rustix::io::Errno> {
         // SAFETY: private anonymous memory of this object, which reads as zeros afterwards. It is not
         // borrowed now.

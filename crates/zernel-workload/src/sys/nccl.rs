@@ -8,7 +8,7 @@ use super::library::{
     DeviceAddress, Library, LibraryError, LibraryHandle, LibraryStatus, check_status, library_calls,
 };
 
-/// Words of a unique id: 128 opaque bytes.
+/// Number of 64-bit words in a unique id, which is 128 opaque bytes.
 pub(crate) const ID_WORDS: usize = 16;
 
 /// The unique id of a communicator. One rank creates the id and passes it to the others.
@@ -30,14 +30,14 @@ library_calls! {
     destroy = c"ncclCommDestroy": fn(LibraryHandle);
 }
 
-/// NCCL, loaded.
+/// The functions of a loaded NCCL library.
 pub(crate) struct LoadedNccl {
     calls: Calls,
 }
 
 impl LoadedNccl {
-    /// Loads `libnccl.so.2` from the folder of the driver, because the software GPU needs its own NCCL. If
-    /// there is none, loads the one that the dynamic loader finds.
+    /// Loads `libnccl.so.2` from the folder of the CUDA driver, because the software GPU needs its own NCCL. If the
+    /// folder has none, loads the library that the dynamic loader finds.
     pub(crate) fn load_for(driver: &Path) -> Result<Self, LibraryError> {
         const LIBRARY_NAME: &str = "libnccl.so.2";
         let beside = driver.with_file_name(LIBRARY_NAME);
@@ -50,7 +50,7 @@ impl LoadedNccl {
         })
     }
 
-    /// Makes the id of a new communicator.
+    /// Makes the unique id of a new communicator.
     pub(crate) fn new_unique_id(&self) -> Result<UniqueId, LibraryError> {
         let mut id = UniqueId([0; ID_WORDS]);
         // SAFETY: `id` is as large as NCCL's, and lives through the call.
@@ -58,7 +58,7 @@ impl LoadedNccl {
         Ok(id)
     }
 
-    /// Joins a communicator on the calling thread's device; returns when all ranks have.
+    /// Makes a communicator on the calling thread's device; returns when all ranks have joined it.
     pub(crate) fn join_communicator(
         self,
         id: UniqueId,
@@ -77,14 +77,14 @@ impl LoadedNccl {
     }
 }
 
-/// One rank of a communicator.
+/// A communicator that one rank has joined.
 pub(crate) struct JoinedCommunicator {
     calls: Calls,
     handle: LibraryHandle,
 }
 
 impl JoinedCommunicator {
-    /// Queues the sum over all ranks of `count` floats of device memory, in place.
+    /// Queues an all-reduce: the sum over all ranks of `count` floats of device memory, in place.
     pub(crate) fn all_reduce(
         &self,
         floats: DeviceAddress,

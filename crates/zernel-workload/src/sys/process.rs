@@ -6,14 +6,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use libc::pid_t;
 
-/// How a child ended.
+/// How a child process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChildEnd {
-    /// It called `exit` with this code.
+    /// The child called `exit` with this code.
     Exited(i32),
-    /// This signal ended it.
+    /// A signal ended the child.
     Signaled {
-        /// The signal's number.
+        /// The number of the signal.
         signal: i32,
         /// Whether a core dump was written.
         core_dumped: bool,
@@ -22,8 +22,7 @@ pub(crate) enum ChildEnd {
 
 /// Forks, runs `child` in the new process and ends it with the code that `child` returns.
 ///
-/// A panic of `child` ends the process by `SIGABRT`, just as it does where panics abort: both
-/// builds report the same.
+/// A panic of `child` ends the process by `SIGABRT` in builds that unwind as well as in builds that abort.
 pub(crate) fn fork(child: impl FnOnce() -> i32) -> io::Result<pid_t> {
     // SAFETY: the child runs `child` and then `_exit`: it never returns into the caller's code.
     // libc's fork (not the bare system call) is used so that the allocator is usable in the child
@@ -94,12 +93,12 @@ pub(crate) fn wait_own_child() -> io::Result<pid_t> {
     Ok(wait_for_child(libc::P_ALL, 0, libc::WNOWAIT | libc::__WNOTHREAD)?.0)
 }
 
-/// Reaps one ended child.
+/// Reaps a child that has ended, and returns how it ended.
 pub(crate) fn reap_child(pid: pid_t) -> io::Result<ChildEnd> {
     Ok(wait_for_child(libc::P_PID, pid, 0)?.1)
 }
 
-/// Whether a child has ended and waits to be reaped.
+/// Whether the child `pid` has ended and waits to be reaped.
 pub(crate) fn has_child_ended(pid: pid_t) -> bool {
     // SAFETY: plain data for which zeros are valid; the pid stays 0 when no child has ended.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -123,8 +122,7 @@ pub(crate) fn send_signal_to_thread(process: pid_t, thread: pid_t, signal: i32) 
     unsafe { libc::syscall(libc::SYS_tgkill, process, thread, signal) };
 }
 
-/// Forks a child that ends at once, and reaps it: the work of the fork-exit type. Fork safe in a
-/// process with one thread.
+/// Forks a child that exits at once, and reaps it. Fork safe in a process with one thread.
 pub(crate) fn fork_and_exit() -> Result<(), rustix::io::Errno> {
     // SAFETY: the child only ends itself.
     let pid = unsafe { libc::fork() };
@@ -143,7 +141,7 @@ pub(crate) fn fork_and_exit() -> Result<(), rustix::io::Errno> {
     }
 }
 
-/// The error of the last libc call of this thread. Fork safe.
+/// The error number of the calling thread's last libc call. Fork safe.
 pub(crate) fn last_errno() -> rustix::io::Errno {
     // SAFETY: libc's per-thread error number is always readable.
     rustix::io::Errno::from_raw_os_error(unsafe { *libc::__errno_location() })

@@ -1,12 +1,11 @@
-//! Scheduling, memory-policy and accounting system calls that `rustix` does not wrap. All are fork
-//! safe.
+//! System calls for scheduling, memory policy and accounting that `rustix` does not wrap. All are fork safe.
 
 use libc::pid_t;
 use rustix::io::Errno;
 
 use super::process::last_errno;
 
-/// What `sched_setattr` takes. The layout is the kernel's `struct sched_attr`, version 0.
+/// The argument of `sched_setattr`, laid out as the kernel's `struct sched_attr`, version 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub(crate) struct SchedAttributes {
@@ -28,7 +27,7 @@ fn check_result(result: libc::c_long) -> Result<(), Errno> {
     }
 }
 
-/// Sets the scheduling class of a thread; 0 is the calling one.
+/// Sets the scheduling attributes of a thread; 0 is the calling thread.
 pub(crate) fn set_sched_attributes(
     thread: pid_t,
     attributes: SchedAttributes,
@@ -43,7 +42,7 @@ pub(crate) fn set_sched_attributes(
     })
 }
 
-/// Reads the scheduling class of a thread.
+/// Reads the scheduling attributes of a thread.
 pub(crate) fn read_sched_attributes(thread: pid_t) -> Result<SchedAttributes, Errno> {
     let mut attributes = SchedAttributes::default();
     let size = size_of::<SchedAttributes>();
@@ -67,7 +66,7 @@ pub(crate) fn set_memory_policy(mode: i32, nodes: u64) -> Result<(), Errno> {
     } else {
         &raw const nodes
     };
-    // The kernel reads one bit less than this number.
+    // The kernel reads one bit less than the number of bits that it is given.
     let bits = if nodes == 0 { 0 } else { 65 };
     // SAFETY: the mask is null or one readable word, of which the kernel reads 64 bits.
     check_result(unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask, bits) })

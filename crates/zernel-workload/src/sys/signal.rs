@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rustix::thread::futex;
 
-/// The word that `SIGUSR1` changes in a worker process.
+/// The word in which `SIGUSR1` sets [`STOP_BIT`] in a worker process.
 static STOP_WORD: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
-/// The bit that it sets.
+/// The bit that `SIGUSR1` sets in the word of [`STOP_WORD`].
 pub(crate) const STOP_BIT: u32 = 1 << 31;
 
 extern "C" fn set_stop_bit(_signal: i32) {

@@ -1,8 +1,8 @@
 //! Threads inside a forked container process.
 //!
-//! They come from libc's `pthread_create`: libc's fork leaves its allocator and its thread lists
-//! usable in the child, and threads made this way have their own thread-local storage and `errno`,
-//! which custom work functions need. Bare `clone` would share the leader's.
+//! The threads come from libc's `pthread_create`. libc's fork leaves its allocator and its thread lists usable in the
+//! child, and threads made this way have their own thread-local storage and `errno`, which custom work functions need.
+//! Threads made by bare `clone` would share the leader's.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,7 +26,7 @@ extern "C" fn thread_entry(start: *mut c_void) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Runs `body(0)` to `body(count - 1)`, each in its own thread, runs `meanwhile` in this one, and
+/// Runs `body(0)` to `body(count - 1)`, each in a thread of its own, runs `meanwhile` in the calling thread, and
 /// returns when all have ended.
 ///
 /// If a thread cannot be created, `failed` is called with the error and the process exits: the existing

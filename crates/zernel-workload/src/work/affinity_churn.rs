@@ -11,7 +11,7 @@ table! {
     /// See [`WorkType::AffinityChurn`](super::WorkType::AffinityChurn).
     #[derive(Eq)]
     pub struct AffinityChurn {
-        /// CPU time used on each CPU.
+        /// CPU time that the worker uses on each CPU.
         pub spin_us: u64 = 200,
     }
 }
@@ -20,7 +20,7 @@ impl Work for AffinityChurn {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "affinity_churn",
-            does: "pins itself to each CPU it may use in turn, computes there, and counts a unit",
+            does: "pins itself to each CPU that it may use in turn, computes there, and counts a unit for each CPU",
             exercises: "sched_setaffinity, the migration of a running task, stopper threads",
         }
     }
@@ -32,7 +32,7 @@ impl Work for AffinityChurn {
             cpu = next_cpu(&allowed, cpu);
             let mut only = CpuSet::new();
             only.set(cpu);
-            // The CPU may be offline by now. Then the worker stays where it is and tries the next one.
+            // The CPU may be offline by now. Then the worker stays on its CPU and tries the next one.
             let _ = sched_setaffinity(None, &only);
             worker.burn_ns(us_to_ns(self.spin_us));
             worker.done(1);

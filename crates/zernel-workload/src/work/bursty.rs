@@ -1,4 +1,4 @@
-//! Bursts: an interactive task that computes a little and sleeps a little.
+//! An interactive task that computes a little and sleeps a little.
 
 use super::{Work, WorkTypeInfo};
 use crate::clock::{self, us_to_ns};
@@ -11,7 +11,7 @@ table! {
     pub struct Bursty {
         /// CPU time of a burst.
         pub burst_us: u64 = 2_000,
-        /// Sleep between two bursts.
+        /// Time that the worker sleeps between two bursts.
         pub sleep_us: u64 = 3_000,
     }
 }

@@ -6,7 +6,7 @@ use crate::sys::memory::PrivateMapping;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
 const CACHE_LINE: usize = 64;
-/// Lines touched between two looks at the stop word.
+/// Cache lines that the worker touches between two checks of its stop word.
 const LINES_PER_UNIT: usize = 1024;
 
 table! {
@@ -22,7 +22,7 @@ impl Work for CachePressure {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "cache_pressure",
-            does: "writes to every cache line of its working set again and again, a unit for each 1024 lines",
+            does: "writes to every cache line of its working set again and again, and counts a unit for each 1024 lines",
             exercises: "the price of migrations and of sharing a cache: what cache-aware placement should avoid",
         }
     }

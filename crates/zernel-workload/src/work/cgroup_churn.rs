@@ -14,11 +14,11 @@ table! {
     /// See [`WorkType::CgroupChurn`](super::WorkType::CgroupChurn).
     #[derive(Eq)]
     pub struct CgroupChurn {
-        /// Folders of existing cgroups, at least one. A process moves through `cgroup.procs`, a thread
-        /// through `cgroup.threads`.
+        /// Folders of existing cgroups, at least one. A worker process moves itself by `cgroup.procs`, a worker thread
+        /// by `cgroup.threads`.
         pub cgroups: Vec<PathBuf> = Vec::new(),
         shown as "required",
-        /// CPU time used in each cgroup.
+        /// CPU time that the worker uses in each cgroup.
         pub spin_us: u64 = 1_000,
     }
 }
@@ -27,7 +27,7 @@ impl Work for CgroupChurn {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "cgroup_churn",
-            does: "moves itself to each of the given cgroups in turn, computes there, and counts a unit",
+            does: "moves itself to each of the given cgroups in turn, computes there, and counts a unit for each cgroup",
             exercises: "cgroup attach, moving a task between group run queues and their weights",
         }
     }
@@ -67,7 +67,8 @@ impl Work for CgroupChurn {
     }
 }
 
-/// Moves the calling thread only. A thread of a process with several threads is moved by `cgroup.threads`.
+/// Moves the calling thread only. A process with one thread moves itself by `cgroup.procs`, a thread among others by
+/// `cgroup.threads`.
 fn move_calling_thread(cgroup: &Path) -> Result<(), WorkFailure> {
     let is_alone = gettid() == rustix::process::getpid();
     let file = if is_alone {

@@ -1,4 +1,5 @@
-//! The unnamed file of a worker that does I/O. The kernel removes it when the worker ends, even if it is killed.
+//! The unnamed temporary file of a worker that does I/O. The kernel removes the file when the worker ends, even if it
+//! is killed.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -7,16 +8,16 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
-/// Size of one write while a file is filled.
+/// Size of one write while a temporary file is filled.
 const FILL_BLOCK_BYTES: usize = 64 << 10;
 
-/// Makes a file without a name in `folder`. Fork safe for short paths.
+/// Creates a file without a name in `folder`. Fork safe for short paths.
 pub(super) fn create_unnamed_file(folder: &Path) -> Result<OwnedFd, WorkFailure> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR).map_err(FailingStep::MakeFile.as_failure())
 }
 
-/// Creates such a file and writes `bytes` bytes to it, or fewer after the stop request.
+/// Creates a file without a name in `folder` and writes `bytes` bytes to it, or fewer after the stop request.
 pub(super) fn create_filled_file(
     folder: &Path,
     bytes: u64,
@@ -31,7 +32,7 @@ pub(super) fn create_filled_file(
     Ok(file)
 }
 
-/// Writes a block; a signal in between is no failure.
+/// Writes a block at an offset. A signal that interrupts the write is no failure.
 pub(super) fn write_block_at(
     file: &OwnedFd,
     block: &[u8],
@@ -44,7 +45,7 @@ pub(super) fn write_block_at(
     }
 }
 
-/// Checks that `folder` is a directory. Only a worker finds out whether it can create files there.
+/// Checks that `folder` is a directory. Whether files can be created in it is known only when a worker tries.
 pub(super) fn check_folder(
     field: &'static str,
     folder: &Path,
@@ -61,7 +62,7 @@ pub(super) fn check_folder(
     ))
 }
 
-/// The folder for temporary files.
+/// The folder for temporary files: `$TMPDIR`, else `/tmp`.
 pub(super) fn default_folder() -> PathBuf {
     std::env::temp_dir()
 }

@@ -1,17 +1,17 @@
-//! A task that makes short-lived children.
+//! A task that forks short-lived children.
 
 use super::{Work, WorkTypeInfo};
 use crate::sys::process::fork_and_exit;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
-/// See the module.
+/// See [`WorkType::ForkExit`](super::WorkType::ForkExit).
 pub(crate) struct ForkExit;
 
 impl Work for ForkExit {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "fork_exit",
-            does: "forks a child that exits at once, reaps it, and counts a unit",
+            does: "forks a child that exits at once, reaps it, and counts a unit for each child",
             exercises: "task creation, placement of new tasks, wake_up_new_task, exit and reaping",
         }
     }

@@ -1,4 +1,4 @@
-//! One task that wakes many, which then compute.
+//! One task that wakes many tasks, which then compute.
 
 use std::sync::atomic::Ordering::Acquire;
 
@@ -22,7 +22,7 @@ impl Work for FutexFanOut {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "futex_fan_out",
-            does: "the first worker wakes all others at once, each by its own futex; they compute; a unit for each round",
+            does: "the first worker wakes all others at once, each by its own futex; the woken workers compute; each worker counts a unit for each round",
             exercises: "a burst of wake-ups from one CPU, idle CPU search, load balancing of fresh work",
         }
     }

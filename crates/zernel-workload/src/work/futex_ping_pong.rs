@@ -20,7 +20,7 @@ impl Work for FutexPingPong {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "futex_ping_pong",
-            does: "hands the turn to its partner through a futex and waits for it to come back, a unit for each turn",
+            does: "hands the turn to its partner through a futex and waits for the turn to come back, and counts a unit for each turn",
             exercises: "one-to-one wake-ups without WF_SYNC, wake-up placement, sleep and wake cost",
         }
     }

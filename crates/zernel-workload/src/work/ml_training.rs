@@ -1,7 +1,8 @@
 //! A training job: loaders that read and decode, a bounded queue of batches, and one trainer per
 //! rank that copies, launches, waits for the GPU, joins an all-reduce and runs the optimizer.
 //!
-//! Each worker records the phases it was in and when. Tests compare a phase detector with them.
+//! Each worker records its phases with their start and end. Tests compare the result of a phase detector with this
+//! record.
 
 use std::path::PathBuf;
 
@@ -25,8 +26,8 @@ pub use gpu::{GpuBackend, GpuWait};
 pub use inference::Inference;
 use loaders::ForkedLoaders;
 
-/// The phases of a training job by the number they have in shared memory: the names and the numbers
-/// are those that the phase detector uses.
+/// The phases of a training job, by the number that stands for each in shared memory. Names and numbers are those that
+/// the phase detector uses.
 pub(crate) const PHASE_NAMES: [&str; 5] = [
     "Unknown",
     "DataLoading",
@@ -39,19 +40,19 @@ const GPU_COMPUTE_PHASE: u32 = 2;
 const COLLECTIVE_PHASE: u32 = 3;
 const OPTIMIZER_PHASE: u32 = 4;
 
-/// Size of one read of a loader.
+/// Size of one read by which a loader reads a batch.
 const LOADER_READ_BYTES: usize = 64 << 10;
 /// Limit of `traced_steps`: shared memory holds all phases, about 100 MB per trainer.
 const MAX_TRACED_STEPS: usize = 1_000_000;
-/// Phases of a trainer's step.
+/// Number of phases in a trainer's step.
 const PHASES_PER_STEP: usize = 4;
 
 table! {
     /// See [`WorkType::MlTraining`](super::WorkType::MlTraining).
     ///
-    /// A job has `ranks * (1 + loaders)` workers: for each rank its trainer, then its loaders. With
-    /// `forked_loaders` it has `ranks` workers, the trainers. With `backward_us` each rank has one more,
-    /// which comes last. A group may hold several jobs.
+    /// A job has `ranks * (1 + loaders)` workers: for each rank its trainer, then its loaders. With `forked_loaders` a
+    /// job has `ranks` workers, the trainers. With `backward_us` each rank has one more worker, which comes last. A
+    /// group may hold several jobs.
     #[derive(Eq)]
     pub struct MlTraining {
         /// Trainers that step together, at least 1.
@@ -63,10 +64,10 @@ table! {
         pub forked_loaders: bool = false,
         /// Batches that may wait for a trainer, at least 1.
         pub queue_depth: u32 = 2,
-        /// Folder of each loader's temporary file.
+        /// Folder in which each loader creates its temporary file.
         pub folder: PathBuf = files::default_folder(),
         shown as "$TMPDIR, else /tmp",
-        /// Size of that file, 1 KiB to 1 TiB.
+        /// Size of a loader's temporary file, 1 KiB to 1 TiB.
         pub file_kib: usize = 1024,
         /// Size of a batch that a loader reads, 1 KiB to 1 TiB.
         pub batch_kib: usize = 256,
@@ -76,7 +77,7 @@ table! {
         pub copy_kib: usize = 256,
         /// Kernel launches per step.
         pub launches: u32 = 20,
-        /// CPU time per launch.
+        /// CPU time that the trainer uses before each launch.
         pub launch_us: u64 = 5,
         /// GPU time of all kernels of a step together.
         pub gpu_us: u64 = 4_000,
@@ -88,18 +89,18 @@ table! {
         pub all_reduce_us: u64 = 400,
         /// Size of the gradients in an all-reduce, with a driver, 1 KiB to 1 TiB.
         pub gradient_kib: usize = 1024,
-        /// CPU time of the backward pass. If it is not 0, each rank has one more worker: the trainer
-        /// wakes it after the launches and waits until it is done, as PyTorch's does with its autograd
-        /// thread. With `pcomm` both are threads of one process.
+        /// CPU time of the backward pass. If it is not 0, each rank has one more worker for backward passes. The
+        /// trainer wakes this worker after the launches and waits until it is done, as a trainer in PyTorch does with
+        /// its autograd thread. With `pcomm` both are threads of one process.
         pub backward_us: u64 = 0,
         /// CPU time of the optimizer per step.
         pub optimizer_us: u64 = 500,
-        /// Steps whose phases are recorded, at most 1000000. Later steps are only counted.
+        /// Steps whose phases are recorded, at most 1000000. Of later steps only the number is counted.
         pub traced_steps: usize = 1_000,
     }
 }
 
-/// What the trainer and the loaders of a rank share.
+/// The futex slots by which the trainer, the loaders and the backward thread of a rank wake each other.
 struct RankSlots<'a> {
     free_batches: &'a FutexSlot,
     filled_batches: &'a FutexSlot,
@@ -107,7 +108,7 @@ struct RankSlots<'a> {
     backward: BackwardSlots<'a>,
 }
 
-/// Where the trainer and its backward thread wake each other.
+/// The futex slots by which the trainer and its backward thread wake each other.
 #[derive(Clone, Copy)]
 struct BackwardSlots<'a> {
     wanted_passes: &'a FutexSlot,
@@ -121,7 +122,7 @@ impl Work for MlTraining {
         WorkTypeInfo {
             name: "ml_training",
             does: "loaders read and decode batches; trainers copy, launch, wait for the GPU, all-reduce and optimize; \
-                   a unit for each batch or step",
+                   a loader counts a unit for each batch, a trainer for each step",
             exercises: "what decides the speed of a training step: loaders against trainers for the CPU, the wake-up after \
                         the GPU, ranks that wait for the slowest",
         }
@@ -199,7 +200,7 @@ impl Work for MlTraining {
         let seed = |loader: usize| (number * self.loaders + loader) as u64;
         match team.index % self.workers_per_rank() {
             0 if self.forked_loaders => {
-                // Before the GPU is opened: it does not survive a fork.
+                // Loaders are forked before the GPU is opened, because an open GPU does not survive a fork.
                 let load = |loader, worker: &mut Worker<'_>| self.load(worker, &rank, seed(loader));
                 let loaders = ForkedLoaders::fork(self.loaders, load)?;
                 self.train(worker, &rank, number)?;
@@ -273,7 +274,7 @@ impl MlTraining {
             match worker
                 .count_as_blocked(|| rustix::io::pread(file, &mut buffer[..wanted], offset as u64))
             {
-                // Past the end of a file that was cut short by a stop, or of its last part.
+                // The read began past the end of a file that a stop request had cut short, or of the file's last part.
                 Ok(read) => left = left.saturating_sub(read.max(1)),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(FailingStep::ReadFile.as_failure()(errno)),
@@ -288,7 +289,7 @@ impl MlTraining {
         rank: &RankSlots<'_>,
         number: usize,
     ) -> Result<(), WorkFailure> {
-        // The name only helps users of `ps` and `top`, so a failure does not matter.
+        // The thread name only helps users of `ps` and `top`, so a failure does not matter.
         let _ = rustix::thread::set_name(c"trainer");
         let mut gpu = OpenGpu::open(self, number)?;
         (0..self.queue_depth).for_each(|_| worker.post_to_slot(rank.free_batches, 1));
@@ -360,7 +361,7 @@ impl MlTraining {
     }
 }
 
-/// Records the phases of one step. Each phase begins at the end of the one before.
+/// Records the phases of one step. Each phase begins at the end of the phase before.
 struct StepPhases {
     step: u32,
     since_ns: u64,
@@ -380,7 +381,7 @@ impl StepPhases {
         self.since_ns = now_ns;
     }
 
-    /// Records a phase with known start and end.
+    /// Records a phase with a known start and end. The next phase begins at that end.
     fn record_phase(&mut self, worker: &Worker<'_>, phase: u32, interval: &CollectiveInterval) {
         worker.trace_interval(self.step, phase, interval.start_ns, interval.end_ns);
         self.since_ns = interval.end_ns;

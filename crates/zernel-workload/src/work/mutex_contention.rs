@@ -1,4 +1,4 @@
-//! Tasks that fight for one lock.
+//! Tasks that compete for one lock.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
@@ -12,9 +12,9 @@ table! {
     /// See [`WorkType::MutexContention`](super::WorkType::MutexContention).
     #[derive(Eq)]
     pub struct MutexContention {
-        /// CPU time used while holding the lock.
+        /// CPU time that a worker uses while it holds the lock.
         pub hold_us: u64 = 50,
-        /// CPU time used between two acquisitions.
+        /// CPU time that a worker uses between two acquisitions of the lock.
         pub think_us: u64 = 50,
     }
 }
@@ -27,7 +27,7 @@ impl Work for MutexContention {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "mutex_contention",
-            does: "takes a lock that the whole group shares, computes, releases it, computes, a unit for each time",
+            does: "takes a lock that the whole group shares, computes, releases the lock, computes again, and counts a unit for each time that it had the lock",
             exercises: "blocking on a held lock, hand-over latency, what happens when the holder is preempted",
         }
     }
@@ -55,7 +55,7 @@ impl Work for MutexContention {
     }
 }
 
-/// Takes the lock; false after the stop request. A waiter leaves the word contended, so that the next
+/// Takes the lock; false after the stop request. A worker that waited marks the lock as contended, so that the next
 /// release wakes another waiter.
 fn acquire_lock(worker: &mut Worker<'_>, lock: &FutexSlot) -> bool {
     if lock

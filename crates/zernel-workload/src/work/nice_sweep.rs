@@ -1,13 +1,13 @@
-//! A spinning task that changes its own weight.
+//! A spinning task that changes its own nice value.
 
 use super::{Work, WorkTypeInfo};
 use crate::worker::{FailingStep, WorkFailure, Worker};
 use rustix::process::{getpriority_process, setpriority_process};
 
-/// See the module.
+/// See [`WorkType::NiceSweep`](super::WorkType::NiceSweep).
 pub(crate) struct NiceSweep;
 
-/// Microseconds of CPU time at each nice value.
+/// CPU time that the worker uses at each nice value, in microseconds.
 const CPU_US_PER_NICE_VALUE: u64 = 500;
 const MAX_NICE: i32 = 19;
 
@@ -15,14 +15,14 @@ impl Work for NiceSweep {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "nice_sweep",
-            does: "spins while it steps through the nice values it may have, from its own up to 19 and (where allowed) back from -20, a unit for each",
+            does: "spins at each nice value that it may have in turn, from its own up to 19 and (where allowed) from -20 again, and counts a unit for each nice value",
             exercises: "reweighting of a running task, and the fair shares that follow from it",
         }
     }
 
     fn run(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let own = getpriority_process(None).map_err(FailingStep::SetNice.as_failure())?;
-        // Going down takes a privilege; without it the sweep ends at 19 and stays there.
+        // To lower a nice value takes a privilege; without it the worker goes up to 19 and stays there.
         let lowest = if setpriority_process(None, -20).is_ok() {
             -20
         } else {

@@ -1,4 +1,4 @@
-//! A task that touches memory it has just given back.
+//! A task that touches memory that it has just given back to the kernel.
 
 use super::{Work, WorkTypeInfo};
 use crate::spec_keys::table;
@@ -11,7 +11,7 @@ table! {
     /// See [`WorkType::PageFaultChurn`](super::WorkType::PageFaultChurn).
     #[derive(Eq)]
     pub struct PageFaultChurn {
-        /// Size of the region that is touched and discarded, 1 KiB to 1 TiB.
+        /// Size of the memory region that the worker touches and gives back, 1 KiB to 1 TiB.
         pub region_kib: usize = 4096,
     }
 }

@@ -18,7 +18,7 @@ impl Work for PipePingPong {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "pipe_ping_pong",
-            does: "passes a message to its partner through a pipe and waits for the answer, a unit for each",
+            does: "passes a message to its partner through a pipe and waits for the answer, and counts a unit for each answer",
             exercises: "synchronous wake-ups (WF_SYNC), wake-up placement beside the waker, idle CPU selection",
         }
     }

@@ -1,4 +1,4 @@
-//! A task that reads random blocks of a file that is not in memory.
+//! A task that reads random blocks of a file that the page cache does not hold.
 
 use std::path::PathBuf;
 
@@ -15,12 +15,12 @@ table! {
     /// See [`WorkType::RandomRead`](super::WorkType::RandomRead).
     #[derive(Eq)]
     pub struct RandomRead {
-        /// Folder of the temporary file.
+        /// Folder in which each worker creates its temporary file.
         pub folder: PathBuf = files::default_folder(),
         shown as "$TMPDIR, else /tmp",
         /// Size of each worker's file, 1 KiB to 1 TiB.
         pub file_kib: usize = 4096,
-        /// Seed of the order of reads.
+        /// Seed of the order in which blocks are read.
         pub seed: u64 = 1,
     }
 }
@@ -29,7 +29,7 @@ impl Work for RandomRead {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "random_read",
-            does: "reads a random 4 KiB block of its file that was dropped from the page cache, a unit for each",
+            does: "reads random 4 KiB blocks of its file, which it drops from the page cache, and counts a unit for each block",
             exercises: "short sleeps in the block layer, iowait, wake-ups from disk interrupts",
         }
     }
@@ -50,8 +50,8 @@ impl Work for RandomRead {
         while worker.proceed() {
             let offset = random.random_below((bytes as usize / BLOCK_BYTES).max(1)) as u64
                 * BLOCK_BYTES as u64;
-            // Drops the block from the page cache, so that the next read of it blocks. Not all file systems
-            // can.
+            // Drops the block from the page cache, so that the next read of this block waits for the disk. Not all file
+            // systems can do this.
             let _ = fadvise(
                 &file,
                 offset,

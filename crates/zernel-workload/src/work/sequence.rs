@@ -8,11 +8,11 @@ use crate::worker::{WorkFailure, Worker};
 choice! {
     /// One phase of a [`Sequence`].
     pub enum Phase {
-        /// Use CPU time, in microseconds.
+        /// The worker uses CPU time, in microseconds.
         ComputeUs(u64),
-        /// Sleep, in microseconds.
+        /// The worker sleeps, in microseconds.
         SleepUs(u64),
-        /// Call sched_yield this many times.
+        /// The worker calls sched_yield this many times.
         Yield(u64),
     }
 }
@@ -21,7 +21,7 @@ table! {
     /// See [`WorkType::Sequence`](super::WorkType::Sequence).
     #[derive(Eq)]
     pub struct Sequence {
-        /// The phases, in order.
+        /// The phases that the worker repeats, in order.
         pub phases: Vec<Phase> = vec![Phase::ComputeUs(1_000), Phase::Yield(10), Phase::SleepUs(1_000)],
     }
 }
@@ -30,7 +30,7 @@ impl Work for Sequence {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "sequence",
-            does: "goes through the given phases (compute, sleep, yield) in a loop, a unit for each phase",
+            does: "goes through the given phases (compute, sleep, yield) in a loop, and counts a unit for each phase",
             exercises: "tasks that change their nature: what the scheduler has learned about them is soon wrong",
         }
     }

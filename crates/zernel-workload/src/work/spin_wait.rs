@@ -1,16 +1,16 @@
-//! Spinning: a task that never blocks.
+//! A task that spins and never blocks.
 
 use super::{Work, WorkTypeInfo};
 use crate::worker::{WorkFailure, Worker};
 
-/// See the module.
+/// See [`WorkType::SpinWait`](super::WorkType::SpinWait).
 pub(crate) struct SpinWait;
 
 impl Work for SpinWait {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "spin_wait",
-            does: "spins for about a microsecond per unit and never blocks",
+            does: "spins, never blocks, and counts a unit for about each microsecond",
             exercises: "tick preemption, fair shares between runnable tasks, load balancing",
         }
     }

@@ -1,4 +1,4 @@
-//! A task that writes and waits for the disk.
+//! A task that writes to a file and waits for the disk.
 
 use std::path::PathBuf;
 
@@ -8,17 +8,17 @@ use crate::sys::memory::PrivateMapping;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 use rustix::fs::fdatasync;
 
-/// Blocks after which the file is written from its beginning again.
+/// Number of blocks after which the worker writes its file from the beginning again.
 const BLOCKS_PER_FILE: u64 = 1024;
 
 table! {
     /// See [`WorkType::SyncWrite`](super::WorkType::SyncWrite).
     #[derive(Eq)]
     pub struct SyncWrite {
-        /// Folder of the temporary file.
+        /// Folder in which each worker creates its temporary file.
         pub folder: PathBuf = files::default_folder(),
         shown as "$TMPDIR, else /tmp",
-        /// Size of a write, 1 KiB to 1 TiB.
+        /// Size of each write, 1 KiB to 1 TiB.
         pub block_kib: usize = 4,
     }
 }
@@ -27,7 +27,7 @@ impl Work for SyncWrite {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "sync_write",
-            does: "writes a block and waits for the disk (fdatasync), a unit for each",
+            does: "writes a block and waits for the disk (fdatasync), and counts a unit for each block",
             exercises: "uninterruptible sleep, iowait, wake-ups from interrupts and kernel threads",
         }
     }

@@ -11,7 +11,7 @@ table! {
     /// See [`WorkType::ThunderingHerd`](super::WorkType::ThunderingHerd).
     #[derive(Eq)]
     pub struct ThunderingHerd {
-        /// Time between two stampedes.
+        /// Time between two wake-ups of all workers.
         pub interval_us: u64 = 5_000,
         /// CPU time that each woken worker uses.
         pub compute_us: u64 = 50,
@@ -22,7 +22,7 @@ impl Work for ThunderingHerd {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "thundering_herd",
-            does: "all workers but the first wait on one futex, and the first wakes them with one call; a unit for each stampede",
+            does: "all workers but the first wait on one futex, and the first wakes them with one call; each worker counts a unit for each such wake-up",
             exercises: "a wake queue of many tasks, run-queue lock contention, fairness among equals that wake together",
         }
     }

@@ -11,7 +11,7 @@ table! {
     pub struct TimerDeadline {
         /// Time between two wake-ups, at least 1.
         pub period_us: u64 = 1_000,
-        /// CPU time used in each period.
+        /// CPU time that the worker uses in each period.
         pub compute_us: u64 = 50,
     }
 }
@@ -20,7 +20,7 @@ impl Work for TimerDeadline {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "timer_deadline",
-            does: "wakes at fixed moments, computes, and counts a unit for each period; late wake-ups are its wake latency",
+            does: "wakes at fixed moments, computes, and counts a unit for each period; its wake latency is the delay of its wake-ups",
             exercises: "absolute timers, wake-up preemption, latency of a periodic task under load",
         }
     }
@@ -42,7 +42,7 @@ impl Work for TimerDeadline {
             worker.sleep_until_ns(next_ns);
             worker.burn_ns(us_to_ns(self.compute_us));
             worker.done(1);
-            // Periods that were missed are skipped, not caught up with.
+            // Periods that the worker missed are skipped, not made up for.
             let behind_ns = clock::now_ns().saturating_sub(next_ns);
             next_ns = next_ns.saturating_add(period_ns * (1 + behind_ns / period_ns));
         }

@@ -20,7 +20,7 @@ impl Work for WakeChain {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "wake_chain",
-            does: "waits for its predecessor in a ring, computes, wakes its successor, a unit for each time",
+            does: "waits for its predecessor in a ring, computes, wakes its successor, and counts a unit for each time around the ring",
             exercises: "wakers that block at once, a critical path through many tasks, cache-affine placement",
         }
     }

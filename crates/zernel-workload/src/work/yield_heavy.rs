@@ -1,16 +1,16 @@
-//! Yielding: a task that offers the CPU all the time.
+//! A task that yields the CPU in a loop.
 
 use super::{Work, WorkTypeInfo};
 use crate::worker::{WorkFailure, Worker};
 
-/// See the module.
+/// See [`WorkType::YieldHeavy`](super::WorkType::YieldHeavy).
 pub(crate) struct YieldHeavy;
 
 impl Work for YieldHeavy {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "yield_heavy",
-            does: "calls sched_yield once per unit",
+            does: "calls sched_yield in a loop, and counts a unit for each call",
             exercises: "the yield path: pick_next_task without a wake-up, and what a yielding task is charged",
         }
     }

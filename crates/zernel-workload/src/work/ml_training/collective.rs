@@ -1,8 +1,7 @@
 //! The all-reduce of a job's trainers: a ring of futexes without a GPU, NCCL with a driver.
 //!
-//! A collective of NCCL waits for every rank, and only a kill ends that wait. So before a rank enters a
-//! collective, the ranks agree in shared memory on the number of collectives that all of them join: see
-//! [`CollectiveAgreement`].
+//! A collective of NCCL waits for every rank, and only a kill ends that wait. So before a rank enters a collective, the
+//! ranks agree in shared memory on the number of collectives that all of them join: see [`CollectiveAgreement`].
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -18,10 +17,10 @@ use crate::sys::library::{DeviceAddress, LibraryError};
 use crate::sys::nccl::{JoinedCommunicator, LoadedNccl, UniqueId};
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
-/// Slots that the ranks of a job share.
+/// Number of futex slots that the ranks of a job share.
 pub(super) const SLOTS_PER_JOB: usize = 3;
 
-/// The slots of a job's collectives, as one rank sees them.
+/// The futex slots by which one rank takes part in the job's collectives.
 #[derive(Clone, Copy)]
 pub(super) struct CollectiveSlots<'a> {
     pub(super) arrived_ranks: &'a FutexSlot,
@@ -31,23 +30,24 @@ pub(super) struct CollectiveSlots<'a> {
 
 /// One rank's part in the collectives of its job.
 pub(super) enum Collective<'a> {
-    /// The job has a single rank.
+    /// The job has a single rank, so there are no collectives.
     Alone,
     Ring(RingRank<'a>),
     Nccl(NcclRank<'a>),
 }
 
-/// The result of a collective.
+/// The result of one rank's part in a collective.
 pub(super) enum CollectiveResult {
-    /// All ranks have the sum. The interval is from the entry of this rank to the end of its wait.
+    /// All ranks have the sum. The interval is from the moment at which this rank entered the collective to the end of
+    /// its wait.
     Together(CollectiveInterval),
-    /// There was no collective to join.
+    /// The job has a single rank, so there was no collective to join.
     Alone,
     /// A rank was stopped before the collective was complete.
     Stopped,
 }
 
-/// When a collective began and ended.
+/// The start and the end of a collective on one rank.
 pub(super) struct CollectiveInterval {
     pub(super) start_ns: u64,
     pub(super) end_ns: u64,
@@ -63,7 +63,7 @@ impl CollectiveResult {
 }
 
 impl<'a> Collective<'a> {
-    /// Joins the other ranks; `None` if the stop request comes before all have joined.
+    /// Joins the other ranks of the job. Returns `None` if the stop request comes before all ranks have joined.
     pub(super) fn join(
         job: &MlTraining,
         worker: &mut Worker<'_>,
@@ -87,7 +87,7 @@ impl<'a> Collective<'a> {
         })))
     }
 
-    /// Adds up the gradients of all ranks.
+    /// Adds up the gradients of all ranks. Every rank waits for the others.
     pub(super) fn all_reduce(
         &mut self,
         worker: &mut Worker<'_>,
@@ -99,7 +99,8 @@ impl<'a> Collective<'a> {
         }
     }
 
-    /// Closes the agreement and joins the last committed collective, in which another rank may wait.
+    /// Ends the collectives of this rank. With NCCL it closes the agreement and joins the last committed collective, in
+    /// which another rank may wait.
     pub(super) fn finish(
         &mut self,
         worker: &mut Worker<'_>,
@@ -111,7 +112,7 @@ impl<'a> Collective<'a> {
     }
 }
 
-/// A rank in the ring.
+/// A rank in a ring of futexes.
 pub(super) struct RingRank<'a> {
     slots: CollectiveSlots<'a>,
     hops: u64,
@@ -119,7 +120,8 @@ pub(super) struct RingRank<'a> {
 }
 
 impl RingRank<'_> {
-    /// Passes parts around the ring twice, once to add and once to share.
+    /// Passes the turn around the ring twice, as an all-reduce passes parts: once to add them up and once to share the
+    /// sums.
     fn all_reduce(&self, worker: &mut Worker<'_>) -> CollectiveResult {
         let start_ns = clock::now_ns();
         let done = (0..self.hops).all(|_| {
@@ -134,19 +136,20 @@ impl RingRank<'_> {
     }
 }
 
-/// How many collectives the ranks of a job join, in the word of a slot.
+/// The number of collectives that the ranks of a job join, in the word of a futex slot.
 ///
-/// A rank enters a collective only after it has *committed* to it here, and no rank commits after a
-/// rank has *closed* the agreement. A rank that stops closes it, and then joins the collectives that are
-/// committed. At most one collective is outstanding: no rank commits to the collective after the next before all
-/// ranks have left the current one. The first collective is the creation of the communicator.
+/// A rank enters a collective only after it has *committed* to the collective in this word, and no rank commits after a
+/// rank has *closed* the agreement. A rank that stops closes the agreement, and then joins the collectives that are
+/// committed. At most one collective is outstanding: no rank commits to the collective after the next before all ranks
+/// have left the current one. The first collective is the creation of the communicator.
 struct CollectiveAgreement<'a>(&'a FutexSlot);
 
-/// The agreement is closed; the other bits are the number of collectives committed to.
+/// Set if the agreement is closed. The other bits of the word are the number of collectives that ranks have committed
+/// to.
 const CLOSED_BIT: u32 = 1 << 31;
 
 impl CollectiveAgreement<'_> {
-    /// Whether all ranks will join the collective after the first `joined`.
+    /// Commits this rank to the collective after the first `joined`. Returns whether all ranks will join it.
     fn commit_to_next(&self, joined: u32) -> bool {
         let commit = |word: u32| match word & !CLOSED_BIT > joined {
             true => Some(word),
@@ -161,12 +164,12 @@ impl CollectiveAgreement<'_> {
     }
 }
 
-/// A rank in a communicator.
+/// A rank in an NCCL communicator.
 pub(super) struct NcclRank<'a> {
     device: Rc<OpenedCudaDevice>,
     communicator: JoinedCommunicator,
     agreement: CollectiveAgreement<'a>,
-    /// Collectives that this rank has joined.
+    /// Number of collectives that this rank has joined.
     joined_collectives: u32,
     gradients: DeviceAddress,
     floats: usize,
@@ -191,10 +194,11 @@ impl<'a> NcclRank<'a> {
         if rank == 0 {
             id.leave_message(&nccl.new_unique_id().map_err(library_failure)?.0);
         }
-        // The join waits for all ranks, so each rank first checks that all can join.
+        // To join the communicator means to wait for all ranks, so each rank first checks that all can join.
         worker.post_to_all_waiters(ready);
         if !wait_until_all_ranks_are_ready(worker, ready, job.ranks) {
-            // Another rank may have seen that all are ready, and wait.
+            // Another rank may have seen that all ranks are ready, and wait for this one: only the agreement shows
+            // whether it does.
             agreement.close();
         }
         if !agreement.commit_to_next(0) {
@@ -241,7 +245,7 @@ impl<'a> NcclRank<'a> {
     }
 }
 
-/// Waits until all ranks are ready; false after the stop request.
+/// Waits until all ranks are ready to join the communicator; false after the stop request.
 fn wait_until_all_ranks_are_ready(
     worker: &mut Worker<'_>,
     ready: &FutexSlot,

@@ -1,4 +1,4 @@
-//! The GPU of a training job: the CPU's clock, or a CUDA driver.
+//! The GPU of a training job: a CUDA driver, or a simulation on the CPU's clock.
 
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::sys::library::LibraryError;
 use crate::sys::memory::PrivateMapping;
 use crate::worker::{FailingStep, WorkFailure, Worker};
 
-/// A module of the software GPU with one kernel, which takes the time that a launch asks for.
+/// The image of a software GPU's module with one kernel, which takes the time that a launch asks for.
 const MODULE_IMAGE: &CStr = c"softgpu kernel step\n";
 const KERNEL_NAME: &CStr = c"step";
 
@@ -31,7 +31,7 @@ choice! {
 }
 
 impl GpuBackend {
-    /// The driver's path, if there is one.
+    /// The path of the CUDA driver; `None` if the job uses no driver.
     pub(super) fn driver_path(&self) -> Option<&Path> {
         match self {
             Self::CpuTime => None,
@@ -58,16 +58,16 @@ choice! {
     /// How a trainer waits for the GPU.
     #[derive(Copy)]
     pub enum GpuWait, default Block {
-        /// The trainer sleeps.
+        /// The waiting thread sleeps.
         Block,
-        /// The trainer spins.
+        /// The waiting thread spins.
         Spin,
-        /// The trainer yields in a loop.
+        /// The waiting thread yields in a loop.
         Yield,
     }
 }
 
-/// An open GPU.
+/// The GPU that a trainer has opened, and the batch that it copies there.
 pub(super) struct OpenGpu {
     batch: PrivateMapping,
     target: GpuTarget,
@@ -109,7 +109,7 @@ impl OpenGpu {
         })
     }
 
-    /// Copies a batch to the GPU.
+    /// Copies the batch to the GPU.
     pub(super) fn copy_batch(&mut self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         let batch = self.batch.bytes();
         match &mut self.target {
@@ -121,7 +121,7 @@ impl OpenGpu {
         Ok(())
     }
 
-    /// Queues a kernel.
+    /// Queues a kernel that takes `duration_ns`.
     pub(super) fn launch_kernel(&mut self, duration_ns: u64) -> Result<(), WorkFailure> {
         match &mut self.target {
             GpuTarget::CpuTime { busy_until_ns, .. } => {
@@ -134,7 +134,7 @@ impl OpenGpu {
         }
     }
 
-    /// The driver's device, if there is a driver.
+    /// The device that the CUDA driver opened; `None` without a driver.
     pub(super) fn device(&self) -> Option<Rc<OpenedCudaDevice>> {
         match &self.target {
             GpuTarget::Driver(device) => Some(Rc::clone(device)),
@@ -142,7 +142,7 @@ impl OpenGpu {
         }
     }
 
-    /// Waits until all kernels have ended, or until the stop request.
+    /// Waits until all queued kernels have ended, or until the stop request.
     pub(super) fn synchronize(&self, worker: &mut Worker<'_>) -> Result<(), WorkFailure> {
         match &self.target {
             GpuTarget::Driver(device) => worker

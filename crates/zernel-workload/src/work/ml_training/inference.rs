@@ -1,4 +1,4 @@
-//! An inference server: requests that arrive at fixed moments, each a few launches and a wait for the GPU.
+//! An inference server: requests arrive at fixed moments, and each is a few launches and a wait for the GPU.
 
 use super::super::{Work, WorkTypeInfo};
 use super::{GPU_COMPUTE_PHASE, GpuBackend, GpuWait, MAX_TRACED_STEPS, MlTraining, OpenGpu};
@@ -16,7 +16,7 @@ table! {
         pub copy_kib: usize = 16,
         /// Kernel launches per request.
         pub launches: u32 = 20,
-        /// CPU time per launch.
+        /// CPU time that the server uses before each launch.
         pub launch_us: u64 = 10,
         /// GPU time of all kernels of a request together.
         pub gpu_us: u64 = 500,
@@ -33,7 +33,7 @@ impl Work for Inference {
     fn about(&self) -> WorkTypeInfo {
         WorkTypeInfo {
             name: "inference",
-            does: "serves requests that arrive at fixed moments: copies, launches, waits for the GPU, and counts a unit",
+            does: "serves requests that arrive at fixed moments: copies, launches, waits for the GPU, and counts a unit for each request",
             exercises: "the latency of a request: the wake-up at its arrival, launches without a pause, the wake-up after the GPU",
         }
     }
@@ -65,7 +65,7 @@ impl Work for Inference {
         let mut arrival_ns = clock::now_ns().saturating_add(period_ns);
         let mut request = 0;
         while worker.proceed() {
-            // A request that arrived while another was served has waited since then.
+            // A request that arrived while another was served has waited since its arrival.
             worker.sleep_until_ns(arrival_ns);
             if worker.is_stopped() {
                 break;

@@ -1,5 +1,5 @@
-//! Loaders that a trainer forks itself, as PyTorch's do. An observer assigns them to their rank because they
-//! are its children. Forked loaders are not workers of the handle: they have no reports, and they end with their
+//! Loaders that a trainer forks itself, as PyTorch's do. An observer assigns them to their rank because they are its
+//! children. Forked loaders are not workers of the handle: the handle makes no reports of them, and they end with their
 //! trainer.
 
 use libc::pid_t;
@@ -9,11 +9,11 @@ use crate::shared_state::SharedState;
 use crate::sys::process::{self, ChildEnd};
 use crate::worker::{FailingStep, WorkFailure, Worker, WorkerTeam};
 
-/// The loaders of one rank.
+/// The forked loaders of one rank, by their pids.
 pub(super) struct ForkedLoaders(Vec<pid_t>);
 
 impl ForkedLoaders {
-    /// Forks `count` loaders. Each runs `load` with its index. Fork safe.
+    /// Forks `count` loaders. Each of them runs `load` with its index. Fork safe.
     pub(super) fn fork(
         count: usize,
         load: impl Fn(usize, &mut Worker<'_>) -> Result<(), WorkFailure>,
@@ -34,7 +34,7 @@ impl ForkedLoaders {
         Ok(loaders)
     }
 
-    /// Ends them. Returns an error if one had failed before.
+    /// Ends the loaders. Returns an error if one of them had failed before.
     pub(super) fn end_loaders(mut self) -> Result<(), WorkFailure> {
         match self.kill_and_reap() {
             Some(errno) => Err(FailingStep::RunLoader.as_failure()(errno)),
@@ -42,7 +42,7 @@ impl ForkedLoaders {
         }
     }
 
-    /// Kills and reaps all loaders. Returns the error of the first that had failed.
+    /// Kills and reaps all loaders. Returns the error of the first loader that had failed.
     fn kill_and_reap(&mut self) -> Option<Errno> {
         self.0
             .iter()
@@ -62,7 +62,7 @@ impl Drop for ForkedLoaders {
     }
 }
 
-/// Runs a loader and returns its exit code, from which the trainer learns how it ended.
+/// Runs a loader and returns its exit code, from which the trainer learns how the loader ended.
 fn run_loader(load: impl FnOnce(&mut Worker<'_>) -> Result<(), WorkFailure>) -> i32 {
     const TEAM_OF_ONE: WorkerTeam<'_> = WorkerTeam {
         index: 0,
@@ -71,7 +71,7 @@ fn run_loader(load: impl FnOnce(&mut Worker<'_>) -> Result<(), WorkFailure>) -> 
         slots: &[],
         pipes: &[],
     };
-    // It has its own record, so that its numbers do not mix with those of its trainer.
+    // The loader has its own record, so that its numbers do not mix with those of its trainer.
     let Ok(own) = SharedState::new(1, 0, 0) else {
         return Errno::NOMEM.raw_os_error();
     };
