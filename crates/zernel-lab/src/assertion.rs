@@ -9,6 +9,10 @@ use zernel_workload::SchedPolicy;
 use crate::scenario::Scenario;
 use crate::scenario::figures::{CpuTimeFigures, GroupFigures, RunFigures, exact_quantile};
 
+mod idle_time;
+
+use idle_time::judge_idle_time;
+
 /// The longest time that a runnable task may wait when a scenario does not say. A fair scheduler with
 /// twice as many tasks as CPUs lets each wait for some milliseconds.
 const DEFAULT_LONGEST_WAIT_MS: u64 = 250;
@@ -183,6 +187,7 @@ pub fn judge_run(
         judge_completion(figures),
     ];
     findings.extend(figures.account.as_ref().map(judge_accounting));
+    findings.extend(judge_idle_time(scenario, figures));
     let own_assertions = scenario.assertions.iter();
     findings.extend(own_assertions.filter_map(|assertion| judge_assertion(assertion, figures)));
     let was_ejected_for_idling = kernel_warning.is_some() && has_idle_cpu(figures);
@@ -206,7 +211,11 @@ fn judge_starvation(scenario: &Scenario, figures: &RunFigures) -> Finding {
             _ => None,
         });
     let limit_ms = scenario_limit_ms.unwrap_or(DEFAULT_LONGEST_WAIT_MS);
-    let longest_wait_ns = |group: &GroupFigures| group.longest_wait_ns.max(group.largest_gap_ns);
+    let longest_wait_ns = |group: &GroupFigures| {
+        let latest_wakeup_ns = group.wake_latency.quantile(1.0).unwrap_or(0);
+        let wait_ns = group.longest_wait_ns.max(group.largest_gap_ns);
+        wait_ns.max(latest_wakeup_ns)
+    };
     // A SCHED_IDLE task runs only when no other task is runnable, which may be never.
     let may_starve = |group: &&GroupFigures| {
         let policy = scenario.find_group(&group.name).map(|group| &group.policy);
