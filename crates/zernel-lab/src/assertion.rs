@@ -9,6 +9,10 @@ use zernel_workload::SchedPolicy;
 use crate::scenario::Scenario;
 use crate::scenario::figures::{CpuTimeFigures, GroupFigures, RunFigures, exact_quantile};
 
+mod idle_time;
+
+use idle_time::judge_idle_time;
+
 /// The longest time that a runnable task may wait when a scenario does not say. A fair scheduler with
 /// twice as many tasks as CPUs lets each wait for some milliseconds.
 const DEFAULT_LONGEST_WAIT_MS: u64 = 250;
@@ -183,6 +187,7 @@ pub fn judge_run(
         judge_completion(figures),
     ];
     findings.extend(figures.account.as_ref().map(judge_accounting));
+    findings.extend(judge_idle_time(scenario, figures));
     let own_assertions = scenario.assertions.iter();
     findings.extend(own_assertions.filter_map(|assertion| judge_assertion(assertion, figures)));
     let was_ejected_for_idling = kernel_warning.is_some() && has_idle_cpu(figures);
@@ -206,7 +211,11 @@ fn judge_starvation(scenario: &Scenario, figures: &RunFigures) -> Finding {
             _ => None,
         });
     let limit_ms = scenario_limit_ms.unwrap_or(DEFAULT_LONGEST_WAIT_MS);
-    let longest_wait_ns = |group: &GroupFigures| group.longest_wait_ns.max(group.largest_gap_ns);
+    let longest_wait_ns = |group: &GroupFigures| {
+        let latest_wakeup_ns = group.wake_latency.quantile(1.0).unwrap_or(0);
+        let wait_ns = group.longest_wait_ns.max(group.largest_gap_ns);
+        wait_ns.max(latest_wakeup_ns)
+    };
     // A SCHED_IDLE task runs only when no other task is runnable, which may be never.
     let may_starve = |group: &&GroupFigures| {
         let policy = scenario.find_group(&group.name).map(|group| &group.policy);
@@ -264,9 +273,24 @@ const KERNEL_WARNING_TEXTS: [&str; 7] = [
     "runtime error",
 ];
 
+/// Functions that warn if the kernel itself is single-stepped, which only the emulator does: after cmpxchg16b, QEMU 7.2
+/// sometimes leaves an invalid value in the flags register. No scheduler can set the trap flag of the kernel.
+const EMULATOR_FAULT_TEXTS: [&str; 1] = [" exc_debug_kernel+"];
+
+/// Whether a kernel message shows a fault of the emulator.
+fn shows_emulator_fault(message: &str) -> bool {
+    EMULATOR_FAULT_TEXTS
+        .iter()
+        .any(|text| message.contains(text))
+}
+
 fn judge_kernel_warning(kernel_warning: Option<&str>) -> Finding {
     match kernel_warning {
         None => Finding::new(true, "kernel: no warning".to_owned()),
+        Some(line) if shows_emulator_fault(line) => Finding {
+            verdict: Verdict::Inconclusive,
+            text: format!("kernel: the emulator changed its flags: {line}"),
+        },
         Some(line) => Finding::new(false, format!("kernel: {line}")),
     }
 }
@@ -278,23 +302,35 @@ const ORDERLY_UNLOAD_REASONS: [&str; 2] = [
     "unregistered from the main kernel",
 ];
 
-/// The first kernel message on a console that is a warning, or the ejection of a scheduler.
+/// The first kernel message on a console that is a warning, or the ejection of a scheduler. One that shows a fault of
+/// the emulator counts only if there is no other.
 #[must_use]
 pub fn first_kernel_warning(console: &str) -> Option<String> {
-    let without_time_stamp = |line: &str| {
-        line.split_once("] ")
-            .map_or(line.to_owned(), |(_, rest)| rest.to_owned())
-    };
-    let is_warning = |line: &String| {
-        let is_ejection = line.starts_with("sched_ext:")
-            && line.contains("disabled (")
-            && !ORDERLY_UNLOAD_REASONS.iter().any(|end| line.contains(end));
-        is_ejection
-            || KERNEL_WARNING_TEXTS
-                .iter()
-                .any(|warning| line.contains(warning))
-    };
-    console.lines().map(without_time_stamp).find(is_warning)
+    let mut warnings = console.lines().filter_map(kernel_warning_in_line);
+    let first = warnings.next()?;
+    match shows_emulator_fault(&first) {
+        true => Some(
+            warnings
+                .find(|warning| !shows_emulator_fault(warning))
+                .unwrap_or(first),
+        ),
+        false => Some(first),
+    }
+}
+
+/// The message of a console line without its time, if it is a warning or the ejection of a scheduler.
+pub(crate) fn kernel_warning_in_line(line: &str) -> Option<String> {
+    let message = line.split_once("] ").map_or(line, |(_, rest)| rest);
+    let is_ejection = message.starts_with("sched_ext:")
+        && message.contains("disabled (")
+        && !ORDERLY_UNLOAD_REASONS
+            .iter()
+            .any(|end| message.contains(end));
+    let is_warning = is_ejection
+        || KERNEL_WARNING_TEXTS
+            .iter()
+            .any(|warning| message.contains(warning));
+    is_warning.then(|| message.to_owned())
 }
 
 fn judge_completion(figures: &RunFigures) -> Finding {

@@ -21,7 +21,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::assertion::{Finding, Verdict, first_kernel_warning, judge_run, worst_verdict};
+use crate::assertion::{
+    Finding, Verdict, first_kernel_warning, judge_run, kernel_warning_in_line, worst_verdict,
+};
 use crate::deterministic::{DeterministicSettings, TickAlignment};
 use crate::guest::find_busybox;
 use crate::initramfs::Initramfs;
@@ -39,7 +41,7 @@ use crate::vm::{CommandOutcome, VmError, VmSpec};
 const VIRTUAL_TIME_BESIDE_SCENARIO: Duration = Duration::from_secs(38);
 /// Host time that a run may take.
 const HOST_TIME_LIMIT: Duration = Duration::from_secs(900);
-/// Lines of the console that a failed run keeps.
+/// Lines that a run keeps of the console's end, and from its first warning on.
 const KEPT_CONSOLE_LINES: usize = 40;
 
 /// What the virtual machine prints.
@@ -79,7 +81,7 @@ pub struct RunResult {
     pub findings: Vec<Finding>,
     /// The first kernel message that is a warning.
     pub kernel_warning: Option<String>,
-    /// The end of the kernel's messages.
+    /// The kernel's messages after the first warning, and the last ones.
     pub console: String,
     /// Time that the run took on this machine.
     pub host_seconds: f64,
@@ -337,7 +339,7 @@ impl ScenarioRun {
 
     fn record_outcome(&self, outcome: &CommandOutcome, result: &mut RunResult) {
         result.kernel_warning = first_kernel_warning(&outcome.console_log);
-        result.console = last_console_lines(&outcome.console_log);
+        result.console = kept_console_lines(&outcome.console_log);
         match serde_json::from_slice(&outcome.stdout) {
             Ok(GuestAnswer::Figures(figures)) => {
                 let scenario = self.scenario_with_control();
@@ -363,7 +365,7 @@ impl ScenarioRun {
         result.console = error
             .partial_output()
             .map_or_else(String::new, |partial_output| {
-                last_console_lines(&partial_output.console_log)
+                kept_console_lines(&partial_output.console_log)
             });
         let verdict = match error {
             _ if error.is_emulator_crash() => Verdict::Inconclusive,
@@ -462,9 +464,18 @@ fn stripped_program_in(cache: &Path, program: &Path) -> PathBuf {
     }
 }
 
-fn last_console_lines(console: &str) -> String {
+fn kept_console_lines(console: &str) -> String {
     let lines: Vec<&str> = console.lines().collect();
-    lines[lines.len().saturating_sub(KEPT_CONSOLE_LINES)..].join("\n")
+    let end_start = lines.len().saturating_sub(KEPT_CONSOLE_LINES);
+    let before_end = &lines[..end_start];
+    let first_warning = before_end
+        .iter()
+        .position(|line| kernel_warning_in_line(line).is_some());
+    let after_warning = before_end[first_warning.unwrap_or(end_start)..]
+        .iter()
+        .take(KEPT_CONSOLE_LINES);
+    let kept_lines: Vec<&str> = after_warning.chain(&lines[end_start..]).copied().collect();
+    kept_lines.join("\n")
 }
 
 #[cfg(test)]
@@ -490,12 +501,28 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_console_is_kept() {
-        let console: String = (0..100).map(|line| format!("line {line}\n")).collect();
+    fn the_end_of_a_console_and_its_first_warning_are_kept() {
+        let console_of = |warning_line: usize| -> String {
+            let text = |line| match line == warning_line {
+                true => "[ 1.0] WARNING: x\n".to_owned(),
+                false => format!("line {line}\n"),
+            };
+            (0..200).map(text).collect()
+        };
+        let kept = kept_console_lines(&console_of(200));
         assert!(
-            last_console_lines(&console).starts_with("line 60\n")
-                && last_console_lines(&console).ends_with("line 99")
+            kept.starts_with("line 160\n") && kept.ends_with("line 199"),
+            "{kept}"
         );
-        assert_eq!(last_console_lines("one"), "one");
+        let kept = kept_console_lines(&console_of(50));
+        assert!(
+            kept.starts_with("[ 1.0] WARNING: x\nline 51\n")
+                && kept.contains("\nline 89\nline 160\n")
+                && kept.ends_with("line 199"),
+            "{kept}"
+        );
+        let kept = kept_console_lines(&console_of(150));
+        assert_eq!(kept.lines().count(), 50, "{kept}");
+        assert_eq!(kept_console_lines("one"), "one");
     }
 }

@@ -104,16 +104,18 @@ pub struct CommandOutcome {
 }
 
 impl CommandOutcome {
-    /// Where this run and another deterministic run of the same command differ; `None` if their digests are equal.
+    /// The first line in which each output of this run differs from that of another deterministic run of the same command.
+    /// Empty if the digests of the runs are equal.
     #[must_use]
-    pub fn first_difference(&self, other_outcome: &Self) -> Option<RunDifference> {
-        let mut pairs = self
+    pub fn differences(&self, other_outcome: &Self) -> Vec<RunDifference> {
+        let pairs = self
             .digested_outputs()
             .into_iter()
             .zip(other_outcome.digested_outputs());
-        pairs.find_map(|((part, own_output), (_, other_output))| {
+        let differences = pairs.filter_map(|((part, own_output), (_, other_output))| {
             RunDifference::first_difference(part, own_output, other_output)
-        })
+        });
+        differences.collect()
     }
 
     /// What a digest covers, by name.

@@ -214,9 +214,13 @@ fn three_boots_print_the_same_bytes() -> TestResult {
     let signals = SENT_SIGNALS.load(Ordering::Relaxed);
     assert!(signals > 1000, "{signals} signals reached QEMU");
     for (boot, other) in [("second", &second), ("third", &third)] {
-        if let Some(difference) = first.first_difference(other) {
-            panic!("the first and the {boot} boot: {difference}");
-        }
+        let differences = first.differences(other);
+        let texts: Vec<String> = differences.iter().map(ToString::to_string).collect();
+        assert!(
+            texts.is_empty(),
+            "the first and the {boot} boot:\n{}",
+            texts.join("\n")
+        );
         assert_eq!(first.deterministic_run, other.deterministic_run);
     }
     Ok(())

@@ -150,6 +150,14 @@ fn kernel_messages_are_found_and_a_clean_end_is_none() {
     assert_eq!(judged(hotplug), Verdict::Pass);
     let ejected = "[ 3.1] sched_ext: BPF scheduler \"x\" disabled (runnable task stall)";
     assert_eq!(judged(ejected), Verdict::Fail);
+    let emulator =
+        "[ 2.1] WARNING: CPU: 2 PID: 0 at arch/x86/kernel/traps.c:1273 exc_debug_kernel+0x1a/0x1d";
+    assert_eq!(judged(emulator), Verdict::Inconclusive);
+    assert_eq!(
+        judged(&format!("{emulator}\n{ejected}\n")),
+        Verdict::Fail,
+        "another warning counts more"
+    );
 }
 
 #[test]

@@ -178,6 +178,8 @@ impl GuestPlan {
             SchedulerChoice::EevdfWithControl(control) => control.apply_to_scenario(scenario)?,
             _ => scenario.clone(),
         };
+        // The host judges, so another assertion needs no new boot.
+        scenario.assertions.clear();
         let start_offsets = seed::apply_seed(&mut scenario, seed)?;
         Ok(Self {
             scenario,

@@ -46,6 +46,7 @@ enum BootEnding {
     KvmFailed,
     BootTimedOut(Duration),
     CommandTimedOut(Duration),
+    PowerOffTimedOut,
     VirtualTimeLimitReached,
     Interrupted,
 }
@@ -85,10 +86,9 @@ impl BootAttempt {
             let ending = match (progress, qemu_exit_status) {
                 (GuestProgress::CommandEnded(status), _) => {
                     let end = *command_end.get_or_insert(now);
-                    let is_over = spec.deterministic_settings.is_none()
-                        || qemu_exit_status.is_some()
-                        || now - end >= POWER_OFF_LIMIT;
-                    is_over.then_some(BootEnding::CommandEnded(status))
+                    let is_over =
+                        spec.deterministic_settings.is_none() || qemu_exit_status.is_some();
+                    ending_after_command(status, is_over, now - end)
                 }
                 (GuestProgress::VirtualTimeLimitReached, _) => {
                     Some(BootEnding::VirtualTimeLimitReached)
@@ -158,11 +158,26 @@ impl BootAttempt {
                 limit,
                 partial_output,
             }),
+            BootEnding::PowerOffTimedOut => Err(VmError::PowerOffTimedOut {
+                limit: POWER_OFF_LIMIT,
+                partial_output,
+            }),
             BootEnding::VirtualTimeLimitReached => {
                 Err(VmError::VirtualTimeLimitReached { partial_output })
             }
             BootEnding::Interrupted => Err(VmError::Interrupted { partial_output }),
         }
+    }
+}
+
+fn ending_after_command(
+    status: CommandStatus,
+    is_over: bool,
+    since_end: Duration,
+) -> Option<BootEnding> {
+    match is_over {
+        true => Some(BootEnding::CommandEnded(status)),
+        false => (since_end >= POWER_OFF_LIMIT).then_some(BootEnding::PowerOffTimedOut),
     }
 }
 
@@ -295,6 +310,21 @@ mod tests {
         assert!(matches!(
             error_of_ended_guest(partial_output("all fine\n")),
             VmError::GuestStopped { .. }
+        ));
+    }
+
+    #[test]
+    fn a_guest_that_stays_on_after_its_command_is_an_error() {
+        let ending =
+            |is_over, since_end| ending_after_command(CommandStatus::Exited(0), is_over, since_end);
+        assert!(ending(false, Duration::from_secs(59)).is_none());
+        assert!(matches!(
+            ending(false, POWER_OFF_LIMIT),
+            Some(BootEnding::PowerOffTimedOut)
+        ));
+        assert!(matches!(
+            ending(true, POWER_OFF_LIMIT),
+            Some(BootEnding::CommandEnded(CommandStatus::Exited(0)))
         ));
     }
 

@@ -103,6 +103,16 @@ pub enum VmError {
         /// What is left of the run.
         partial_output: Box<PartialOutput>,
     },
+    /// The guest of a deterministic run did not switch itself off after the command.
+    #[error(
+        "the guest did not switch itself off within {limit:?} after the command, so its console is not complete\n{partial_output}"
+    )]
+    PowerOffTimedOut {
+        /// The time it had.
+        limit: Duration,
+        /// What is left of the run.
+        partial_output: Box<PartialOutput>,
+    },
     /// The command of a deterministic run took too much virtual time.
     #[error(
         "the command reached the limit of virtual time and was stopped with its VM; shorten it or raise the limit\n{partial_output}"
@@ -147,6 +157,7 @@ impl VmError {
             | Self::KernelPanic { partial_output, .. }
             | Self::GuestStopped { partial_output }
             | Self::CommandTimedOut { partial_output, .. }
+            | Self::PowerOffTimedOut { partial_output, .. }
             | Self::VirtualTimeLimitReached { partial_output }
             | Self::BootTimedOut { partial_output, .. }
             | Self::Interrupted { partial_output } => Some(partial_output),
