@@ -9,7 +9,7 @@ const SOURCE: &str = "src/qemu_threads.c";
 fn main() {
     println!("cargo::rerun-if-changed={SOURCE}");
     println!("cargo::rerun-if-env-changed=BPF_CLANG");
-    // The same clang compiles the BPF programs, so a build has it.
+    // The library is compiled by the clang that also compiles the BPF programs, so every build has it.
     let clang = env::var("BPF_CLANG").unwrap_or_else(|_| "clang".into());
     let library = PathBuf::from(env::var("OUT_DIR").expect("set by cargo")).join("qemu_threads.so");
     let status = Command::new(&clang)

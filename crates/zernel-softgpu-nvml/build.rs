@@ -1,8 +1,8 @@
-//! Gives the shared library the name that programs link to.
+//! Gives the shared library its soname `libnvidia-ml.so.1`, which programs link to.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");
-    // Threads and fork handlers of the library may outlive any `dlclose`.
+    // The library is never unloaded, because its threads and fork handlers may run after any `dlclose`.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

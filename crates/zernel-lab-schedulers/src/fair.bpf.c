@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * One queue for all CPUs, ordered by virtual time and weighted by nice values. It knows nothing of
- * cgroups, caches or wake-up preemption: the control against which a scheduler's ideas are measured.
+ * A scheduler with one queue for all CPUs, ordered by virtual time and weighted by nice values. It ignores
+ * cgroups and caches and has no wake-up preemption, so a comparison with it shows what these are worth.
  *
- * `fault` breaks it in one known way. The lab's tests show that each fault is found.
+ * The constant `fault` breaks the scheduler in one known way. The lab's tests show that each fault is found.
  */
 #include "sched_ext.bpf.h"
 
@@ -13,7 +13,7 @@ enum fault {
 	NO_FAULT,
 	/* One task in four runs only when no other task wants to. */
 	STARVE,
-	/* Tasks are put on CPUs that their cpuset or affinity excludes. */
+	/* Tasks are queued for CPUs that their cpuset or affinity excludes. */
 	IGNORE_CPUSETS,
 	/* The queue is not served any more, one second after the scheduler was loaded. */
 	STALL,
@@ -25,12 +25,12 @@ enum fault {
 	LOSE_WAKEUP,
 };
 
-/* Sections of their own, which the loader finds by name. */
+/* The constant has a section of its own, which the loader finds by name. */
 const volatile __u32 fault SEC(".rodata.fault") = NO_FAULT;
 
 enum {
 	QUEUE = 0,
-	/* Served only while QUEUE is empty. */
+	/* CPUs take tasks from this queue only while QUEUE is empty. */
 	STARVED_QUEUE = 1,
 };
 
@@ -105,7 +105,7 @@ void CALLBACK(fair_enqueue, struct task_struct *p, __u64 enq_flags)
 	}
 	if (fault == STARVE && is_user_task(p) && p->pid % 4 == 1)
 		queue = STARVED_QUEUE;
-	/* A task that slept gets at most one slice of credit. */
+	/* A task that slept may be behind the other tasks' virtual time by at most one slice. */
 	if ((__s64)(vtime - (now_vtime - SCX_SLICE_DFL)) < 0)
 		vtime = now_vtime - SCX_SLICE_DFL;
 	scx_bpf_dsq_insert_vtime(p, queue, SCX_SLICE_DFL, vtime, enq_flags);
@@ -139,7 +139,8 @@ void CALLBACK(fair_enable, struct task_struct *p)
 	p->scx.dsq_vtime = now_vtime;
 }
 
-/* Without these two the kernel ends the scheduler when a CPU comes or goes. There is nothing to do: no queue belongs to a CPU. */
+/* Without callbacks for CPUs the kernel ends the scheduler when a CPU is switched on or off. The callbacks are empty,
+ * because no queue belongs to a CPU. */
 void CALLBACK(fair_cpu_online, __s32 cpu)
 {
 }
@@ -176,7 +177,7 @@ struct sched_ext_ops fair_ops = {
 	.cpu_offline = (void *)fair_cpu_offline,
 	.init = (void *)fair_init,
 	.exit = (void *)fair_exit,
-	/* The kernel ejects the scheduler when a task waits longer than this. */
+	/* The kernel ejects the scheduler when a task waits longer than this time. */
 	.timeout_ms = 5000,
 	.name = "zernel_fair",
 };

@@ -15,7 +15,7 @@ use thiserror::Error;
 
 static FAIR_SCHEDULER_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fair.bpf.o"));
 
-/// Time between two looks at whether the scheduler still runs.
+/// Time between two checks whether the scheduler still runs.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// `SCX_EXIT_UNREG`: the loader unloaded the scheduler. The kernel's reasons have larger numbers.
 const EXIT_KIND_UNLOADED_BY_USER: u32 = 64;
@@ -24,11 +24,11 @@ const EXIT_KIND_UNLOADED_BY_USER: u32 = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Fault {
-    /// Nothing: the control.
+    /// No fault: the fair queue by which schedulers are compared.
     None = 0,
     /// One task in four runs only when no other task wants to.
     Starve = 1,
-    /// Tasks are put on CPUs that their cpuset or affinity excludes.
+    /// Tasks are queued for CPUs that their cpuset or affinity excludes.
     IgnoreCpusets = 2,
     /// The queue is not served any more, one second after the scheduler was loaded.
     Stall = 3,
@@ -41,7 +41,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All faults, the control without a fault first.
+    /// All faults; the fair queue without a fault comes first.
     pub const ALL: [Self; 7] = [
         Self::None,
         Self::Starve,
@@ -52,7 +52,7 @@ impl Fault {
         Self::LoseWakeup,
     ];
 
-    /// The name of the scheduler on a command line.
+    /// The name of the scheduler with this fault on a command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -84,7 +84,7 @@ impl FromStr for Fault {
     }
 }
 
-/// There is no scheduler of this name.
+/// The lab has no scheduler of this name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "there is no scheduler `{name}` in the lab; use one of {}",
@@ -98,7 +98,7 @@ fn scheduler_names() -> String {
     Fault::ALL.map(Fault::name).join(", ")
 }
 
-/// Why a scheduler did not run, or ended before it was asked to.
+/// Why a scheduler was not loaded, or ended before the caller stopped it.
 #[derive(Debug, Error)]
 pub enum SchedulerError {
     /// The kernel refused the BPF object.
@@ -109,9 +109,9 @@ pub enum SchedulerError {
     /// The kernel ejected the scheduler.
     #[error("the kernel ejected the scheduler (exit kind {kind}): {message}")]
     Ejected {
-        /// The kernel's `scx_exit_kind`.
+        /// The kernel's `scx_exit_kind`, which is the reason as a number.
         kind: u32,
-        /// The kernel's message.
+        /// The kernel's message about the reason.
         message: String,
     },
 }
@@ -119,7 +119,7 @@ pub enum SchedulerError {
 /// Loads the scheduler and keeps it loaded until `stop` is set.
 ///
 /// # Errors
-/// The kernel refuses or ejects it.
+/// The kernel refuses or ejects the scheduler.
 pub fn run_scheduler(fault: Fault, stop: &AtomicBool) -> Result<(), SchedulerError> {
     let mut open = ObjectBuilder::default().open_memory(FAIR_SCHEDULER_OBJECT)?;
     set_fault(&mut open, fault);
@@ -155,9 +155,9 @@ fn set_fault(open: &mut OpenObject, fault: Fault) {
     value[..4].copy_from_slice(&(fault as u32).to_ne_bytes());
 }
 
-/// Why the scheduler ended, as its last callback noted it.
+/// Why the scheduler ended, as the kernel passed it to the scheduler's last callback.
 struct SchedulerEnding {
-    /// 0 while the scheduler runs.
+    /// The kernel's `scx_exit_kind`; 0 while the scheduler runs.
     kind: u32,
     message: String,
 }

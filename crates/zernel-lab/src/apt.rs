@@ -1,4 +1,4 @@
-//! Fetches Debian packages with apt, signatures checked, without touching the machine's own apt: nothing is
+//! Downloads Debian packages with apt and checks their signatures. The machine's own apt is not changed: nothing is
 //! installed, and its package lists and settings stay as they are.
 
 use std::fs;
@@ -16,7 +16,7 @@ pub(crate) const KEYRING_PATH: &str = "/usr/share/keyrings/debian-archive-keyrin
 const MACHINE_SOURCES_FILE: &str = "/etc/apt/sources.list";
 const MACHINE_SOURCES_FOLDER: &str = "/etc/apt/sources.list.d";
 
-/// Why a package could not be fetched.
+/// Why a package could not be downloaded.
 #[derive(Debug, Error)]
 pub enum AptError {
     /// This machine has no apt.
@@ -24,10 +24,10 @@ pub enum AptError {
         "{program} is not on PATH, so no kernel can be fetched; give the path of a kernel on disk instead"
     )]
     ProgramMissing {
-        /// The program that was looked for.
+        /// The name of the missing program, such as `apt-get`.
         program: &'static str,
     },
-    /// Nothing to check signatures with.
+    /// This machine has no keys to check the signatures of packages with.
     #[error(
         "{KEYRING_PATH} is missing, so no package can be trusted; install the package debian-archive-keyring"
     )]
@@ -37,20 +37,20 @@ pub enum AptError {
         "no Debian mirror is named in {MACHINE_SOURCES_FILE} or {MACHINE_SOURCES_FOLDER}, so no kernel can be fetched; name one there, or give the path of a kernel on disk"
     )]
     NoMirror,
-    /// A file of the private apt could not be written or read.
+    /// A file or folder of an apt configuration could not be written or read.
     #[error("cannot use {path} for fetching packages: {source}", path = path.display())]
     FileUnusable {
-        /// The file or folder.
+        /// The path of the file or folder.
         path: PathBuf,
-        /// Why.
+        /// The error of the operation.
         source: io::Error,
     },
     /// apt or dpkg failed.
     #[error("{action} failed: {reason}; check the network, the proxy and the mirror in /etc/apt")]
     CommandFailed {
-        /// What was being done.
+        /// What apt or dpkg was doing, such as downloading a package.
         action: String,
-        /// Its error output.
+        /// The error output of apt or dpkg.
         reason: String,
     },
 }
@@ -62,7 +62,7 @@ pub(crate) struct DebianSuite {
 }
 
 impl DebianSuite {
-    /// Fetches the suite's package list.
+    /// Downloads the package list of a suite.
     pub(crate) fn fetch_package_list(name: &'static str) -> Result<Self, AptError> {
         check_can_fetch_packages()?;
         let folder = tempfile::Builder::new()
@@ -81,7 +81,7 @@ impl DebianSuite {
         Ok(suite)
     }
 
-    /// The names of all packages that start with `prefix`.
+    /// The names of all packages of the suite that start with `prefix`.
     pub(crate) fn package_names_with_prefix(&self, prefix: &str) -> Result<Vec<String>, AptError> {
         let mut command = self.apt_command("apt-cache", &["pkgnames", prefix]);
         let output = self.run_command(
@@ -94,7 +94,7 @@ impl DebianSuite {
             .collect())
     }
 
-    /// Downloads a package and unpacks its files into `target_folder`, without installing it.
+    /// Downloads a package of the suite and unpacks its files into `target_folder`, without installing the package.
     pub(crate) fn download_and_unpack(
         &self,
         package: &str,
@@ -119,8 +119,8 @@ impl DebianSuite {
         self.folder.path().join(name)
     }
 
-    /// Writes the configuration. apt writes below this folder only. The machine's own settings (proxies,
-    /// timeouts) are read first and stay valid; its hooks and pinning are disabled.
+    /// Writes the private apt configuration. apt writes below the folder of this configuration only. The machine's own
+    /// settings (proxies, timeouts) are read first and stay valid; its hooks and pinning are disabled.
     fn write_configuration(&self) -> Result<(), AptError> {
         for folder in ["lists/partial", "cache/archives/partial", "downloads"] {
             create_folder(&self.file_path(folder))?;
@@ -178,7 +178,7 @@ APT::Update::Error-Mode "any";
     }
 }
 
-/// Whether packages can be fetched here at all, apart from the network.
+/// Whether packages could be downloaded on this machine, if the network works.
 pub(crate) fn check_can_fetch_packages() -> Result<(), AptError> {
     for program in ["apt-get", "apt-cache", "dpkg-deb"] {
         if find_program(program).is_none() {
@@ -191,7 +191,7 @@ pub(crate) fn check_can_fetch_packages() -> Result<(), AptError> {
     machine_mirror().map(drop).ok_or(AptError::NoMirror)
 }
 
-/// apt's errors without its progress and warnings.
+/// The errors in apt's output, without progress and warnings.
 fn error_lines(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let errors: Vec<&str> = text
@@ -231,7 +231,7 @@ fn files_in_folder(folder: &Path) -> Result<Vec<PathBuf>, AptError> {
     })
 }
 
-/// The Debian mirror this machine's own apt uses.
+/// The Debian mirror that this machine's own apt uses.
 fn machine_mirror() -> Option<String> {
     let mut files = vec![PathBuf::from(MACHINE_SOURCES_FILE)];
     let mut parts = files_in_folder(Path::new(MACHINE_SOURCES_FOLDER)).unwrap_or_default();
@@ -247,7 +247,7 @@ fn machine_mirror() -> Option<String> {
     })
 }
 
-/// The Debian mirror in the one-line format: `deb [options] URI suite component…`.
+/// The Debian mirror in a source list of the one-line format: `deb [options] URI suite component…`.
 fn mirror_in_lines(text: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let line = line.split('#').next()?.trim().strip_prefix("deb")?;
@@ -262,7 +262,7 @@ fn mirror_in_lines(text: &str) -> Option<String> {
     })
 }
 
-/// The Debian mirror in the deb822 format: stanzas of `Field: value` lines.
+/// The Debian mirror in a source list of the deb822 format: stanzas of `Field: value` lines.
 fn mirror_in_stanzas(text: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     lines
@@ -283,7 +283,7 @@ fn mirror_in_stanzas(text: &str) -> Option<String> {
         })
 }
 
-/// The words of a field, including its continuation lines.
+/// The words of a field in a deb822 stanza, including its continuation lines.
 fn field_words<'a>(stanza: &[&'a str], name: &str) -> Vec<&'a str> {
     let value = |line: &&'a str| {
         let (key, value) = line.split_once(':')?;
@@ -303,8 +303,8 @@ fn field_words<'a>(stanza: &[&'a str], name: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Whether a source is Debian's main archive, not its security archive and not another vendor's
-/// packages for Debian. A wrong guess is harmless: its signature would not be Debian's.
+/// Whether a source is Debian's main archive, not its security archive and not another vendor's packages for Debian. A
+/// wrong guess is harmless: the packages of another archive would not have Debian's signature.
 fn is_debian_archive(mirror: &str, suites: &[&str], components: &[&str]) -> bool {
     const DEBIAN_SUITES: [&str; 9] = [
         "bullseye",

@@ -1,4 +1,4 @@
-//! Assertions about a run, and their verdicts.
+//! Assertions about a scenario's run, and the verdicts on them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,78 +16,78 @@ use idle_time::judge_idle_time;
 /// The longest time that a runnable task may wait when a scenario does not say. A fair scheduler with
 /// twice as many tasks as CPUs lets each wait for some milliseconds.
 const DEFAULT_LONGEST_WAIT_MS: u64 = 250;
-/// Samples beyond a quantile that make it worth a verdict.
+/// Number of samples that must lie beyond a quantile before the quantile is judged.
 const MIN_SAMPLES_BEYOND_QUANTILE: f64 = 2.0;
 
-/// What must hold in a run.
+/// What must hold in a run of a scenario.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Assertion {
-    /// No task waits longer, neither runnable without a CPU nor between two rounds. Replaces the default of
-    /// 250 ms.
+    /// No task waits longer than this time, neither runnable without a CPU nor between two rounds of a worker. Replaces
+    /// the default of 250 ms.
     Starvation {
-        /// The longest wait.
+        /// The longest wait that passes, in milliseconds.
         at_most_ms: u64,
     },
-    /// Groups get CPU time in these proportions.
+    /// Groups get CPU time in the proportions of `shares`.
     Fairness {
         /// The ideal share of each group, in any unit.
         shares: BTreeMap<String, f64>,
-        /// The largest deviation of a group's share from its ideal.
+        /// The largest deviation of a group's share from its ideal share that passes, in percent.
         within_percent: f64,
     },
-    /// A group uses this many CPUs on average.
+    /// A group uses this number of CPUs on average.
     CpuTime {
-        /// The group.
+        /// The name of the group.
         group: String,
-        /// The ideal.
+        /// The ideal number of CPUs.
         cpus: f64,
-        /// The largest deviation.
+        /// The largest deviation from the ideal number that passes, in percent.
         within_percent: f64,
     },
-    /// A group uses at most this many CPUs on average.
+    /// A group uses at most this number of CPUs on average.
     CpuLimit {
-        /// The group.
+        /// The name of the group.
         group: String,
-        /// The limit.
+        /// The largest number of CPUs that passes.
         at_most_cpus: f64,
     },
-    /// The workers of a group run on these CPUs only.
+    /// The workers of a group run on certain CPUs only.
     Isolation {
-        /// The group.
+        /// The name of the group.
         group: String,
-        /// The CPUs.
+        /// The CPUs on which the workers may run.
         cpus: Vec<usize>,
     },
-    /// A quantile of a group's wake-up latencies.
+    /// A quantile of a group's wake-up latencies has at most a certain value.
     Latency {
-        /// The group.
+        /// The name of the group.
         group: String,
-        /// The quantile, 0 to 1.
+        /// The quantile of the wake-up latency that is judged, 0 to 1.
         quantile: f64,
-        /// The largest value.
+        /// The largest latency that passes, in microseconds.
         at_most_us: u64,
     },
-    /// A quantile of a group's step times.
+    /// A quantile of a group's step times has at most a certain value.
     StepTime {
-        /// The group.
+        /// The name of the group.
         group: String,
-        /// The quantile, 0 to 1.
+        /// The quantile of the step time that is judged, 0 to 1.
         quantile: f64,
-        /// The largest value.
+        /// The largest step time that passes, in microseconds.
         at_most_us: u64,
     },
-    /// Steps of a group, or rounds if it has no steps.
+    /// A group does at least a certain number of steps per second, or of rounds if it has no steps.
     Throughput {
-        /// The group.
+        /// The name of the group.
         group: String,
-        /// The smallest rate.
+        /// The smallest number per second that passes.
         at_least_per_s: f64,
     },
 }
 
 impl Assertion {
-    /// The groups that it names.
+    /// The names of the groups that the assertion is about.
     #[must_use]
     pub fn named_groups(&self) -> Vec<&str> {
         match self {
@@ -103,22 +103,22 @@ impl Assertion {
     }
 }
 
-/// How a run or one assertion ended. The larger one wins when several are summed up.
+/// The verdict on a run or on one assertion. Of several verdicts, the largest one counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It held.
+    /// The assertion held.
     Pass,
-    /// It could not be tried here.
+    /// The assertion could not be tried on this machine.
     Skip,
-    /// The run shows neither that it held nor that it did not.
+    /// The run shows neither that the assertion held nor that it did not.
     Inconclusive,
-    /// It did not hold.
+    /// The assertion did not hold.
     Fail,
 }
 
 impl Verdict {
-    /// The exit code of a program that reports it. 2 is wrong usage.
+    /// The exit code of a program that reports this verdict. 2 is not used: it means wrong usage.
     #[must_use]
     pub fn exit_code(self) -> u8 {
         match self {
@@ -148,12 +148,12 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// One assertion, judged.
+/// The verdict on one assertion, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// How it ended.
+    /// Whether the assertion held.
     pub verdict: Verdict,
-    /// What was expected and what was measured.
+    /// What the assertion expects, and what was measured.
     pub text: String,
 }
 
@@ -166,14 +166,14 @@ impl Finding {
     }
 }
 
-/// The worst of some findings; a run without findings passes.
+/// The worst verdict of some findings; without findings, a pass.
 #[must_use]
 pub fn worst_verdict(findings: &[Finding]) -> Verdict {
     let verdicts = findings.iter().map(|finding| finding.verdict);
     verdicts.max().unwrap_or(Verdict::Pass)
 }
 
-/// Judges a run: the assertions that hold for every scenario, then the scenario's own.
+/// Judges a run by the assertions that hold for every scenario, then by the scenario's own assertions.
 #[must_use]
 pub fn judge_run(
     scenario: &Scenario,
@@ -192,8 +192,8 @@ pub fn judge_run(
     findings.extend(own_assertions.filter_map(|assertion| judge_assertion(assertion, figures)));
     let was_ejected_for_idling = kernel_warning.is_some() && has_idle_cpu(figures);
     if emulator_skipped_a_cpu(figures) && !was_ejected_for_idling {
-        // If the emulator did not execute a CPU, the run shows nothing about the scheduler, also if the kernel
-        // ejected it for a task that was stuck with that CPU.
+        // If the emulator did not execute a CPU, the run shows nothing about the scheduler. That holds even if the
+        // kernel ejected the scheduler because a task was stuck on that CPU.
         let failed_findings = findings
             .iter_mut()
             .filter(|finding| finding.verdict == Verdict::Fail);
@@ -236,14 +236,14 @@ fn judge_starvation(scenario: &Scenario, figures: &RunFigures) -> Finding {
     Finding::new(is_met, text)
 }
 
-/// Whether the emulator did not execute a CPU for some time.
+/// Whether the emulator left a CPU out for some time, so that its tasks could not run.
 fn emulator_skipped_a_cpu(figures: &RunFigures) -> bool {
     let account = figures.account.as_ref();
     account.is_some_and(|account| !account.stuck.is_empty())
 }
 
-/// Whether at least one CPU was idle all the time. The emulator executes the other CPUs without a pause while it leaves
-/// one out; a scheduler that forgets tasks lets them idle.
+/// Whether the CPUs were idle for as long as one CPU all the time. When the emulator leaves a CPU out, it executes the
+/// other CPUs without a pause. When a scheduler forgets tasks, the other CPUs idle.
 fn has_idle_cpu(figures: &RunFigures) -> bool {
     let account = figures.account.as_ref();
     account.is_some_and(|account| account.idle >= 1.0)
@@ -262,7 +262,7 @@ fn judge_loaded_scheduler(figures: &RunFigures) -> Finding {
     Finding::new(!scheduler.expected || scheduler.at_end, text)
 }
 
-/// Beginnings of kernel messages that a run must not cause.
+/// Beginnings of kernel messages that a run must not cause: warnings and crashes.
 const KERNEL_WARNING_TEXTS: [&str; 7] = [
     "WARNING:",
     "BUG:",
@@ -295,8 +295,8 @@ fn judge_kernel_warning(kernel_warning: Option<&str>) -> Finding {
     }
 }
 
-/// Why a scheduler ends without a fault: its program asked for it, or a CPU came or went. In the latter case the
-/// program is expected to load it again, which is judged at the end.
+/// Reasons for which a scheduler ends without a fault: its program unloaded it, or a CPU came or went. After the latter
+/// the program is expected to load the scheduler again, which is judged at the end of the run.
 const ORDERLY_UNLOAD_REASONS: [&str; 2] = [
     "unregistered from user space",
     "unregistered from the main kernel",
@@ -356,7 +356,8 @@ fn judge_completion(figures: &RunFigures) -> Finding {
     }
 }
 
-/// Whether the figures can be believed: all CPU time is accounted for, and the emulator executed every CPU.
+/// Judges whether the figures of a run can be believed: all CPU time is accounted for, and the emulator executed every
+/// CPU.
 fn judge_accounting(account: &CpuTimeFigures) -> Finding {
     let (sum, cpus) = (account.sum_cpus(), account.cpus);
     let verdict = match account.adds_up && account.stuck.is_empty() {
@@ -370,7 +371,8 @@ fn judge_accounting(account: &CpuTimeFigures) -> Finding {
     Finding { verdict, text }
 }
 
-/// Judges one assertion of a scenario. `None` for starvation, which is judged in every scenario.
+/// Judges one assertion of a scenario. Returns `None` for an assertion on starvation, which is judged in every
+/// scenario.
 fn judge_assertion(assertion: &Assertion, figures: &RunFigures) -> Option<Finding> {
     let group_missing = |name: &str| Finding {
         verdict: Verdict::Inconclusive,
@@ -518,7 +520,7 @@ fn quantile_finding(
         quantile * 100.0
     );
     let verdict = match value_us <= at_most_us as f64 {
-        // A few samples are enough to show a large value. They are not enough to show a small tail.
+        // A few samples are enough to show that a quantile is too large. They are not enough to show that it is small.
         true if value_ns.is_none()
             || (quantile < 1.0 && samples_beyond < MIN_SAMPLES_BEYOND_QUANTILE) =>
         {

@@ -1,4 +1,4 @@
-//! Checks, before a boot, whether this machine can boot a VM.
+//! Checks, before a boot, whether this machine can boot a virtual machine.
 
 use thiserror::Error;
 
@@ -7,16 +7,16 @@ use crate::guest::find_busybox;
 use crate::kernel::{KernelCache, KernelRequest};
 use crate::qemu::QemuPrograms;
 
-/// What a machine lacks for booting a VM, one line each, with the remedy.
+/// What this machine lacks to boot a virtual machine, one line each, with the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("no VM can be booted here: {}", .lacks.join("; "))]
 pub struct VmUnavailable {
-    /// What is missing.
+    /// What is missing, one entry each.
     pub lacks: Vec<String>,
 }
 
-/// Whether a VM with such a kernel can be booted: QEMU, a static busybox, and the kernel in the cache or apt
-/// to fetch it with. The network is not tried.
+/// Checks whether a virtual machine with this kernel can be booted: there is QEMU, a static busybox, and either the
+/// kernel in the cache or apt to download it with. The network is not tried.
 pub fn check_vm_available(request: &KernelRequest) -> Result<(), VmUnavailable> {
     let checks = [
         check_architecture(),
@@ -34,7 +34,7 @@ pub fn check_vm_available(request: &KernelRequest) -> Result<(), VmUnavailable> 
     }
 }
 
-/// The guest runs this machine's programs.
+/// The guest runs programs of this machine, so both need the same architecture.
 fn check_architecture() -> Result<(), String> {
     match std::env::consts::ARCH {
         "x86_64" => Ok(()),

@@ -1,7 +1,7 @@
-//! Schedulers side by side: every scenario under every scheduler with every seed, one boot each.
+//! Compares schedulers: runs every scenario under every scheduler with every seed, one boot for each run.
 //!
-//! Runs are paired by seed. The rule is stated before the runs: a scheduler is better or worse than the first one
-//! when the sign test over the seeds says so with p ≤ 0.016, which six seeds of six give.
+//! Runs with the same seed are paired. The rule is fixed before the runs: a scheduler is better or worse than the first
+//! one when the sign test over the seeds says so with p ≤ 0.016, which six seeds of six give.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,59 +31,60 @@ pub use row::SchedulerRow;
 pub const COMPARISON_RULE: &str =
     "better or worse than the first scheduler: sign test over the seeds, p <= 0.016 (6 of 6 seeds)";
 
-/// What to compare.
+/// What to compare: scenarios, schedulers and seeds.
 #[derive(Debug, Clone)]
 pub struct SchedulerComparison {
-    /// The scenarios.
+    /// The scenarios that every scheduler runs.
     pub scenarios: Vec<Scenario>,
-    /// The schedulers. The others are compared with the first.
+    /// The schedulers. Each of them is compared with the first.
     pub schedulers: Vec<SchedulerChoice>,
-    /// Seeds 1 to this number.
+    /// Number of seeds; the seeds are 1 to this number.
     pub seed_count: u64,
-    /// Boots at once.
+    /// Number of virtual machines that run at once.
     pub parallel_boots: usize,
 }
 
-/// How far a comparison is.
+/// The progress of a comparison.
 #[derive(Debug, Clone)]
 pub struct ComparisonProgress<'a> {
-    /// Runs that are done.
+    /// Number of runs that are done.
     pub finished_runs: usize,
-    /// All runs.
+    /// Number of all runs.
     pub total_runs: usize,
-    /// The run that was done last.
+    /// The result of the run that was done last.
     pub last_result: &'a RunResult,
-    /// An estimate from the runs that were booted.
+    /// Remaining time, estimated from the runs that were booted.
     pub time_left: Option<Duration>,
 }
 
-/// A comparison that is done.
+/// The result of a comparison.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonReport {
     /// The rule by which schedulers are called better or worse.
     pub rule: String,
-    /// One per scenario.
+    /// One result for each scenario.
     pub scenarios: Vec<ScenarioReport>,
 }
 
-/// One scenario under all schedulers.
+/// The result of one scenario under all schedulers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ScenarioReport {
-    /// The scenario's name.
+    /// The name of the scenario.
     pub name: String,
-    /// What it shows.
+    /// What the scenario shows.
     pub about: String,
-    /// The figure that is compared.
+    /// The figure by which the schedulers are compared.
     pub metric: Metric,
-    /// One per scheduler, in the order of the command line.
+    /// One row for each scheduler, in the order of the command line.
     pub rows: Vec<SchedulerRow>,
 }
 
-/// A run of the comparison: indices of its scenario and its scheduler, and its seed.
+/// One run of the comparison: the indices of its scenario and its scheduler, and its seed.
 type RunKey = (usize, usize, u64);
 
 impl SchedulerComparison {
-    /// Runs everything. `configure_run` changes each run, `on_progress` hears of each one that is done.
+    /// Runs every scenario under every scheduler with every seed. The function `configure_run` may change each run
+    /// before it starts, and `on_progress` is called after each run.
     ///
     /// Returns `None` if `interrupt` was set.
     pub fn run(
@@ -108,7 +109,7 @@ impl SchedulerComparison {
                             .interrupted_by(Arc::clone(interrupt));
                         let begin = Instant::now();
                         let result = run.run();
-                        // Fails if the comparison was interrupted.
+                        // The send fails only if the comparison was interrupted.
                         let _ = sender.send((*run_key, result, begin.elapsed()));
                         if interrupt.load(Ordering::Relaxed) {
                             break;
@@ -136,7 +137,7 @@ impl SchedulerComparison {
         is_complete.then(|| self.build_report(&results))
     }
 
-    /// All runs, seed by seed, so that an early look at the cache covers every scheduler.
+    /// All runs in the order in which they start: all schedulers with the first seed come before the second seed.
     fn run_keys(&self) -> Vec<RunKey> {
         let mut run_keys = Vec::new();
         for scenario in 0..self.scenarios.len() {
@@ -201,7 +202,7 @@ impl SchedulerComparison {
 }
 
 impl ComparisonReport {
-    /// The worst verdict of all runs.
+    /// The worst verdict of all runs of the comparison.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let rows = self.scenarios.iter().flat_map(|scenario| &scenario.rows);
@@ -210,7 +211,7 @@ impl ComparisonReport {
 }
 
 impl ScenarioReport {
-    /// A plot: one line per scheduler, one dot per seed.
+    /// An SVG plot of a scenario: one line per scheduler, one dot per seed.
     #[must_use]
     pub fn to_svg(&self) -> String {
         plot::render_svg(self)

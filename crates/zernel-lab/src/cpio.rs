@@ -1,6 +1,6 @@
-//! The "newc" cpio format, the one the kernel unpacks an initramfs from.
+//! Writes the "newc" cpio format, from which the kernel unpacks an initramfs.
 //!
-//! The same calls give the same bytes: owners and times are zero, inode numbers count up.
+//! The same calls write the same bytes: owners and times are zero, inode numbers count up.
 
 use std::io::{self, Read, Write};
 
@@ -8,10 +8,10 @@ const MODE_REGULAR_FILE: u32 = 0o100_000;
 const MODE_DIRECTORY: u32 = 0o040_000;
 const MODE_SYMLINK: u32 = 0o120_000;
 const TRAILER_NAME: &[u8] = b"TRAILER!!!";
-/// Names and contents start at multiples of this.
+/// Names and contents of entries start at multiples of this number of bytes.
 const ALIGNMENT_BYTES: u64 = 4;
 
-/// Writes one archive. Names are paths without a leading slash; a folder must come before its contents.
+/// Writes one cpio archive. Names are paths without a leading slash; a folder must come before its contents.
 pub(crate) struct CpioWriter<W> {
     output: W,
     written_bytes: u64,
@@ -37,7 +37,7 @@ impl<W: Write> CpioWriter<W> {
         })
     }
 
-    /// A regular file of exactly `size` bytes, copied from `content` without holding it in memory.
+    /// Adds a regular file of exactly `size` bytes, copied from `content` without holding it in memory.
     pub(crate) fn write_file(
         &mut self,
         name: &[u8],
@@ -48,7 +48,7 @@ impl<W: Write> CpioWriter<W> {
         self.write_entry(name, MODE_REGULAR_FILE | mode, size, content)
     }
 
-    /// Ends the archive and gives the sink back.
+    /// Ends the archive and returns the sink that it was written to.
     pub(crate) fn finish_archive(mut self) -> io::Result<W> {
         self.write_header(TRAILER_NAME, 0, 0, 0)?;
         self.output.flush()?;
@@ -119,7 +119,7 @@ impl<W: Write> CpioWriter<W> {
 pub(crate) mod tests {
     use super::*;
 
-    /// One entry as an independent reader sees it.
+    /// One entry of a cpio archive, as a reader that is independent of the writer sees it.
     #[derive(Debug, PartialEq, Eq)]
     pub(crate) struct CpioEntry {
         pub(crate) name: String,
@@ -128,7 +128,7 @@ pub(crate) mod tests {
         pub(crate) content: Vec<u8>,
     }
 
-    /// Reads an archive by the format's description (`Documentation/driver-api/early-userspace/buffer-format.rst`).
+    /// Reads a cpio archive by the format's description (`Documentation/driver-api/early-userspace/buffer-format.rst`).
     pub(crate) fn read_archive(archive: &[u8]) -> Vec<CpioEntry> {
         let mut entries = Vec::new();
         let mut entry_start = 0;

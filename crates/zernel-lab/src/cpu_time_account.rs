@@ -1,5 +1,5 @@
-//! An account of the CPU time of a run: what each part used, what the kernel used, what was idle. The parts are measured
-//! independently of each other, so that a sum that is not the number of CPUs shows a mistake.
+//! An account of the CPU time of a run: which time each cgroup used, which the kernel, and which was idle. The parts
+//! are measured independently of each other, so that a sum that is not the number of CPUs shows a mistake.
 //!
 //! A part is a cgroup, whose `cpu.stat` also counts processes that have exited. Kernel threads and processes outside of
 //! the parts are counted by their own `schedstat`. Idle time comes from `/proc/stat`, in units of 10 ms.
@@ -10,21 +10,22 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Largest difference between the sum of an account and the number of CPUs, for four CPUs.
+/// Largest difference that is accepted between the sum of an account and the number of CPUs, for four CPUs.
 pub const TOLERANCE_CPUS: f64 = 0.02;
 
-/// A CPU that misses ticks for this long was stuck. Rounding loses two ticks of 10 ms at most.
+/// A CPU that misses ticks for this long counts as stuck. Rounding loses two ticks of 10 ms at most.
 pub const STUCK_AFTER: Duration = Duration::from_millis(100);
 
-/// A reading that takes longer is repeated: its first and its last value would be of different moments.
+/// A reading of all CPU time that takes longer than this is repeated, because its first and its last value would be of
+/// different moments.
 const MAX_READING_TIME: Duration = Duration::from_millis(2);
 const READING_ATTEMPTS: usize = 10;
 
-/// Unit of `/proc/stat`.
+/// Unit of the times in `/proc/stat`.
 const NANOSECONDS_PER_TICK: u64 = 10_000_000;
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-/// All CPU time used up to a moment.
+/// All CPU time that was used up to one moment, by part.
 #[derive(Debug, Clone)]
 pub struct CpuTimeReading {
     read_at: Instant,
@@ -34,7 +35,7 @@ pub struct CpuTimeReading {
     other_ns: u64,
 }
 
-/// CPU time of one cgroup so far.
+/// CPU time that one cgroup has used so far.
 #[derive(Debug, Clone)]
 struct CgroupReading {
     name: String,
@@ -43,7 +44,8 @@ struct CgroupReading {
 }
 
 impl CpuTimeReading {
-    /// Reads the CPU time of some cgroups, by name and path below the cgroup root, and of everything else.
+    /// Reads the CPU time of some cgroups, given by name and by path below the cgroup root, and the CPU time of
+    /// everything else.
     ///
     /// # Errors
     /// A cgroup or /proc cannot be read.
@@ -67,12 +69,12 @@ impl CpuTimeReading {
         Ok(reading)
     }
 
-    /// When it was taken.
+    /// When this reading was taken.
     pub(crate) fn read_at(&self) -> Instant {
         self.read_at
     }
 
-    /// One attempt, however long it takes.
+    /// Reads all CPU time once, however long that takes.
     pub(crate) fn read_once(cgroups: &[(String, PathBuf)]) -> io::Result<Self> {
         let mut readings = Vec::new();
         for (name, cgroup) in cgroups {
@@ -96,30 +98,31 @@ impl CpuTimeReading {
     }
 }
 
-/// CPU time between two readings, in CPUs: 1.0 is one CPU all the time.
+/// The CPU time that was used between two readings, in CPUs: 1.0 is one CPU all the time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CpuTimeAccount {
-    /// Time between the readings.
+    /// Time between the two readings.
     pub wall_time: Duration,
-    /// The number of CPUs, which the parts must add up to.
+    /// The number of CPUs, which all other figures must add up to.
     pub cpu_count: usize,
-    /// The cgroups, by name.
+    /// CPUs that each cgroup used, by the name of the cgroup.
     pub cgroups: Vec<(String, f64)>,
-    /// Kernel threads.
+    /// CPUs that kernel threads used.
     pub kernel_cpus: f64,
-    /// Processes outside of the cgroups that still run, the reader among them.
+    /// CPUs that processes outside of the cgroups used. The process that reads the times is among them; processes that
+    /// have exited are not.
     pub other_cpus: f64,
-    /// Idle time.
+    /// CPUs that were idle.
     pub idle_cpus: f64,
-    /// Time in which CPUs were switched off.
+    /// CPUs that were switched off, in proportion to the time.
     pub offline_cpus: f64,
-    /// CPUs that missed their ticks for longer than [`STUCK_AFTER`], with the time that they missed: they had interrupts
-    /// disabled, or the host did not execute them.
+    /// CPUs that missed their ticks for longer than [`STUCK_AFTER`], with the time that they missed. They had
+    /// interrupts disabled, or the host did not execute them.
     pub stuck_cpus: Vec<(usize, Duration)>,
 }
 
 impl CpuTimeAccount {
-    /// The account of the time between two readings. A cgroup that is only in the second one is new.
+    /// The account of the time between two readings. A cgroup that is only in the second reading counts as new.
     #[must_use]
     pub fn between_readings(first: &CpuTimeReading, second: &CpuTimeReading) -> Self {
         let wall_time = second.read_at.saturating_duration_since(first.read_at);
@@ -151,7 +154,7 @@ impl CpuTimeAccount {
         }
     }
 
-    /// The same with the time for which CPUs were switched off.
+    /// The same account, with the time for which CPUs were switched off.
     #[must_use]
     pub fn with_offline_time(mut self, offline: &[(usize, Duration)]) -> Self {
         let total_offline: Duration = offline.iter().map(|(_, time)| *time).sum();
@@ -165,21 +168,23 @@ impl CpuTimeAccount {
         self
     }
 
-    /// All parts together.
+    /// The sum of all parts of the account, in CPUs.
     #[must_use]
     pub fn sum_cpus(&self) -> f64 {
         let cgroups: f64 = self.cgroups.iter().map(|(_, cpus)| cpus).sum();
         cgroups + self.kernel_cpus + self.other_cpus + self.idle_cpus + self.offline_cpus
     }
 
-    /// Whether the parts add up to the CPUs, within [`TOLERANCE_CPUS`] per four CPUs and the units of `/proc/stat`.
+    /// Whether the parts add up to the number of CPUs, within [`TOLERANCE_CPUS`] per four CPUs and the units of
+    /// `/proc/stat`.
     #[must_use]
     pub fn adds_up(&self) -> bool {
         let tolerance = TOLERANCE_CPUS * (self.cpu_count as f64 / 4.0).max(1.0);
         (self.sum_cpus() - self.cpu_count as f64).abs() <= tolerance + self.idle_error_cpus()
     }
 
-    /// Largest error of the idle time: it is rounded to 10 ms on each CPU. CPUs that are always busy have no such error.
+    /// Largest error of the idle time in CPUs: idle time is rounded to 10 ms on each CPU. CPUs that are always busy
+    /// have no such error.
     fn idle_error_cpus(&self) -> f64 {
         let unit_ns = NANOSECONDS_PER_TICK as f64;
         let largest = self.cpu_count as f64 * unit_ns / self.wall_time.as_nanos().max(1) as f64;
@@ -213,7 +218,7 @@ impl fmt::Display for CpuTimeAccount {
     }
 }
 
-/// The CPUs that are in both readings.
+/// The CPUs that occur in both readings.
 fn cpus_in_both_readings<'a>(
     first: &'a CpuTimeReading,
     second: &'a CpuTimeReading,
@@ -226,7 +231,7 @@ fn cpus_in_both_readings<'a>(
 }
 
 /// The time for which a busy CPU missed its ticks. A CPU that idles now and then cannot be judged: it stops its tick
-/// meanwhile, and what it does until the next tick is not counted.
+/// while it idles, and its work until the next tick is not counted.
 fn missed_ticks(
     before: &CpuStat,
     after: &CpuStat,
@@ -254,7 +259,7 @@ fn malformed_file(what: &str) -> io::Error {
     )
 }
 
-/// CPU time of a cgroup by its `cpu.stat`, which counts microseconds.
+/// CPU time of a cgroup in nanoseconds, from its `cpu.stat`, which counts microseconds.
 fn cgroup_cpu_ns(text: &str) -> io::Result<u64> {
     let usage = text
         .lines()
@@ -265,13 +270,13 @@ fn cgroup_cpu_ns(text: &str) -> io::Result<u64> {
         .ok_or_else(|| malformed_file("cpu.stat"))
 }
 
-/// Times of one CPU by `/proc/stat`.
+/// Times of one CPU, from `/proc/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct CpuStat {
     cpu: usize,
-    /// Idle time and I/O wait.
+    /// Idle time of the CPU and its I/O wait.
     idle_ns: u64,
-    /// All time that the kernel accounted, idle time included.
+    /// All time of the CPU that the kernel accounted, idle time included.
     accounted_ns: u64,
 }
 
@@ -285,7 +290,8 @@ fn parse_proc_stat(text: &str) -> io::Result<Vec<CpuStat>> {
         .ok_or_else(|| malformed_file("/proc/stat"))
 }
 
-/// A line without its `cpu`: number, user, nice, system, idle, iowait, irq, softirq, steal, then parts of the former.
+/// Parses a line without its `cpu`: number, user, nice, system, idle, iowait, irq, softirq, steal. The fields after
+/// these are parts of earlier ones.
 fn parse_cpu_line(line: &str) -> Option<CpuStat> {
     let mut fields = line.split_whitespace();
     let cpu = fields.next()?.parse().ok()?;
@@ -304,7 +310,7 @@ fn parse_cpu_line(line: &str) -> Option<CpuStat> {
     })
 }
 
-/// CPU time of all kernel threads and of all processes outside of some cgroups.
+/// CPU time of all kernel threads, and of all processes outside of some cgroups.
 fn cpu_ns_outside_of_cgroups(cgroups: &[(String, PathBuf)]) -> io::Result<(u64, u64)> {
     let (mut kernel_ns, mut other_ns) = (0_u64, 0_u64);
     for process in fs::read_dir("/proc")?.flatten() {
@@ -317,7 +323,7 @@ fn cpu_ns_outside_of_cgroups(cgroups: &[(String, PathBuf)]) -> io::Result<(u64, 
         if !is_pid {
             continue;
         }
-        // A process that exits meanwhile cannot be read; its time is lost for the account.
+        // A process that exits during the reading cannot be read, so the account lacks its time.
         let (Ok(stat), Ok(cgroup)) = (
             fs::read_to_string(folder.join("stat")),
             fs::read_to_string(folder.join("cgroup")),
@@ -334,7 +340,7 @@ fn cpu_ns_outside_of_cgroups(cgroups: &[(String, PathBuf)]) -> io::Result<(u64, 
     Ok((kernel_ns, other_ns))
 }
 
-/// CPU time of the threads of a process that have not exited.
+/// CPU time of those threads of a process that have not exited.
 fn threads_cpu_ns(process: &Path) -> u64 {
     let threads = fs::read_dir(process.join("task"))
         .into_iter()
@@ -347,10 +353,10 @@ fn threads_cpu_ns(process: &Path) -> u64 {
     used.fold(0, u64::saturating_add)
 }
 
-/// Whether `/proc/PID/stat` is that of a kernel thread.
+/// Whether a text from `/proc/PID/stat` is that of a kernel thread.
 fn is_kernel_thread(proc_stat: &str) -> bool {
     const PF_KTHREAD: u64 = 0x0020_0000;
-    // The name is in parentheses and may hold anything; flags are the seventh field after it.
+    // The name of the task is in parentheses and may contain anything; the flags are the seventh field after it.
     let fields = proc_stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let flags: Option<u64> = fields
         .split_whitespace()
@@ -359,7 +365,7 @@ fn is_kernel_thread(proc_stat: &str) -> bool {
     flags.is_some_and(|flags| flags & PF_KTHREAD != 0)
 }
 
-/// Whether `/proc/PID/cgroup` names a cgroup or one below it.
+/// Whether a text from `/proc/PID/cgroup` names a cgroup or one below it.
 fn is_in_cgroup(proc_cgroup: &str, cgroup: &Path) -> bool {
     let process_cgroup = proc_cgroup
         .lines()
@@ -468,7 +474,7 @@ mod tests {
         assert!(account(8_030, 0).adds_up());
         assert!(!account(8_050, 0).adds_up());
         assert!(!account(7_950, 0).adds_up());
-        // Idle time is known to 10 ms of each CPU.
+        // Idle time is exact to 10 ms for each CPU.
         assert!(account(3_000, 4_950).adds_up());
         assert!(!account(3_000, 4_910).adds_up());
         let text = account(3_000, 4_000).to_string();

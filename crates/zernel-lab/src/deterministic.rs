@@ -1,38 +1,38 @@
-//! The deterministic machine: the same files, command and seed give the same output to the last byte, on any host and
-//! under any load.
+//! The deterministic virtual machine: the same files, command and seed give the same output to the last byte, on any
+//! host and under any load.
 //!
-//! QEMU counts instructions and derives every clock of the guest from the count: one instruction takes one
-//! nanosecond, and while all vCPUs are idle the clock jumps to the next timer. One host thread executes all vCPUs in
-//! turn; each runs until the next virtual timer. A timer every 10 µs therefore bounds how long a vCPU waits for
-//! its turn. A preloaded library (`qemu_threads.c`) keeps QEMU's other threads from changing the order of turns.
-//! docs/lab-machine.md lists what this machine can measure and what it cannot.
+//! QEMU counts instructions and derives every clock of the guest from the count: one instruction takes one nanosecond,
+//! and while all vCPUs are idle the clock jumps to the next timer. One host thread executes all vCPUs in turn; each
+//! runs until the next virtual timer. So a timer every 10 µs bounds how long a vCPU waits for its turn. A preloaded
+//! library (`qemu_threads.c`) keeps QEMU's other threads from changing the order of turns. docs/lab-machine.md lists
+//! what this machine can measure and what it cannot.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Interval of the timer that makes the emulator change vCPUs. With it, four pinned spinners differ by 1 % under
-/// QEMU 7.2; without it a vCPU waits for milliseconds.
+/// Interval of the timer that ends a vCPU's turn. With it, four pinned spinners differ by 1 % under QEMU 7.2; without
+/// it a vCPU waits for milliseconds.
 const VCPU_TURN_US: u32 = 10;
 
-/// The guest's date at boot, and that its clock follows virtual time.
+/// QEMU's setting for the guest's date at boot, and for a clock that follows virtual time.
 const RTC_OPTION_VALUE: &str = "base=2026-01-01,clock=vm";
 
 /// Settings of a deterministic run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeterministicSettings {
-    /// Seeds the guest's random numbers and the moment of the command's start.
+    /// The seed of the guest's random numbers and of the moment at which the command starts.
     pub seed: u64,
-    /// Alignment of the CPUs' scheduler ticks.
+    /// How the scheduler ticks of the CPUs are aligned.
     pub ticks: TickAlignment,
     /// Virtual time after which the guest stops the command.
     pub virtual_time_limit: Duration,
 }
 
 impl DeterministicSettings {
-    /// Several minutes on the host.
+    /// Virtual time that a command may take by default, which is several minutes on the host.
     pub const DEFAULT_VIRTUAL_TIME_LIMIT: Duration = Duration::from_secs(40);
 
-    /// A run with this seed, aligned ticks and the default limit.
+    /// Settings of a run with this seed, aligned ticks and the default limit.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
@@ -42,24 +42,24 @@ impl DeterministicSettings {
         }
     }
 
-    /// The same run with other ticks.
+    /// The same settings with another alignment of the ticks.
     #[must_use]
     pub fn ticks(mut self, ticks: TickAlignment) -> Self {
         self.ticks = ticks;
         self
     }
 
-    /// The same run with another limit.
+    /// The same settings with another limit of virtual time.
     #[must_use]
     pub fn virtual_time_limit(mut self, virtual_time_limit: Duration) -> Self {
         self.virtual_time_limit = virtual_time_limit;
         self
     }
 
-    /// What to boot when the emulator has crashed the guest: the same with other random numbers and another start
-    /// time. The same boots crash in every run, so the result stays the same, too.
+    /// The settings of the next boot after the emulator has crashed the guest: the same limit and ticks, other random
+    /// numbers and another start time. The same boots crash in every run, so the result stays the same, too.
     pub(crate) fn settings_after_emulator_crash(&self) -> impl Iterator<Item = Self> {
-        /// Larger than the number of seeds of any comparison, so that no other run has the same seed.
+        /// This step is larger than the number of seeds of any comparison, so no other run has the same seed.
         const SEED_DISTANCE: u64 = 1_000_003;
         (1..4).map(|attempt| Self {
             seed: self.seed.wrapping_add(attempt * SEED_DISTANCE),
@@ -67,13 +67,13 @@ impl DeterministicSettings {
         })
     }
 
-    /// QEMU's options beside the accelerator and the CPU.
+    /// QEMU's options of a deterministic run, without the accelerator and the CPU.
     pub(crate) fn qemu_options(&self) -> Vec<(&'static str, String)> {
         vec![
             ("-icount", "shift=0,sleep=off".to_owned()),
             ("-seed", self.seed.to_string()),
             ("-rtc", RTC_OPTION_VALUE.to_owned()),
-            // A network hub without a card: only the filter's timer matters.
+            // A network hub without a network card: only the timer of its filter matters.
             ("-netdev", "hubport,id=turns,hubid=0".to_owned()),
             (
                 "-object",
@@ -82,7 +82,7 @@ impl DeterministicSettings {
         ]
     }
 
-    /// Words on the kernel's command line.
+    /// The words that a deterministic run adds to the kernel's command line.
     pub(crate) fn kernel_arguments(&self) -> &'static [&'static str] {
         match self.ticks {
             TickAlignment::Aligned => &["clocksource=tsc", "skew_tick=0"],
@@ -90,7 +90,7 @@ impl DeterministicSettings {
         }
     }
 
-    /// Time from the guest's readiness to the start of the command: up to two ticks of 4 ms.
+    /// Time between the moment at which the guest is ready and the start of the command: up to two ticks of 4 ms.
     pub(crate) fn command_start_delay(&self) -> Duration {
         const TWO_TICKS_US: u64 = 8_000;
         Duration::from_micros(random_words(self.seed).next().unwrap_or(0) % TWO_TICKS_US)
@@ -106,7 +106,8 @@ impl DeterministicSettings {
     }
 }
 
-/// Alignment of the scheduler ticks of the CPUs. Ticks shape latencies, because most preemption happens at a tick.
+/// Alignment of the scheduler ticks of the CPUs. Latencies depend on the alignment, because most preemption happens at
+/// a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TickAlignment {
     /// All CPUs tick at the same moment, the kernel's default.
@@ -116,31 +117,31 @@ pub enum TickAlignment {
     Skewed,
 }
 
-/// What a deterministic run leaves for comparing it with another one.
+/// What can be compared between two deterministic runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeterministicRunRecord {
     /// Hash of the output, the console with its timestamps, and the kernel's counters (interrupts, context switches,
     /// CPU time) at the end. Two runs of the same files, command and seed must have the same digest.
     pub digest: RunDigest,
-    /// The guest's time from boot to the end of the command.
+    /// Virtual time from the guest's boot to the end of the command.
     pub virtual_time: Duration,
-    /// The text with the kernel's counters that the guest printed at the end of the command.
+    /// The kernel's counters as text, which the guest printed at the end of the command.
     pub kernel_counters: String,
 }
 
 /// The first line in which two runs differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunDifference {
-    /// The part of the run: its output, the console or the counters.
+    /// The part of the run that differs: its output, the console or the counters.
     pub part: &'static str,
     /// The number of the line, from 1.
     pub line_number: usize,
-    /// The line in both runs; `None` in the run that has fewer lines.
+    /// The differing line in each of the two runs; `None` in the run that has fewer lines.
     pub line_in_each_run: [Option<String>; 2],
 }
 
 impl RunDifference {
-    /// Compares one part of two runs; `None` if it is equal.
+    /// Compares one part of two runs; `None` if the part is equal in both.
     pub(crate) fn first_difference(
         part: &'static str,
         first_run: &[u8],
@@ -192,7 +193,7 @@ impl fmt::Display for RunDifference {
 pub struct RunDigest(u64);
 
 impl RunDigest {
-    /// The hash of some texts and of where each of them ends.
+    /// The hash of some texts, which also depends on where each text ends.
     pub(crate) fn of_texts<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
         const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
@@ -212,7 +213,7 @@ impl fmt::Display for RunDigest {
     }
 }
 
-/// An endless sequence that a seed determines (SplitMix64).
+/// An endless sequence of random numbers that a seed determines (SplitMix64).
 fn random_words(seed: u64) -> impl Iterator<Item = u64> {
     let mut state = seed;
     std::iter::from_fn(move || {
@@ -245,7 +246,7 @@ mod tests {
 
     #[test]
     fn the_first_words_are_those_of_splitmix64() {
-        // The reference implementation's sequence for seed 1234567.
+        // The first numbers that the reference implementation returns for seed 1234567.
         let words: Vec<u64> = random_words(1_234_567).take(2).collect();
         assert_eq!(
             words,

@@ -1,16 +1,17 @@
 //! A program of 220 bytes that credits the guest kernel with given random bytes.
 //!
 //! Without `rdrand` and with an exact clock the kernel finds no entropy, and `getrandom` blocks for seconds. Only an
-//! ioctl credits entropy, and a shell has none: busybox has `seedrng` from version 1.36 on.
+//! ioctl credits the kernel with entropy, and no shell can call it: busybox has `seedrng` from version 1.36 on.
 
-/// Where the program is loaded.
+/// The address at which the program is loaded.
 const LOAD_ADDRESS: u64 = 0x40_0000;
-/// Sizes of the ELF header and of one program header.
+/// Sizes of the ELF header and of one program header, in bytes.
 const ELF_HEADER_BYTES: u16 = 64;
 const PROGRAM_HEADER_BYTES: u16 = 56;
 const CODE_OFFSET: u64 = ELF_HEADER_BYTES as u64 + PROGRAM_HEADER_BYTES as u64;
 
-/// The instructions, followed by the path that they refer to. `struct rand_pool_info` comes right after them.
+/// The instructions of the program, followed by the path that they refer to. `struct rand_pool_info` comes right after
+/// the path.
 const INSTRUCTIONS: &[u8] = &[
     0xb8, 0x02, 0x00, 0x00, 0x00, // mov eax, 2 (open)
     0x48, 0x8d, 0x3d, 0x27, 0x00, 0x00, 0x00, // lea rdi, [path]
@@ -48,7 +49,7 @@ fn elf_header() -> Vec<u8> {
     header.extend(EXECUTABLE.to_le_bytes());
     header.extend(X86_64.to_le_bytes());
     header.extend(1_u32.to_le_bytes());
-    // Entry point, offset of the program headers, no sections.
+    // ELF header: entry point, offset of the program headers, no sections.
     for word in [LOAD_ADDRESS + CODE_OFFSET, u64::from(ELF_HEADER_BYTES), 0] {
         header.extend(word.to_le_bytes());
     }
@@ -59,7 +60,7 @@ fn elf_header() -> Vec<u8> {
     header
 }
 
-/// One segment with the whole file, readable and executable.
+/// Program header: one segment with the whole file, readable and executable.
 fn program_header(size: u64) -> Vec<u8> {
     const LOADABLE_SEGMENT: u32 = 1;
     const READ_AND_EXECUTE: u32 = 5;
@@ -90,7 +91,7 @@ mod tests {
         assert!(file.ends_with(&[0x5a; 64]));
     }
 
-    /// The addresses in the code are distances from the next instruction.
+    /// Addresses in the code are distances from the next instruction.
     #[test]
     fn the_code_refers_to_the_path_and_to_the_pool() {
         let operand_target = |at: usize| usize::from(INSTRUCTIONS[at - 4]) + at;

@@ -1,4 +1,4 @@
-//! The guest side: the script that runs as its first process, and its messages to the host.
+//! The guest's side of a run: the script that runs as the guest's first process, and its messages to the host.
 //!
 //! The script uses three ports: the command's stdout, its stderr, and a status port. On the status port it
 //! writes `ready` when it starts the command, and `done …` when the command has ended and all its output is
@@ -17,13 +17,13 @@ use crate::program_dependencies;
 use crate::program_search::find_program;
 use crate::vm::{CommandStatus, VmError};
 
-/// The first process, named on the kernel's command line.
+/// Path of the guest's first process, as named on the kernel's command line.
 pub(crate) const INIT_PATH: &str = "/zernel/init";
 const BUSYBOX_PATH: &str = "/zernel/busybox";
-/// Credits the kernel with the seed's random bytes.
+/// Path of the program that credits the guest's kernel with the seed's random bytes.
 const ENTROPY_PROGRAM_PATH: &str = "/zernel/entropy";
 
-/// Files in the run's folder, one per port.
+/// Files in the run's folder on the host, one for each port of the guest.
 pub(crate) const STDOUT_FILE: &str = "stdout";
 pub(crate) const STDERR_FILE: &str = "stderr";
 pub(crate) const STATUS_FILE: &str = "status";
@@ -31,15 +31,15 @@ pub(crate) const STATUS_FILE: &str = "status";
 /// The ports that carry bytes from the guest to the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GuestPorts {
-    /// Fast, but the driver must be built into the kernel, because the guest has no modules.
+    /// Virtio ports are fast, but the driver must be built into the kernel, because the guest has no modules.
     Virtio,
-    /// Four PC serial ports; the first is the console. Half a megabyte per second, and every kernel has the
-    /// driver.
+    /// Four PC serial ports; the first one is the console. They carry half a megabyte per second, and every kernel has
+    /// the driver.
     Serial,
 }
 
 impl GuestPorts {
-    /// The best ports a kernel has without modules.
+    /// The fastest ports that a kernel can use without modules.
     pub(crate) fn for_kernel(kernel: &Kernel) -> Self {
         let has_virtio = ["CONFIG_VIRTIO_PCI", "CONFIG_VIRTIO_CONSOLE"]
             .iter()
@@ -53,8 +53,8 @@ impl GuestPorts {
 
     /// Arguments with which QEMU writes each port of the guest to a file in QEMU's working folder.
     ///
-    /// Without an event descriptor if deterministic: with it another host thread carries the bytes, at a
-    /// time that does not depend on the guest's clock.
+    /// A deterministic run has no event descriptor: with one, another host thread would carry the bytes, at a time that
+    /// does not depend on the guest's clock.
     pub(crate) fn qemu_arguments(self, is_deterministic: bool) -> Vec<OsString> {
         let mut arguments = Vec::new();
         if self == Self::Virtio {
@@ -78,7 +78,7 @@ impl GuestPorts {
         arguments.into_iter().map(OsString::from).collect()
     }
 
-    /// The guest's side: the path of port 1, 2 or 3 without its number.
+    /// The path of port 1, 2 or 3 in the guest, without the number.
     fn device_path_prefix(self) -> &'static str {
         match self {
             Self::Virtio => "/dev/vport0p",
@@ -87,7 +87,7 @@ impl GuestPorts {
     }
 }
 
-/// What runs in the guest.
+/// The command that runs in the guest, with its environment.
 #[derive(Debug)]
 pub(crate) struct GuestCommand<'a> {
     pub(crate) program: &'a OsStr,
@@ -96,7 +96,7 @@ pub(crate) struct GuestCommand<'a> {
     pub(crate) deterministic_settings: Option<&'a DeterministicSettings>,
 }
 
-/// The statically linked busybox that the first process is made of.
+/// The statically linked busybox that runs the guest's first process.
 pub(crate) fn find_busybox() -> Result<PathBuf, VmError> {
     let path = find_program("busybox").ok_or(VmError::BusyboxMissing)?;
     match program_dependencies::dynamic_loader(&path) {
@@ -106,7 +106,7 @@ pub(crate) fn find_busybox() -> Result<PathBuf, VmError> {
     }
 }
 
-/// Adds the first process, and what programs expect of any Linux system.
+/// Adds the first process to the guest's files, and what programs expect of any Linux system.
 pub(crate) fn add_base_system(
     initramfs: &mut Initramfs,
     kernel: &Kernel,
@@ -130,7 +130,7 @@ pub(crate) fn add_base_system(
     Ok(())
 }
 
-/// Adds the program that the first process of a deterministic guest calls.
+/// Adds the program that a deterministic guest's first process calls to credit entropy.
 pub(crate) fn add_entropy_program(
     initramfs: &mut Initramfs,
     settings: &DeterministicSettings,
@@ -139,12 +139,12 @@ pub(crate) fn add_entropy_program(
     Ok(initramfs.add_file_with_content(ENTROPY_PROGRAM_PATH, program, 0o755)?)
 }
 
-/// The first process's script.
+/// The script that the guest's first process runs.
 ///
-/// The command writes to pipes, as under any shell, and `cat` carries the bytes on: a virtio port takes
-/// only part of a large write and can be opened only once, which programs do not expect of their stdout.
-/// `time` distinguishes an exit code from a signal; a shell's `$?` does not. Processes that the command leaves
-/// running are killed before the script waits for the pipes, because a daemon would hold them open for ever.
+/// The command writes to pipes, as under any shell, and `cat` copies the bytes to a port: a virtio port takes only part
+/// of a large write and can be opened only once, which programs do not expect of their stdout. `time` distinguishes an
+/// exit code from a signal; a shell's `$?` does not. Processes that the command leaves running are killed before the
+/// script waits for the pipes, because a daemon would hold them open for ever.
 pub(crate) fn init_script(
     command: &GuestCommand<'_>,
     ports: GuestPorts,
@@ -182,7 +182,7 @@ pub(crate) fn init_script(
     Ok(script)
 }
 
-/// What the script does right before and right after the command, as two functions.
+/// Two functions of the script: what runs right before the command, and what runs right after it.
 fn before_and_after_functions(settings: Option<&DeterministicSettings>) -> String {
     let Some(settings) = settings else {
         return "before() { :; }\nafter() { :; }".to_owned();
@@ -202,7 +202,8 @@ after() {{
     )
 }
 
-/// Lines on the status port of a deterministic guest: the limit of virtual time was reached, the time at the end.
+/// Beginnings of lines on the status port of a deterministic guest: the limit of virtual time was reached, and the time
+/// at the end of the command.
 const LIMIT_LINE: &str = "limit";
 const TIME_PREFIX: &str = "time ";
 
@@ -248,7 +249,7 @@ after
 echo "done $code $how" >&3
 $busybox poweroff -f"#;
 
-/// One word of a shell script that means exactly these bytes.
+/// Quotes bytes as one word of a shell script that means exactly these bytes.
 fn quote_for_shell(word: &OsStr) -> Result<Vec<u8>, VmError> {
     if word.as_bytes().contains(&0) {
         return Err(VmError::BadArgumentOrVariableName {
@@ -280,7 +281,7 @@ fn check_variable_name(name: &str) -> Result<&[u8], VmError> {
     }
 }
 
-/// How far the guest is, by what it wrote on the status port so far.
+/// How far the guest has come, by the lines that it has written to the status port so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GuestProgress {
     Booting,
@@ -291,7 +292,7 @@ pub(crate) enum GuestProgress {
 
 impl GuestProgress {
     pub(crate) fn parse_status(status: &str) -> Self {
-        // A line without its end may still be growing.
+        // A line without a line break may not be complete yet.
         let complete_lines = status.rfind('\n').map_or("", |end| &status[..end]);
         let ended_line = complete_lines
             .lines()
@@ -307,7 +308,7 @@ impl GuestProgress {
     }
 }
 
-/// The time since boot that a deterministic guest wrote at the command's end.
+/// The time since boot that a deterministic guest wrote to the status port at the command's end.
 pub(crate) fn virtual_time_in_status(status: &str) -> Option<Duration> {
     let nanoseconds = status
         .lines()
@@ -315,8 +316,8 @@ pub(crate) fn virtual_time_in_status(status: &str) -> Option<Duration> {
     nanoseconds.parse().ok().map(Duration::from_nanos)
 }
 
-/// Reads the shell's exit code and the first line `time` wrote. `time` that wrote nothing was killed itself,
-/// together with the command.
+/// Reads the shell's exit code and the first line that `time` wrote. If `time` wrote nothing, it was killed together
+/// with the command.
 fn parse_command_status(line: &str) -> Option<CommandStatus> {
     let (code, how) = line.split_once(' ')?;
     let code: i32 = code.parse().ok()?;

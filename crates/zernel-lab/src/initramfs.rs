@@ -1,7 +1,7 @@
-//! The files of a guest: a list made on the host, written as a cpio archive that the kernel unpacks.
+//! The files of a guest: a list that the host makes, written as a cpio archive that the kernel unpacks.
 //!
-//! The list holds paths, not contents, so that a large program costs memory only while it is copied.
-//! The same list gives the same bytes.
+//! The list holds paths, not contents, so that a large program costs memory only while it is copied. The same list
+//! gives the same archive.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,10 +16,10 @@ use crate::cpio::CpioWriter;
 pub use crate::program_dependencies::ProgramError;
 use crate::program_dependencies::{dynamic_loader, needed_files};
 
-/// The loader's index of libraries; without it the guest would not find those outside the default folders.
+/// The dynamic loader's index of libraries. Without it the guest would not find libraries outside the default folders.
 const LOADER_INDEX_PATH: &str = "/etc/ld.so.cache";
-/// Folders that the loader searches without its index. The index lists all libraries of a machine, so a guest that gets
-/// it is not the same on another machine.
+/// Folders that the dynamic loader searches without its index. The index lists all libraries of a machine, so a guest
+/// that gets it is not the same on another machine.
 const LOADER_DEFAULT_FOLDERS: [&str; 6] = [
     "/lib",
     "/usr/lib",
@@ -35,10 +35,10 @@ pub enum InitramfsError {
     /// A path inside the guest is relative, goes upwards, or names nothing.
     #[error("{path} cannot be a path in the guest; give an absolute one without `..`", path = path.display())]
     BadGuestPath {
-        /// The path as it was given.
+        /// The path that the caller gave.
         path: PathBuf,
     },
-    /// Two entries want the same path, or one needs a folder where the other is a file.
+    /// Two entries of the list have the same path, or one needs a folder where the other is a file.
     #[error("{path} is in the guest already and is not of the same kind", path = path.display())]
     PathConflict {
         /// The path in the guest.
@@ -53,12 +53,12 @@ pub enum InitramfsError {
     /// A file of this machine could not be read.
     #[error("cannot copy {path} into the guest: {source}", path = path.display())]
     HostFileUnreadable {
-        /// The path on this machine.
+        /// The path of the file on this machine.
         path: PathBuf,
-        /// Why.
+        /// The error of reading the file.
         source: io::Error,
     },
-    /// The needs of a program could not be determined.
+    /// The loader and libraries that a program needs could not be determined.
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// The archive could not be written.
@@ -66,10 +66,10 @@ pub enum InitramfsError {
     WriteFailed(#[source] io::Error),
 }
 
-/// What a guest sees in its root folder.
+/// The files and folders that a guest sees in its root folder.
 #[derive(Debug, Clone, Default)]
 pub struct Initramfs {
-    /// By path in the guest. Paths order by component, so a folder comes before what is in it.
+    /// The entries by their path in the guest. Paths are ordered by component, so a folder comes before what is in it.
     entries: BTreeMap<PathBuf, InitramfsEntry>,
 }
 
@@ -88,17 +88,17 @@ impl InitramfsEntry {
 }
 
 impl Initramfs {
-    /// A guest without any file.
+    /// A root folder without any file.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether the guest has something at this path.
+    /// Whether the guest has a file or a folder at this path.
     pub fn contains_path(&self, guest_path: impl AsRef<Path>) -> bool {
         self.entries.contains_key(guest_path.as_ref())
     }
 
-    /// An empty folder with the given mode, and its parents.
+    /// Adds an empty folder with the given mode, and its parents.
     pub fn add_directory(
         &mut self,
         guest_path: impl AsRef<Path>,
@@ -107,7 +107,7 @@ impl Initramfs {
         self.insert_entry(guest_path.as_ref(), InitramfsEntry::Directory { mode })
     }
 
-    /// A file with this content.
+    /// Adds a file with this content.
     pub fn add_file_with_content(
         &mut self,
         guest_path: impl AsRef<Path>,
@@ -123,7 +123,7 @@ impl Initramfs {
         )
     }
 
-    /// A symbolic link; the target is not checked.
+    /// Adds a symbolic link. Its target is not checked.
     pub fn add_symlink(
         &mut self,
         guest_path: impl AsRef<Path>,
@@ -137,7 +137,7 @@ impl Initramfs {
         )
     }
 
-    /// A copy of a file of this machine, with its mode. Symbolic links on this machine are followed.
+    /// Adds a copy of a file of this machine, with its mode. Symbolic links on this machine are followed.
     pub fn add_host_file(
         &mut self,
         host_path: impl AsRef<Path>,
@@ -162,7 +162,7 @@ impl Initramfs {
         )
     }
 
-    /// An executable of this machine, at the same path, with the loader and the libraries it needs.
+    /// Adds an executable of this machine at the same path, with the loader and the libraries that it needs.
     pub fn add_program(&mut self, host_path: impl AsRef<Path>) -> Result<(), InitramfsError> {
         let host_path = std::path::absolute(host_path.as_ref()).map_err(|source| {
             InitramfsError::HostFileUnreadable {
@@ -173,7 +173,7 @@ impl Initramfs {
         self.add_program_at(&host_path, &host_path)
     }
 
-    /// An executable of this machine, at another path, with the loader and the libraries it needs.
+    /// Adds an executable of this machine at another path, with the loader and the libraries that it needs.
     pub fn add_program_at(
         &mut self,
         host_path: impl AsRef<Path>,
@@ -191,7 +191,7 @@ impl Initramfs {
         self.add_host_file(host_path, guest_path)
     }
 
-    /// A file of this machine, at the same path; a program comes with the loader and the libraries it needs.
+    /// Adds a file of this machine at the same path; a program comes with the loader and the libraries that it needs.
     pub fn add_at_same_path(&mut self, host_path: impl AsRef<Path>) -> Result<(), InitramfsError> {
         let host_path = host_path.as_ref();
         let path = std::path::absolute(host_path).map_err(|source| {
@@ -202,7 +202,7 @@ impl Initramfs {
         })?;
         match dynamic_loader(&path) {
             Ok(Some(_)) => self.add_program(path),
-            // A script, a library, data; or a folder, which is refused.
+            // The file is not an executable: a script, a library or data is copied, a folder is refused.
             Ok(None) | Err(ProgramError::NotAnExecutable { .. }) => {
                 self.add_host_file(&path, &path)
             }
@@ -210,7 +210,7 @@ impl Initramfs {
         }
     }
 
-    /// Writes the archive.
+    /// Writes all entries as a cpio archive.
     pub fn write_archive_to(&self, output: impl Write) -> Result<(), InitramfsError> {
         let mut writer = CpioWriter::new(output);
         for (guest_path, entry) in &self.entries {
@@ -255,7 +255,7 @@ impl Initramfs {
         Ok(())
     }
 
-    /// Whether the path is taken by something that is not a folder.
+    /// Whether the path is already that of an entry which is not a folder.
     fn is_taken_by_a_non_folder(&self, guest_path: &Path) -> bool {
         self.entries
             .get(guest_path)
@@ -263,7 +263,7 @@ impl Initramfs {
     }
 }
 
-/// Whether the loader finds a library only by its index.
+/// Whether the dynamic loader finds this library only by its index.
 fn needs_loader_index(library: &Path) -> bool {
     let is_searched = |folder: &Path| {
         LOADER_DEFAULT_FOLDERS
@@ -273,14 +273,14 @@ fn needs_loader_index(library: &Path) -> bool {
     !library.parent().is_some_and(is_searched)
 }
 
-/// The folders a path lies in, without the root itself.
+/// The folders that contain a path, without the root itself.
 fn parent_folders(path: &Path) -> impl Iterator<Item = &Path> {
     path.ancestors()
         .skip(1)
         .filter(|parent| parent.parent().is_some())
 }
 
-/// Whether a path starts at the root, goes only downwards, and names something below the root.
+/// Whether a path starts at the root, never goes upwards, and names something below the root.
 fn is_valid_guest_path(path: &Path) -> bool {
     let mut components = path.components();
     components.next() == Some(Component::RootDir)

@@ -20,50 +20,51 @@ pub(crate) use cache::cache_folder;
 pub use cache::{AvailableKernel, KernelCache};
 pub use version::{BadKernelVersion, KernelVersion};
 
-/// The kernel option for BPF schedulers.
+/// The kernel option that must be set for BPF schedulers.
 const SCHED_EXT_OPTION: &str = "CONFIG_SCHED_CLASS_EXT";
-/// A file beside an image in the cache: the functions that [`malformed_scheduler_functions`] found in it.
+/// Name of a file beside a kernel's image in the cache. It lists the functions that [`malformed_scheduler_functions`]
+/// found in the image.
 const MALFORMED_FUNCTIONS_FILE: &str = "malformed-scheduler-functions";
-/// The first series whose Debian build has it.
+/// The first kernel series whose Debian build has sched_ext.
 const FIRST_SERIES_WITH_SCHED_EXT: [u32; 2] = [6, 16];
 
-/// Why there is no kernel to boot.
+/// Why no kernel could be found or downloaded.
 #[derive(Debug, Error)]
 pub enum KernelError {
-    /// No place to keep kernels.
+    /// There is no folder in which downloaded kernels could be kept.
     #[error("there is no folder for fetched kernels: set ZERNEL_CACHE, XDG_CACHE_HOME or HOME")]
     NoCacheFolder,
-    /// A file could not be read or written.
+    /// A file of the cache, or a kernel image, could not be read or written.
     #[error("cannot use {path}: {source}", path = path.display())]
     FileUnusable {
-        /// The file or folder.
+        /// The path of the file or folder.
         path: PathBuf,
-        /// Why.
+        /// The error of the operation.
         source: io::Error,
     },
     /// A file is not an x86 kernel image.
     #[error("{path} is not a bootable x86 kernel image (a vmlinuz, also called bzImage)", path = path.display())]
     NotAKernelImage {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// The packages could not be fetched.
+    /// The packages of a kernel could not be downloaded.
     #[error("no kernel could be fetched: {0}")]
     Apt(#[from] AptError),
     /// Debian has no such kernel.
     #[error("Debian has no kernel {request}; it has {available}")]
     NoSuchKernel {
-        /// What was asked for.
+        /// The kernel that the caller asked for.
         request: String,
-        /// What there is.
+        /// The kernels that Debian offers, as text.
         available: String,
     },
-    /// A package does not hold what it should.
+    /// A package that should hold a file of the kernel lacks the file.
     #[error("Debian's package of kernel {release} holds no {name}; ask for another version")]
     IncompletePackage {
-        /// The kernel.
+        /// The release of the kernel.
         release: String,
-        /// The missing file.
+        /// The name of the missing file.
         name: &'static str,
     },
     /// No kernel that Debian offers loads BPF schedulers.
@@ -71,7 +72,7 @@ pub enum KernelError {
         "no kernel that Debian offers loads schedulers: {unusable_kernels}; give one with `zernel lab kernel use`"
     )]
     NoneLoadsSchedulers {
-        /// The kernels that were fetched, each with what is wrong with it.
+        /// The kernels that were downloaded, each with the reason why it does not load schedulers.
         unusable_kernels: String,
     },
     /// No kernel of this release is in the cache.
@@ -79,10 +80,10 @@ pub enum KernelError {
         "{release} is neither a file nor a kernel in the cache; `zernel lab kernel list` prints those"
     )]
     NotCached {
-        /// What was given.
+        /// The release that the caller gave.
         release: String,
     },
-    /// What was asked for is not a version.
+    /// The text that should name a kernel is not a version.
     #[error(transparent)]
     BadKernelVersion(#[from] BadKernelVersion),
 }
@@ -114,17 +115,17 @@ fn file_error(path: &Path, source: io::Error) -> KernelError {
     }
 }
 
-/// Which kernel is wanted. As text: `sched_ext`, or a version such as `6.12` or `6.18.15`.
+/// Which kernel a caller wants. As text: `sched_ext`, or a version such as `6.12` or `6.18.15`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KernelRequest {
-    /// The newest one that can run BPF schedulers.
+    /// The newest kernel that can load BPF schedulers.
     NewestWithSchedExt,
-    /// The newest one whose version starts with these numbers.
+    /// The newest kernel whose version starts with these numbers.
     NewestOfSeries(Vec<u32>),
 }
 
 impl KernelRequest {
-    /// Whether a kernel on disk fulfils the request.
+    /// Whether a kernel in the cache is one that the request asks for.
     pub fn is_fulfilled_by(&self, kernel: &Kernel) -> bool {
         match self {
             Self::NewestWithSchedExt => {
@@ -134,7 +135,8 @@ impl KernelRequest {
         }
     }
 
-    /// Whether a kernel of this version may fulfil the request, before its image is fetched.
+    /// Whether a kernel of this version may be one that the request asks for, as far as is known before its image is
+    /// downloaded.
     fn may_be_fulfilled_by(&self, version: &KernelVersion) -> bool {
         match self {
             Self::NewestWithSchedExt => version.numbers() >= FIRST_SERIES_WITH_SCHED_EXT.as_slice(),
@@ -171,11 +173,11 @@ impl fmt::Display for KernelRequest {
 /// Whether a kernel can load BPF schedulers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SchedulerSupport {
-    /// Schedulers load, as far as the image shows.
+    /// BPF schedulers load, as far as the image shows.
     LoadsSchedulers,
-    /// It was built without sched_ext.
+    /// The kernel was built without sched_ext.
     BuiltWithoutSchedExt,
-    /// It was built with tools that leave these functions in a form that the verifier refuses.
+    /// The kernel was built with tools that leave these functions in a form that the verifier refuses.
     MalformedBtf(Vec<String>),
 }
 
@@ -194,21 +196,21 @@ impl fmt::Display for SchedulerSupport {
     }
 }
 
-/// A kernel on disk.
+/// A kernel on disk: its image and what is known about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kernel {
-    /// Its release, read from the image.
+    /// The release of the kernel, read from the image.
     pub version: KernelVersion,
-    /// The bootable image.
+    /// The path of the bootable image.
     pub image_path: PathBuf,
-    /// What it was built with, if known. The guest's BPF loader reads it.
+    /// The configuration that the kernel was built with, if it is known. The BPF loader in the guest reads it.
     pub config_path: Option<PathBuf>,
-    /// Its folder in the cache, if it is there.
+    /// The folder of the kernel in the cache; `None` if it is not in the cache.
     cache_folder: Option<PathBuf>,
 }
 
 impl Kernel {
-    /// A kernel already on this machine, for example `/boot/vmlinuz-…` and `/boot/config-…`.
+    /// A kernel at any path on this machine, for example `/boot/vmlinuz-…` with `/boot/config-…`.
     pub fn from_image(
         image_path: impl AsRef<Path>,
         config_path: Option<&Path>,
@@ -227,7 +229,7 @@ impl Kernel {
         })
     }
 
-    /// Whether an option is built in (`=y`). Unknown configurations have none.
+    /// Whether an option is built into the kernel (`=y`). False if the configuration is unknown.
     pub fn has_option(&self, option: &str) -> bool {
         let wanted = format!("{option}=y");
         let config = self
@@ -237,7 +239,8 @@ impl Kernel {
         config.is_some_and(|config| config.lines().any(|line| line == wanted))
     }
 
-    /// Whether BPF schedulers load. Reading this from an image takes seconds, so the cache keeps it.
+    /// Whether the kernel can load BPF schedulers. Reading this from an image takes seconds, so the cache keeps the
+    /// answer.
     pub fn scheduler_support(&self) -> SchedulerSupport {
         if !self.has_option(SCHED_EXT_OPTION) {
             return SchedulerSupport::BuiltWithoutSchedExt;
@@ -259,7 +262,7 @@ impl Kernel {
         if let Some(cached_list_path) =
             cached_list_path.filter(|cached_list_path| !cached_list_path.exists())
         {
-            // If this fails, the image is read again next time.
+            // If the answer cannot be stored, the image is read again next time.
             let _ = fs::write(cached_list_path, malformed.join("\n"));
         }
         match malformed.is_empty() {
@@ -285,7 +288,7 @@ fn absolute_path(path: &Path) -> Result<PathBuf, KernelError> {
 mod tests {
     use super::*;
 
-    /// The smallest file that has a kernel's header.
+    /// The smallest file that starts like a kernel image.
     pub(super) fn fake_image(release: &str) -> Vec<u8> {
         let mut image = vec![0; 0x300];
         image[0x202..0x206].copy_from_slice(b"HdrS");

@@ -1,24 +1,25 @@
-//! Which of Debian's packages hold a kernel.
+//! Finds out which of Debian's packages hold a kernel.
 
 use std::collections::BTreeSet;
 
 use crate::kernel::KernelVersion;
 
-/// A kernel that can be fetched, and the packages that together hold its image and its configuration.
+/// A kernel that can be downloaded, and the packages that together hold its image and its configuration.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PackagedKernel {
     pub(crate) version: KernelVersion,
     pub(crate) packages: Vec<String>,
 }
 
-/// The flavour without drivers for real hardware: small, and with what a VM needs built in.
+/// The flavour of Debian's kernels that has no drivers for real hardware: it is small, and what a virtual machine needs
+/// is built in.
 const FLAVOUR_SUFFIX: &str = "-cloud-amd64";
 
-/// The complete kernels among package names, oldest first.
+/// The kernels that are complete among these package names, oldest first.
 ///
-/// Up to 6.18 one package holds everything. Later ones only pull in `linux-binary-…` (the image) and
-/// `linux-base-…` (the configuration). Backports keeps the signed part of old kernels after it has
-/// removed the rest; such kernels are skipped.
+/// Up to 6.18 one package holds everything. Packages of later kernels only pull in `linux-binary-…` (the image) and
+/// `linux-base-…` (the configuration). Backports keeps the signed part of old kernels after it has removed the rest;
+/// such kernels are skipped.
 pub(crate) fn kernels_in_packages(names: &[String]) -> Vec<PackagedKernel> {
     let names: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     let mut kernels: Vec<PackagedKernel> = names
@@ -30,7 +31,7 @@ pub(crate) fn kernels_in_packages(names: &[String]) -> Vec<PackagedKernel> {
 }
 
 fn packaged_kernel(name: &str, names: &BTreeSet<&str>) -> Option<PackagedKernel> {
-    // Debug symbols and unsigned images have further suffixes; the metapackage has no version.
+    // Packages with debug symbols and with unsigned images have further suffixes; the metapackage has no version.
     let release = name
         .strip_prefix("linux-image-")
         .filter(|release| release.ends_with(FLAVOUR_SUFFIX))?;

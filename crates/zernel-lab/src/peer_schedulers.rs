@@ -1,4 +1,4 @@
-//! Public sched_ext schedulers to compare with, built from crates.io into the cache.
+//! Public sched_ext schedulers that the lab compares with, built from crates.io into the cache.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,18 +12,18 @@ use thiserror::Error;
 use crate::kernel::{KernelError, cache_folder};
 use crate::program_search::find_program;
 
-/// A public scheduler.
+/// A public sched_ext scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerScheduler {
-    /// Its crate and its program.
+    /// The name of the scheduler, of its crate and of its program.
     pub name: &'static str,
-    /// The options that its authors recommend, beside the defaults.
+    /// The options that the scheduler's authors recommend besides the defaults.
     pub arguments: &'static [&'static str],
-    /// Its design, in a few words.
+    /// The design of the scheduler in a few words.
     pub about: &'static str,
 }
 
-/// All peers, in the order in which they are built: small ones first.
+/// All public schedulers of the lab, in the order in which they are built: small ones first.
 pub const PEER_SCHEDULERS: [PeerScheduler; 9] = [
     PeerScheduler {
         name: "scx_bpfland",
@@ -67,56 +67,56 @@ pub const PEER_SCHEDULERS: [PeerScheduler; 9] = [
     },
     PeerScheduler {
         name: "scx_layered",
-        // Without a configuration it does not start; this one is built in.
+        // This scheduler does not start without a configuration; its built-in one is used.
         arguments: &["--run-example"],
         about: "classes of tasks by rules, with CPUs of their own",
     },
 ];
 
-/// Why a peer could not be built or used.
+/// Why a public scheduler could not be built or used.
 #[derive(Debug, Error)]
 pub enum PeerError {
-    /// No folder for the programs.
+    /// There is no folder in which built programs could be kept.
     #[error(transparent)]
     NoCacheFolder(#[from] KernelError),
-    /// A tool of the build is missing.
+    /// A tool that the build needs is missing.
     #[error("{program} is not on PATH; {remedy}")]
     ToolMissing {
-        /// The tool.
+        /// The name of the missing tool.
         program: &'static str,
-        /// How to get it.
+        /// How to install the tool.
         remedy: &'static str,
     },
     /// The build could not be started.
     #[error("cannot start {program}: {source}", program = program.display())]
     BuildNotStarted {
-        /// cargo.
+        /// The program that could not be started: cargo.
         program: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The build failed.
+    /// The build of a scheduler failed.
     #[error("building {name} failed ({status}); the end of its output:\n{output}")]
     BuildFailed {
-        /// The scheduler.
+        /// The name of the scheduler.
         name: &'static str,
-        /// How cargo ended.
+        /// The exit status of cargo.
         status: ExitStatus,
-        /// The last lines that it printed.
+        /// The last lines that cargo printed.
         output: String,
     },
-    /// The name is none of a peer.
+    /// No public scheduler of the lab has this name.
     #[error("there is no peer `{name}`; there are {}", PEER_SCHEDULERS.map(|peer| peer.name).join(", "))]
     UnknownPeer {
-        /// The name.
+        /// The name that the caller gave.
         name: String,
     },
 }
 
-/// The peer of this name.
+/// The public scheduler with this name.
 ///
 /// # Errors
-/// There is none.
+/// No public scheduler of the lab has this name.
 pub fn find_peer_scheduler(name: &str) -> Result<PeerScheduler, PeerError> {
     let peer = PEER_SCHEDULERS.into_iter().find(|peer| peer.name == name);
     peer.ok_or_else(|| PeerError::UnknownPeer {
@@ -124,44 +124,44 @@ pub fn find_peer_scheduler(name: &str) -> Result<PeerScheduler, PeerError> {
     })
 }
 
-/// The folder that holds built peers: `<cache>/peers/bin`.
+/// The folder that holds built schedulers: `<cache>/peers/bin`.
 #[derive(Debug, Clone)]
 pub struct PeerCache {
     folder: PathBuf,
 }
 
 impl PeerCache {
-    /// The cache of this user, beside that of the kernels.
+    /// The folder of this user, beside the cache of kernels.
     ///
     /// # Errors
-    /// No variable names a folder.
+    /// No environment variable names a folder for caches.
     pub fn from_environment() -> Result<Self, PeerError> {
         Ok(Self::in_folder(cache_folder()?))
     }
 
-    /// A cache in a given folder, which need not exist yet.
+    /// A given folder, which need not exist yet.
     pub fn in_folder(folder: impl AsRef<Path>) -> Self {
         Self {
             folder: folder.as_ref().join("peers"),
         }
     }
 
-    /// The program of a peer, if it is built.
+    /// The path of a scheduler's program; `None` if it is not built.
     #[must_use]
     pub fn program_path(&self, peer: PeerScheduler) -> Option<PathBuf> {
         let path = self.folder.join("bin").join(peer.name);
         path.is_file().then_some(path)
     }
 
-    /// The version of a built peer, by cargo's own list.
+    /// The version of a built scheduler, as cargo lists it.
     #[must_use]
     pub fn built_version(&self, peer: PeerScheduler) -> Option<String> {
         let list = fs::read_to_string(self.folder.join(".crates.toml")).ok()?;
         version_in_crate_list(&list, peer.name)
     }
 
-    /// Builds the newest published version with the dependencies that its authors locked. The first build takes some
-    /// ten minutes on two cores; later ones share its dependencies.
+    /// Builds the newest published version of a scheduler with the dependencies that its authors locked. The first
+    /// build takes some ten minutes on two cores; later builds share its dependencies.
     ///
     /// # Errors
     /// cargo or clang is missing, or the build fails.
@@ -176,7 +176,8 @@ impl PeerCache {
             .arg(peer.name)
             .env("CARGO_TARGET_DIR", self.folder.join("target"))
             .env("BPF_CLANG", bpf_clang()?)
-            // A configuration of the current folder is not meant for foreign crates.
+            // cargo runs in another folder, because cargo's configuration for the current folder is not meant for
+            // foreign crates.
             .current_dir(env::temp_dir())
             .output()
             .map_err(|source| PeerError::BuildNotStarted {
@@ -194,7 +195,7 @@ impl PeerCache {
     }
 }
 
-/// The compiler for BPF: `$BPF_CLANG`, else the newest clang on `PATH`.
+/// The clang that compiles BPF programs: `$BPF_CLANG`, else the newest clang on `PATH`.
 fn bpf_clang() -> Result<OsString, PeerError> {
     const CLANG_NAMES: [&str; 6] = [
         "clang-21", "clang-20", "clang-19", "clang-18", "clang-17", "clang",

@@ -1,4 +1,4 @@
-//! What an executable needs beside itself: its dynamic loader and its shared libraries.
+//! Finds the files that an executable needs: its dynamic loader and its shared libraries.
 
 use std::fs::File;
 use std::io;
@@ -12,53 +12,53 @@ use object::read::ReadCache;
 use object::read::elf::{FileHeader, ProgramHeader};
 use thiserror::Error;
 
-/// Why the needs of an executable could not be determined.
+/// Why the files that an executable needs could not be determined.
 #[derive(Debug, Error)]
 pub enum ProgramError {
-    /// The file could not be read.
+    /// The executable could not be read.
     #[error("cannot read the program {path}: {source}", path = path.display())]
     ProgramUnreadable {
-        /// The program.
+        /// The path of the executable.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The file is no executable the guest could run by itself.
+    /// The file is not an executable that the guest could run by itself.
     #[error(
         "{path} is not a 64-bit ELF executable ({reason}); run a script through its interpreter instead",
         path = path.display()
     )]
     NotAnExecutable {
-        /// The program.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file cannot be run.
         reason: String,
     },
-    /// The program's own loader refused to list its libraries.
+    /// The dynamic loader of the executable refused to list its libraries.
     #[error(
         "{loader} cannot list the libraries of {path}: {reason}",
         loader = loader.display(),
         path = path.display()
     )]
     LoaderFailed {
-        /// The program.
+        /// The path of the executable.
         path: PathBuf,
-        /// Its dynamic loader.
+        /// The dynamic loader of the executable.
         loader: PathBuf,
-        /// Its error output.
+        /// The error output of the dynamic loader.
         reason: String,
     },
-    /// A library is not on this machine.
+    /// A library that the executable needs is not on this machine.
     #[error("{path} needs the library {library}, which is not on this machine; install it", path = path.display())]
     LibraryMissing {
-        /// The program.
+        /// The path of the executable.
         path: PathBuf,
-        /// The library's name.
+        /// The name of the library.
         library: String,
     },
 }
 
-/// The files a program needs at run time, none for a static one.
+/// The files that an executable needs at run time; none if it is linked statically.
 pub(crate) fn needed_files(path: &Path) -> Result<Vec<PathBuf>, ProgramError> {
     let Some(loader) = dynamic_loader(path)? else {
         return Ok(Vec::new());
@@ -68,7 +68,7 @@ pub(crate) fn needed_files(path: &Path) -> Result<Vec<PathBuf>, ProgramError> {
     Ok(files)
 }
 
-/// The dynamic loader a program asks for, none for a static one.
+/// The dynamic loader that an executable asks for; `None` if it is linked statically.
 pub(crate) fn dynamic_loader(path: &Path) -> Result<Option<PathBuf>, ProgramError> {
     let unreadable = |source| ProgramError::ProgramUnreadable {
         path: path.to_owned(),
@@ -95,8 +95,8 @@ pub(crate) fn dynamic_loader(path: &Path) -> Result<Option<PathBuf>, ProgramErro
     Ok(None)
 }
 
-/// Lists the libraries by the loader itself, so that the list is the one that it would load. Library
-/// settings of the environment are removed, because the guest does not have them.
+/// Runs the dynamic loader to list the libraries of an executable, so that the list is what the loader would load.
+/// Library settings of the environment are removed, because the guest does not have them.
 fn list_libraries(path: &Path, loader: &Path) -> Result<Vec<PathBuf>, ProgramError> {
     let failed = |reason| ProgramError::LoaderFailed {
         path: path.to_owned(),
@@ -128,8 +128,9 @@ fn list_libraries(path: &Path, loader: &Path) -> Result<Vec<PathBuf>, ProgramErr
     Ok(text.lines().filter_map(parse_listed_library).collect())
 }
 
-/// The path in a line such as `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f…)`. The kernel's
-/// own library and the loader are listed without an arrow.
+/// The path of a library in a line of the loader's output such as
+/// `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f…)`. The lines of the kernel's own library and of the loader
+/// have no arrow.
 fn parse_listed_library(line: &str) -> Option<PathBuf> {
     let (_, path_and_address) = line.split_once(" => ")?;
     let path = path_and_address

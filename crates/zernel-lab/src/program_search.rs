@@ -1,10 +1,10 @@
-//! What this machine has: programs on the search path.
+//! Finds programs of this machine on the search path.
 
 use std::env;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// The full path of a program on `PATH`, as a shell would find it.
+/// The full path of a program, found on `PATH` as a shell finds it.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let folders = env::var_os("PATH")?;
     env::split_paths(&folders)

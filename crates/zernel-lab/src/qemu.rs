@@ -1,4 +1,4 @@
-//! The QEMU process: its arguments, its start, and its end with the run.
+//! The QEMU process of a run: its arguments, its start and its end.
 
 use std::env;
 use std::ffi::OsString;
@@ -13,27 +13,27 @@ use crate::program_search::find_program;
 use crate::vm::{Accelerator, VmError, VmSpec};
 
 pub(crate) const QEMU_PROGRAM: &str = "qemu-system-x86_64";
-/// Variables that name another QEMU, and the folder of its firmware.
+/// Environment variables that name another QEMU, and the folder of that QEMU's firmware.
 const QEMU_VARIABLE: &str = "ZERNEL_QEMU";
 const FIRMWARE_VARIABLE: &str = "ZERNEL_QEMU_FIRMWARE";
-/// Starts a program that the kernel kills when its parent dies.
+/// The name of a program that starts another one, which the kernel kills when its parent dies.
 const SETPRIV_PROGRAM: &str = "setpriv";
 
-/// Files in the run's folder.
+/// Names of files in the folder of a run.
 pub(crate) const CONSOLE_FILE: &str = "console";
 pub(crate) const INITRAMFS_FILE: &str = "initramfs";
 pub(crate) const LOG_FILE: &str = "qemu.log";
 const THREADS_LIBRARY_FILE: &str = "qemu_threads.so";
-/// Created by the library of a deterministic run, as in `qemu_threads.c`.
+/// This file is created by the library of a deterministic run: `EVIDENCE` in `qemu_threads.c`.
 pub(crate) const THREADS_EVIDENCE_FILE: &str = "qemu_threads.used";
 
 /// The library that decides which of QEMU's threads runs in a deterministic run.
 const THREADS_LIBRARY_BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/qemu_threads.so"));
 
-/// Printed by QEMU when KVM fails. QEMU then stops the guest and does not exit.
+/// The beginning of QEMU's message when KVM fails. QEMU then stops the guest and does not exit.
 const KVM_FAILURE_MESSAGE: &str = "KVM internal error";
 
-/// The programs a run needs beside busybox.
+/// The paths of the programs that a run needs besides busybox.
 #[derive(Debug)]
 pub(crate) struct QemuPrograms {
     qemu: PathBuf,
@@ -48,7 +48,7 @@ impl QemuPrograms {
     }
 }
 
-/// QEMU: `$ZERNEL_QEMU`, else from `PATH`.
+/// The path of QEMU: `$ZERNEL_QEMU`, else found on `PATH`.
 pub(crate) fn find_qemu() -> Option<PathBuf> {
     match nonempty_variable(QEMU_VARIABLE) {
         Some(named) => std::path::absolute(named)
@@ -58,19 +58,19 @@ pub(crate) fn find_qemu() -> Option<PathBuf> {
     }
 }
 
-/// A variable of the environment that is not empty.
+/// The value of an environment variable; `None` if it is not set or empty.
 fn nonempty_variable(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// A running QEMU. Dropping it kills and reaps it.
+/// A running QEMU process. Dropping this value kills and reaps the process.
 #[derive(Debug)]
 pub(crate) struct QemuProcess {
     child: Child,
 }
 
 impl QemuProcess {
-    /// Starts QEMU in `folder`, where all its files are.
+    /// Starts QEMU in `folder`, which contains all files of the run.
     pub(crate) fn start(
         programs: &QemuPrograms,
         arguments: &[OsString],
@@ -81,7 +81,8 @@ impl QemuProcess {
         let mut command = Command::new(&programs.setpriv);
         command.args(["--pdeathsig", "KILL", "--"]);
         command.arg(&programs.qemu);
-        // The folder is not part of the arguments that identify a result, because no result depends on it.
+        // The option with QEMU's firmware folder is added here. It is not among the arguments that identify a result,
+        // because no result depends on it.
         if let Some(firmware) = nonempty_variable(FIRMWARE_VARIABLE) {
             command.arg("-L").arg(std::path::absolute(firmware)?);
         }
@@ -99,7 +100,7 @@ impl QemuProcess {
         Ok(Self { child })
     }
 
-    /// How QEMU ended, none while it runs.
+    /// The exit status of QEMU; `None` while it runs.
     pub(crate) fn exit_status(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
@@ -107,18 +108,18 @@ impl QemuProcess {
 
 impl Drop for QemuProcess {
     fn drop(&mut self) {
-        // Both fail only if it has already ended and been reaped.
+        // The kill and the wait fail only if QEMU has already ended and been reaped.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Whether QEMU's own messages say that KVM cannot run this guest.
+/// Whether QEMU's error output says that KVM cannot run this guest.
 pub(crate) fn kvm_failed(log: &str) -> bool {
     log.contains(KVM_FAILURE_MESSAGE)
 }
 
-/// Whether this user may use the processor's virtualisation. It may still fail to run a guest.
+/// Whether this user may use KVM. KVM may still fail to run a guest.
 pub(crate) fn can_open_kvm() -> bool {
     OpenOptions::new()
         .read(true)
@@ -127,7 +128,7 @@ pub(crate) fn can_open_kvm() -> bool {
         .is_ok()
 }
 
-/// QEMU's arguments; paths are relative to the run's folder.
+/// The arguments of QEMU. Paths in them are relative to the folder of the run.
 pub(crate) fn qemu_arguments(
     spec: &VmSpec,
     accelerator: Accelerator,
@@ -184,8 +185,8 @@ fn emulator_option(spec: &VmSpec) -> String {
 /// The first kernel series whose BPF programs can allocate memory only on a CPU with cmpxchg16b.
 const FIRST_KERNEL_THAT_NEEDS_CMPXCHG16B: [u32; 2] = [6, 18];
 
-/// The emulated CPU: all features, without cmpxchg16b for kernels that do not need it. After this instruction
-/// QEMU 7.2 sometimes leaves an invalid value in the flags register, and Linux 6.12 crashes.
+/// The model of the emulated CPU: all features, but without cmpxchg16b for kernels that do not need this instruction.
+/// After cmpxchg16b, QEMU 7.2 sometimes leaves an invalid value in the flags register, and Linux 6.12 crashes.
 ///
 /// A deterministic guest gets no random numbers from the host.
 fn emulated_cpu(spec: &VmSpec) -> String {
@@ -199,9 +200,9 @@ fn emulated_cpu(spec: &VmSpec) -> String {
     cpu
 }
 
-/// The kernel's command line. A kernel panic or oops ends the run at once. Addresses are the same in every
-/// boot. Self-tests and the clock watchdog, which only cost time in an emulator, are off. The caller's words
-/// come last and override these.
+/// The kernel's command line. A kernel panic or oops ends the run at once. Addresses are the same in every boot.
+/// Self-tests and the clock watchdog, which only cost time in an emulator, are off. The caller's words come last and
+/// override all others.
 fn kernel_command_line(spec: &VmSpec) -> String {
     let mut words = format!(
         "console=ttyS0 rdinit={} panic=-1 oops=panic nokaslr norandmaps tsc=reliable cryptomgr.notests=1",

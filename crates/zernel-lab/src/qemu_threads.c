@@ -2,14 +2,14 @@
 /*
  * Preloaded into QEMU for a deterministic run: QEMU's main thread runs only while the vCPU thread sleeps.
  *
- * Both threads run the timers of virtual time that are due. Whichever is first decides which vCPU is executed
- * next, and that depends on the host. The vCPU thread wakes the main thread at every such timer, but needs it
- * only when all vCPUs are idle, to advance virtual time. It then sleeps on a condition variable until the main
- * thread wakes it.
+ * Both threads run the timers of virtual time that are due. Whichever thread is first decides which vCPU is
+ * executed next, and that depends on the host. The vCPU thread wakes the main thread at every such timer, but
+ * needs the main thread only when all vCPUs are idle, to advance virtual time. Then the vCPU thread sleeps on a
+ * condition variable until the main thread wakes it.
  *
- * The main thread also waits for files while it holds QEMU's lock, when the guest ends. The vCPU thread cannot
- * fall asleep without that lock, so the main thread must not wait for it then. Nor does it wait after the guest has
- * switched itself off: a vCPU then waits in a loop for the power to end, which is for the main thread to do.
+ * At the end of the guest, the main thread waits for files while it holds QEMU's lock. The vCPU thread cannot fall
+ * asleep without that lock, so the main thread must not wait for the vCPU thread then. Nor does the main thread wait
+ * after the guest has switched itself off: a vCPU then waits in a loop until the main thread ends the machine.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,21 +26,22 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Created in the working directory by the vCPU thread: the library is in effect. */
+/* The vCPU thread creates this file in the working directory. It shows that the library is in effect. */
 #define EVIDENCE "qemu_threads.used"
 
 static pthread_t main_thread;
-/* The first thread beside it that waits for a condition: QEMU starts it before all others that do. */
+/* The vCPU thread: of all threads but the main thread, the first one that waits for a condition. */
 static pthread_t vcpu_thread;
 static int has_vcpu_thread;
 
-/* What the vCPU thread sleeps on, null while it runs. Before it exists, it counts as asleep. */
+/* The condition that the vCPU thread sleeps on, null while the thread runs. A thread that does not exist yet counts
+ * as asleep. */
 static _Atomic(pthread_cond_t *) sleeps_on = (pthread_cond_t *)-1;
 
-/* QEMU's lock: the one that the vCPU thread gives away while it sleeps. */
+/* QEMU's lock: the mutex that the vCPU thread releases while it sleeps. */
 static _Atomic(pthread_mutex_t *) qemu_lock;
 
-/* How often the vCPU thread fell asleep. The main thread waits for a change. */
+/* How often the vCPU thread fell asleep. The main thread waits until this number changes. */
 static atomic_int sleeps;
 
 /* Whether the guest has switched itself off. */
@@ -62,7 +63,7 @@ static int is_main_thread(void)
 	return pthread_equal(pthread_self(), main_thread);
 }
 
-/* Whether the caller is the vCPU thread. The first call decides; QEMU's lock is held in it. */
+/* Whether the caller is the vCPU thread. The first thread that calls this is the vCPU thread; it holds QEMU's lock. */
 static int is_vcpu_thread(void)
 {
 	if (!has_vcpu_thread) {
@@ -73,7 +74,7 @@ static int is_vcpu_thread(void)
 	return pthread_equal(pthread_self(), vcpu_thread);
 }
 
-/* The function of the C library that one of this file stands in for. */
+/* The function of the C library that a function of this file replaces. */
 static void *original(const char *name, const char *version)
 {
 	void *function = dlvsym(RTLD_NEXT, name, version);
@@ -97,7 +98,7 @@ int pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
 	return result;
 }
 
-/* From here on the vCPU thread counts as running: it may start before its own call returns. */
+/* Wakes the vCPU thread. It counts as running before the call: the thread may run before the call returns. */
 int pthread_cond_broadcast(pthread_cond_t *condition)
 {
 	static int (*broadcast)(pthread_cond_t *);
@@ -117,7 +118,7 @@ static int holds_qemu_lock(void)
 	return lock && lock->__data.__owner == gettid();
 }
 
-/* The main thread's wait for events. */
+/* Waits for events of files. The main thread then also waits until the vCPU thread sleeps. */
 int ppoll(struct pollfd *files, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
 {
 	static int (*poll_files)(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *);
@@ -136,7 +137,7 @@ int ppoll(struct pollfd *files, nfds_t count, const struct timespec *timeout, co
 	return ready;
 }
 
-/* Of QEMU. */
+/* Functions of the QEMU program. */
 extern int qemu_shutdown_requested_get(void) __attribute__((weak));
 extern void qemu_cpu_kick(void *cpu) __attribute__((weak));
 extern void *qemu_get_cpu(int index) __attribute__((weak));
@@ -145,10 +146,10 @@ extern _Bool cpu_work_list_empty(void *cpu) __attribute__((weak));
 extern int64_t qemu_clock_deadline_ns_all(int clock, int attributes) __attribute__((weak));
 #define VIRTUAL_CLOCK 1
 #define ALL_TIMERS (-1)
-/* The result of a turn that ended early, or with its time. */
+/* What a turn of a vCPU returns if it ended early or used all of its time. */
 #define TURN_ENDED 0x10000
 
-/* Functions of QEMU's emulator. Those of this file stand in for the first two. */
+/* Functions of QEMU's emulator. Functions of this file replace the first two. */
 static void (*process_data)(void *cpu);
 static int (*execute)(void *cpu);
 static void (*prepare_for_run)(void *cpu);
@@ -186,12 +187,12 @@ static int is_timer_due(void)
 }
 
 /*
- * Called by the vCPU thread after the turn of each vCPU.
+ * The vCPU thread calls this after the turn of each vCPU.
  *
  * A turn lasts until the next timer. QEMU runs that timer in the turn of the next vCPU, which then executes
- * nothing. If the same vCPUs end their turns early each time, because they wait for a lock, the same one is left
- * out for ever; it may be the one that they wait for. A vCPU that is asked to end its turn before it began makes
- * QEMU run the timers first, and has a whole turn after that.
+ * nothing. If the same vCPUs end their turns early each time, because they wait for a lock, the same vCPU is left
+ * out for ever; it may be the vCPU that holds the lock. If a vCPU is asked to end its turn before the turn began,
+ * QEMU runs the timers first, and the vCPU has a whole turn after that.
  */
 void icount_process_data(void *cpu)
 {
@@ -220,8 +221,9 @@ static int is_alone(void *cpu)
 /*
  * Executes the turn of a vCPU.
  *
- * A vCPU that waits with `pause` ends its turn. If all others are idle, the next turn is its own again. It begins
- * here, without QEMU's loop over all vCPUs: a kernel calibrates its timer so for 0.2 s of virtual time.
+ * A vCPU that waits with `pause` ends its turn. If all other vCPUs are idle, it has the next turn too. That turn
+ * begins here, without QEMU's loop over all vCPUs. This saves time: a kernel that calibrates its timer waits with
+ * `pause` for 0.2 s of virtual time.
  */
 int tcg_cpus_exec(void *cpu)
 {
@@ -231,7 +233,7 @@ int tcg_cpus_exec(void *cpu)
 		find_functions();
 	result = execute(cpu);
 	while (result == TURN_ENDED && !qemu_shutdown_requested_get() && cpu_work_list_empty(cpu) && is_alone(cpu)) {
-		/* Counts the instructions. A second call, by QEMU, counts none. */
+		/* Counts the instructions of this turn. QEMU calls it again, and then it counts none. */
 		process_data(cpu);
 		if (is_timer_due())
 			break;

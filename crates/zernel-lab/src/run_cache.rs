@@ -1,4 +1,4 @@
-//! Results of earlier runs, by a hash of all their inputs.
+//! The cache of results of earlier runs, by a hash of all inputs of a run.
 
 use std::env;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::kernel::cache_folder;
 use crate::scenario_run::RunResult;
 
-/// A hash (two lanes of FNV-1a) of all inputs of a run.
+/// A hash (two FNV-1a hashes of 64 bits) of all inputs of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RunInputHash([u64; 2]);
 
@@ -19,7 +19,8 @@ impl Default for RunInputHash {
 }
 
 impl RunInputHash {
-    /// Adds one part with its length, so that two different lists of parts cannot give the same bytes.
+    /// Adds one part of the inputs with its length, so that two different lists of parts never feed the same bytes to
+    /// the hash.
     pub(crate) fn add_part(&mut self, part: &[u8]) {
         const PRIMES: [u64; 2] = [0x0100_0000_01b3, 0x9e37_79b9_7f4a_7c15];
         let length = (part.len() as u64).to_le_bytes();
@@ -33,7 +34,7 @@ impl RunInputHash {
         }
     }
 
-    /// Adds the content of a file.
+    /// Adds the content of a file to the hash.
     pub(crate) fn add_file_content(&mut self, path: &Path) -> Result<(), String> {
         let content =
             fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
@@ -48,14 +49,14 @@ impl fmt::Display for RunInputHash {
     }
 }
 
-/// The folder of results.
+/// The folder in which results are kept.
 #[derive(Debug, Clone)]
 pub(crate) struct RunCache {
     folder: PathBuf,
 }
 
 impl RunCache {
-    /// The folder `lab` beside the kernels; a temporary one if no variable names a cache.
+    /// The folder `lab` beside the cache of kernels; a temporary folder if no environment variable names a cache.
     pub(crate) fn from_environment() -> Self {
         let cache = cache_folder().unwrap_or_else(|_| env::temp_dir().join("zernel"));
         Self {
@@ -73,13 +74,13 @@ impl RunCache {
             .join(format!("{input_hash}.json"))
     }
 
-    /// The result of an earlier run; a damaged file counts as none.
+    /// The result of an earlier run with these inputs; a damaged file counts as none.
     pub(crate) fn read_result(&self, input_hash: &RunInputHash) -> Option<RunResult> {
         let text = fs::read(self.result_file(input_hash)).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
-    /// Stores a result. If that fails, the run is repeated next time.
+    /// Stores the result of a run. If that fails, the run is repeated next time.
     pub(crate) fn write_result(&self, input_hash: &RunInputHash, result: &RunResult) {
         let file = self.result_file(input_hash);
         let partial_path = file.with_extension(format!("partial-{}", std::process::id()));

@@ -1,7 +1,7 @@
-//! Scenarios: what runs in the virtual machine, when, in which cgroups, and what must hold.
+//! Scenarios: what runs in a virtual machine, when, in which cgroups, and what must hold.
 //!
-//! A scenario is a TOML file. Its `[[group]]`s are those of a workload spec. [`Scenario::load`] reads
-//! and checks it, [`crate::ScenarioRun`] runs it.
+//! A scenario is a TOML file. Its `[[group]]` tables are those of a workload file. [`Scenario::load`] reads and checks
+//! a scenario, [`crate::ScenarioRun`] runs it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,47 +26,48 @@ mod task_sampler;
 pub use cgroup::ScenarioCgroup;
 pub use control::EevdfControl;
 
-/// Where a scenario finds the software GPU's `libcuda.so.1` in the virtual machine.
+/// Path of the software GPU's `libcuda.so.1` in the virtual machine.
 pub const SOFTWARE_GPU_DRIVER_PATH: &str = "/softgpu/libcuda.so.1";
-/// The folder of a training job's files in the virtual machine.
+/// Folder in the virtual machine for the temporary files of training jobs.
 const TRAINING_FILES_FOLDER: &str = "/tmp";
 
 /// A scenario as a file states it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Scenario {
-    /// The file's name without `.toml`.
+    /// The name of the scenario: the file name without `.toml`.
     #[serde(skip)]
     pub name: String,
-    /// What it shows, in one sentence.
+    /// What the scenario shows, in one sentence.
     pub about: String,
-    /// The CPUs: a number, or nodes x last-level caches x cores x threads.
+    /// The CPUs of the virtual machine: a number, or nodes x last-level caches x cores x threads.
     pub topology: String,
-    /// The kernel's version, such as `6.18`.
+    /// The version of the kernel, such as `6.18`.
     pub kernel: String,
-    /// Memory of the virtual machine.
+    /// Memory of the virtual machine, in MiB.
     pub memory_mib: u32,
-    /// Time between the start of the groups and the measured time.
+    /// Time between the start of the groups and the start of the measurement.
     pub warmup_ms: u64,
-    /// The measured time.
+    /// Length of the measurement.
     pub duration_ms: u64,
-    /// A seed delays the start of each group by at most this time.
+    /// Largest delay of a group's start. The seed chooses a delay for each group.
     pub start_spread_us: u64,
-    /// A seed changes each service time (every `_us` key of a work type) by at most this share.
+    /// Largest change of a service time (every `_us` key of a work type), in percent. The seed chooses a change for
+    /// each.
     pub service_spread_percent: f64,
-    /// Whether `zernel observe` runs in the virtual machine.
+    /// Whether `zernel observe` runs in the virtual machine during the run.
     pub observe: bool,
-    /// The groups that controls favour: training jobs, or what else must be fast.
+    /// The groups that controls favour: training jobs, or other work that must be fast.
     pub training: Vec<String>,
     /// The groups that controls hold back.
     pub noise: Vec<String>,
     /// Groups of workers.
     #[serde(rename = "group")]
     pub groups: Vec<WorkSpec>,
-    /// Cgroups. A parent comes before its children.
+    /// Cgroups of the virtual machine. A parent comes before its children.
     #[serde(rename = "cgroup")]
     pub cgroups: Vec<ScenarioCgroup>,
-    /// Changes while the scenario runs.
+    /// Changes that are made while the scenario runs.
     #[serde(rename = "step")]
     pub steps: Vec<TimedAction>,
     /// Assertions that a run must pass in addition to the default ones.
@@ -97,13 +98,13 @@ impl Default for Scenario {
     }
 }
 
-/// A change at a moment.
+/// A change of a running scenario at a certain moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimedAction {
-    /// When, counted from the start of the groups.
+    /// The moment of the change, counted from the start of the groups.
     pub at_ms: u64,
-    /// What.
+    /// The change.
     pub action: ScenarioAction,
 }
 
@@ -111,30 +112,30 @@ pub struct TimedAction {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ScenarioAction {
-    /// Starts a group, which then does not start with the others.
+    /// Starts a group, which then does not start with the other groups.
     Add(String),
     /// Stops a group.
     Remove(String),
     /// Moves a group to another cgroup.
     Move {
-        /// The group.
+        /// The name of the group.
         group: String,
-        /// The cgroup.
+        /// The name of the cgroup.
         to: String,
     },
     /// Freezes a cgroup.
     Freeze(String),
     /// Thaws a cgroup.
     Thaw(String),
-    /// Changes settings of a cgroup; those that are not named stay.
+    /// Changes settings of a cgroup; settings that are not named stay as they are.
     Set(ScenarioCgroup),
-    /// Takes a CPU offline.
+    /// Switches a CPU off.
     Offline(usize),
-    /// Brings a CPU online.
+    /// Switches a CPU on again.
     Online(usize),
 }
 
-/// What is wrong with a scenario file.
+/// The first mistake in a scenario file.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{file}: {problem}")]
 pub struct ScenarioError {
@@ -143,7 +144,7 @@ pub struct ScenarioError {
 }
 
 impl Scenario {
-    /// Reads and checks a file.
+    /// Reads and checks a scenario file.
     ///
     /// # Errors
     /// The file cannot be read or is no valid scenario. The error names its first mistake.
@@ -156,10 +157,10 @@ impl Scenario {
         Self::parse(&text, &file)
     }
 
-    /// Reads and checks a text. Errors name `file`, and the scenario is named after it.
+    /// Parses and checks the text of a scenario. Errors name `file`, and the scenario is named after `file`.
     ///
     /// # Errors
-    /// The first thing that is wrong with it.
+    /// The first mistake in the text.
     pub fn parse(text: &str, file: &str) -> Result<Self, ScenarioError> {
         let failed = |problem: String| ScenarioError {
             file: file.to_owned(),
@@ -178,7 +179,7 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// The CPUs of the virtual machine.
+    /// The CPU topology of the virtual machine.
     ///
     /// # Errors
     /// What is wrong with `topology`.
@@ -191,20 +192,20 @@ impl Scenario {
             .map_err(|error| format!("key `topology`: {error}"))
     }
 
-    /// The group of this name.
+    /// The group with this name.
     #[must_use]
     pub fn find_group(&self, name: &str) -> Option<&WorkSpec> {
         self.groups.iter().find(|group| group.name == name)
     }
 
-    /// The cgroup of a group at the start.
+    /// The cgroup that a group starts in.
     #[must_use]
     pub fn cgroup_of_group(&self, group: &str) -> Option<&ScenarioCgroup> {
         let holds = |cgroup: &&ScenarioCgroup| cgroup.groups.iter().any(|name| name == group);
         self.cgroups.iter().find(holds)
     }
 
-    /// Whether a step starts this group.
+    /// Whether a step of the scenario starts this group.
     #[must_use]
     pub fn is_added_later(&self, group: &str) -> bool {
         let adds =
@@ -269,7 +270,7 @@ impl Scenario {
         if self.groups.is_empty() {
             return Ok(());
         }
-        // The host has neither the guest's driver nor its files.
+        // These checks are not made on the host, which has neither the guest's driver nor its files.
         let spec = WorkloadSpec {
             groups: self.groups.iter().map(without_gpu_driver).collect(),
             clone_mode: CloneMode::Fork,
@@ -389,7 +390,7 @@ fn check_name_exists(
     ))
 }
 
-/// The path of the GPU driver that a work type uses.
+/// The path of the GPU driver that a work type uses; `None` if it uses none.
 fn gpu_driver_path(work: &WorkType) -> Option<&str> {
     let backend = match work {
         WorkType::MlTraining(work) => &work.gpu,

@@ -1,4 +1,4 @@
-//! One scenario under one scheduler with one seed: a boot, figures, and a verdict.
+//! Runs one scenario under one scheduler with one seed: a boot, figures, and a verdict.
 //!
 //! ```no_run
 //! use zernel_lab::{Scenario, ScenarioRun, SchedulerChoice, Verdict};
@@ -37,24 +37,24 @@ use crate::scenario::{SOFTWARE_GPU_DRIVER_PATH, Scenario};
 use crate::software_gpu;
 use crate::vm::{CommandOutcome, VmError, VmSpec};
 
-/// Virtual time that a run may take beside its scenario: boot, loading a scheduler, stopping.
+/// Virtual time that a run may take besides its scenario: to boot, to load a scheduler, to stop.
 const VIRTUAL_TIME_BESIDE_SCENARIO: Duration = Duration::from_secs(38);
-/// Host time that a run may take.
+/// Time on the host that a run may take.
 const HOST_TIME_LIMIT: Duration = Duration::from_secs(900);
 /// Lines that a run keeps of the console's end, and from its first warning on.
 const KEPT_CONSOLE_LINES: usize = 40;
 
-/// What the virtual machine prints.
+/// What the virtual machine prints at the end of a run, as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuestAnswer {
-    /// The run was measured.
+    /// The figures of a run that was measured.
     Figures(RunFigures),
-    /// The run could not start.
+    /// Why the run could not start.
     Error(String),
 }
 
-/// A scenario to run in a virtual machine.
+/// A scenario that is to run in a virtual machine, under one scheduler and with one seed.
 #[derive(Debug, Clone)]
 pub struct ScenarioRun {
     scenario: Scenario,
@@ -66,29 +66,29 @@ pub struct ScenarioRun {
     interrupt_flag: Arc<AtomicBool>,
 }
 
-/// The result of a run.
+/// The result of a run: figures and findings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
-    /// The scenario's name.
+    /// The name of the scenario.
     pub scenario: String,
-    /// The scheduler's name.
+    /// The name of the scheduler.
     pub scheduler: String,
-    /// The seed.
+    /// The seed of the run.
     pub seed: u64,
     /// The figures; `None` if the run failed before they were complete.
     pub figures: Option<RunFigures>,
-    /// What was judged.
+    /// The verdicts on all assertions.
     pub findings: Vec<Finding>,
-    /// The first kernel message that is a warning.
+    /// The first kernel message that is a warning; `None` without a warning.
     pub kernel_warning: Option<String>,
     /// The kernel's messages after the first warning, and the last ones.
     pub console: String,
-    /// Time that the run took on this machine.
+    /// Time on the host that the run took.
     pub host_seconds: f64,
 }
 
 impl RunResult {
-    /// The worst finding.
+    /// The worst verdict of all findings.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         worst_verdict(&self.findings)
@@ -111,7 +111,7 @@ impl fmt::Display for RunResult {
         for finding in &self.findings {
             writeln!(formatter, "  {:<12} {}", finding.verdict, finding.text)?;
         }
-        // An assertion about figures needs no evidence of the kernel.
+        // An assertion about figures needs no kernel messages as evidence.
         let is_broken = self.figures.is_none() || self.kernel_warning.is_some();
         if self.verdict() == Verdict::Fail && is_broken && !self.console.is_empty() {
             writeln!(formatter, "last kernel messages:\n{}", self.console)?;
@@ -121,7 +121,7 @@ impl fmt::Display for RunResult {
 }
 
 impl ScenarioRun {
-    /// A run with seed 1 and aligned ticks, taken from the cache if nothing that decides it has changed.
+    /// A run with seed 1 and aligned ticks. Its result comes from the cache if nothing that decides it has changed.
     #[must_use]
     pub fn new(scenario: Scenario, scheduler: SchedulerChoice) -> Self {
         Self {
@@ -135,56 +135,56 @@ impl ScenarioRun {
         }
     }
 
-    /// The same with another seed.
+    /// The same run with another seed.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// The same with other ticks.
+    /// The same run with another alignment of the ticks.
     #[must_use]
     pub fn ticks(mut self, ticks: TickAlignment) -> Self {
         self.ticks = ticks;
         self
     }
 
-    /// The same with `zernel` at this path as the guest program, instead of the running program.
+    /// The same run with the `zernel` binary at this path as the guest program, instead of the running program.
     #[must_use]
     pub fn guest_program(mut self, path: impl Into<PathBuf>) -> Self {
         self.guest_program = Some(path.into());
         self
     }
 
-    /// The same without the observer, whatever the scenario asks for.
+    /// The same run without the observer, whatever the scenario says.
     #[must_use]
     pub fn without_observer(mut self) -> Self {
         self.scenario.observe = false;
         self
     }
 
-    /// The name of its scheduler in tables.
+    /// The name of the run's scheduler in tables.
     #[must_use]
     pub fn scheduler_name(&self) -> String {
         self.scheduler.name()
     }
 
-    /// The same, run although its result is known.
+    /// The same run, but without a result from the cache.
     #[must_use]
     pub fn without_cache(mut self) -> Self {
         self.uses_cache = false;
         self
     }
 
-    /// The same, ended when the flag is set.
+    /// The same run, which ends when `flag` is set.
     #[must_use]
     pub fn interrupted_by(mut self, interrupt_flag: Arc<AtomicBool>) -> Self {
         self.interrupt_flag = interrupt_flag;
         self
     }
 
-    /// Runs, and if that is inconclusive, once more with the next seed. In some boots the emulator stops the ticks of a
-    /// CPU. A boot with another seed takes another course.
+    /// Runs the scenario. If the result is inconclusive, runs it once more with the next seed. In some boots the
+    /// emulator stops the ticks of a CPU. A boot with another seed takes another course.
     #[must_use]
     pub fn run_twice_if_inconclusive(mut self) -> RunResult {
         let first = self.run();
@@ -195,7 +195,7 @@ impl ScenarioRun {
         self.run()
     }
 
-    /// Boots, runs and judges. Whatever goes wrong is a finding.
+    /// Boots, runs the scenario once and judges. Whatever goes wrong is a finding.
     #[must_use]
     pub fn run(&self) -> RunResult {
         let start = Instant::now();
@@ -220,7 +220,8 @@ impl ScenarioRun {
                     .then(|| cache.read_result(&prepared.input_hash))
                     .flatten();
                 if let Some(cached_result) = cached_result {
-                    // What is expected may have changed since; what was measured has not.
+                    // A cached result is judged again: the assertions may have changed since, the measured figures have
+                    // not.
                     return self.judge_cached_result(cached_result);
                 }
                 self.boot_and_record(&prepared, &mut result);
@@ -250,7 +251,7 @@ impl ScenarioRun {
         }
     }
 
-    /// The scenario whose assertions hold for this scheduler.
+    /// The scenario with the assertions that hold for the run's scheduler.
     fn scenario_with_control(&self) -> Scenario {
         match &self.scheduler {
             SchedulerChoice::EevdfWithControl(control) => control
@@ -281,7 +282,7 @@ impl ScenarioRun {
         drop(archive);
         let image = kernel.image_path.clone();
         let spec = self.vm_spec(kernel, files)?;
-        // The place of the kernel's image decides nothing; results are the same on every machine.
+        // The path of the kernel's image is left out of the hash: results are the same on every machine.
         let arguments = spec.deterministic_qemu_arguments().into_iter();
         for word in arguments.filter(|word| *word != image) {
             input_hash.add_part(word.as_encoded_bytes());
@@ -290,7 +291,7 @@ impl ScenarioRun {
         Ok(PreparedBoot { spec, input_hash })
     }
 
-    /// The files of the guest.
+    /// The files that the guest needs.
     fn guest_files(&self, plan: &GuestPlan, guest: &Path) -> Result<Initramfs, Box<dyn Error>> {
         let mut files = Initramfs::new();
         files.add_file_with_content(PLAN_PATH, serde_json::to_vec(plan)?, 0o644)?;
@@ -380,7 +381,7 @@ impl ScenarioRun {
             .push(finding_with_verdict(verdict, error.to_string()));
     }
 
-    /// The verdict when a run breaks: a scheduler under test is to blame, the kernel's own is not.
+    /// The verdict if a run breaks off: a scheduler under test is to blame, the kernel's own scheduler is not.
     fn verdict_of_broken_run(&self) -> Verdict {
         match self.scheduler {
             SchedulerChoice::LabScheduler(_)
@@ -391,7 +392,7 @@ impl ScenarioRun {
     }
 }
 
-/// Everything that a boot needs.
+/// Everything that a virtual machine needs to boot for this run.
 struct PreparedBoot {
     spec: VmSpec,
     input_hash: RunInputHash,
@@ -419,8 +420,8 @@ fn qemu_version() -> String {
     })
 }
 
-/// The program without debug information, which a guest would have to unpack at every boot. Kept beside
-/// the cached results; the program itself where there is no `strip`.
+/// A copy of the program without debug information, which a guest would have to unpack at every boot. The copy is kept
+/// beside the cached results. Without `strip` on this machine, it is the program itself.
 fn cached_stripped_program(program: &Path) -> PathBuf {
     stripped_program_in(
         &RunCache::from_environment().folder().join("guest"),
@@ -432,7 +433,7 @@ fn stripped_program_in(cache: &Path, program: &Path) -> PathBuf {
     let Ok(metadata) = fs::metadata(program) else {
         return program.to_owned();
     };
-    // By time and size, because a build with debug information is large to read.
+    // The copy is found by time and size of the program, because a build with debug information is large to read.
     let mut input_hash = RunInputHash::default();
     input_hash.add_part(program.as_os_str().as_encoded_bytes());
     input_hash.add_part(&metadata.len().to_le_bytes());
@@ -445,7 +446,7 @@ fn stripped_program_in(cache: &Path, program: &Path) -> PathBuf {
     }
     let strip = || -> std::io::Result<bool> {
         fs::create_dir_all(&folder)?;
-        // A comparison strips in several threads at once.
+        // Several threads of a comparison may strip the program at once, so each makes its own copy and renames it.
         let scratch = tempfile::tempdir_in(&folder)?;
         let partial_path = scratch.path().join("zernel");
         let status = Command::new("strip")

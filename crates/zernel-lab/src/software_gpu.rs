@@ -1,15 +1,16 @@
-//! Where the software GPU's libraries are on this machine.
+//! Finds the software GPU's libraries on this machine.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// The libraries that a scenario needs: cargo's name, and the name that programs load.
+/// The libraries of the software GPU that a scenario needs: the file name that cargo gives each, and the name that
+/// programs load.
 const CARGO_AND_REAL_LIBRARY_NAMES: [(&str, &str); 2] = [
     ("libzernel_softgpu_cuda.so", "libcuda.so.1"),
     ("libzernel_softgpu_nccl.so", "libnccl.so.2"),
 ];
 
-/// The files and their names in the guest, from the first folder that holds both.
+/// The paths of the libraries and their names in the guest, from the first folder that contains both libraries.
 pub(crate) fn find_libraries() -> Result<Vec<(PathBuf, &'static str)>, String> {
     let folders = candidate_folders();
     let libraries = folders
@@ -24,7 +25,7 @@ pub(crate) fn find_libraries() -> Result<Vec<(PathBuf, &'static str)>, String> {
     })
 }
 
-/// `ZERNEL_SOFTGPU_LIBRARIES`, then what lies beside the running program.
+/// Folders that may contain the libraries: `ZERNEL_SOFTGPU_LIBRARIES`, then the folders beside the running program.
 fn candidate_folders() -> Vec<PathBuf> {
     let program = env::current_exe().unwrap_or_default();
     let program_folder = program.parent().unwrap_or(Path::new("/"));

@@ -5,20 +5,20 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// NUMA nodes, last-level caches per node, cores per cache and threads per core. As text: `1x2x4x1`.
+/// Number of NUMA nodes, of last-level caches per node, of cores per cache and of threads per core. As text: `1x2x4x1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuTopology {
-    /// NUMA nodes.
+    /// Number of NUMA nodes.
     pub nodes: u32,
-    /// Last-level caches of a node.
+    /// Number of last-level caches in a node.
     pub llcs_per_node: u32,
-    /// Cores that share a last-level cache.
+    /// Number of cores that share a last-level cache.
     pub cores_per_llc: u32,
-    /// Hardware threads of a core.
+    /// Number of hardware threads in a core.
     pub threads_per_core: u32,
 }
 
-/// A text that is not a topology.
+/// The text is not a topology.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "`{0}` is no topology; give NODES x LLCS x CORES x THREADS, each at least 1 and at most 255 CPUs in all, such as 1x2x4x1"
@@ -28,7 +28,7 @@ pub struct BadCpuTopology(String);
 impl CpuTopology {
     const MAX_CPUS: u32 = 255;
 
-    /// Some cores with one thread each, one cache, one node.
+    /// A topology of cores with one thread each, in one cache and one node.
     #[must_use]
     pub fn with_one_cache(cpus: u32) -> Self {
         Self {
@@ -51,8 +51,8 @@ impl CpuTopology {
         factors.into_iter().fold(1, u32::saturating_mul)
     }
 
-    /// QEMU's options. Each last-level cache is a socket of its own, because the emulated CPU shares its largest
-    /// cache among a whole socket.
+    /// QEMU's options for this topology. Each last-level cache is a socket of its own, because the emulated CPU shares
+    /// its largest cache among a whole socket.
     pub(crate) fn qemu_options(self, memory_mib: u32) -> Vec<(&'static str, String)> {
         let mut options = vec![(
             "-smp",
@@ -68,7 +68,7 @@ impl CpuTopology {
             return options;
         }
         for node in 0..self.nodes {
-            // The first node also gets what an equal division leaves over.
+            // The first node also gets the memory that an equal division leaves over.
             let remaining_mib = if node == 0 {
                 memory_mib % self.nodes
             } else {

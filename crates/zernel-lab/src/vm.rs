@@ -1,4 +1,4 @@
-//! One run: a kernel, files and a command go in; the command's output and how it ended come out.
+//! Runs a command in a virtual machine, with a kernel and files, and returns the command's output and how it ended.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -23,24 +23,25 @@ mod error;
 use attempt::{AttemptLimits, BootAttempt, RunFolder};
 pub use error::{PartialOutput, VmError};
 
-/// How long KVM may take to start the command before [`Accelerator::Auto`] goes on without it. Where KVM
-/// works this takes a second.
+/// Time that KVM has to start the command before [`Accelerator::Auto`] continues without KVM. Where KVM works this
+/// takes a second.
 const KVM_BOOT_LIMIT: Duration = Duration::from_secs(15);
 
 /// What executes the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Accelerator {
-    /// KVM where it works, else the emulator.
+    /// KVM if it works on this machine, else the emulator.
     #[default]
     Auto,
-    /// The processor itself.
+    /// KVM: the processor itself executes the guest.
     Kvm,
-    /// QEMU's emulator, one thread for all of the guest's processors.
+    /// QEMU's emulator, with one host thread for all of the guest's processors.
     Tcg,
 }
 
 impl Accelerator {
-    /// What to try, in order. The emulator gets several chances: an old one may crash a guest as it boots.
+    /// The accelerators to try, in order. The emulator gets several attempts: an old one may crash a guest while it
+    /// boots.
     fn attempts_in_order(self) -> &'static [Self] {
         use Accelerator::{Auto, Kvm, Tcg};
         match self {
@@ -51,14 +52,14 @@ impl Accelerator {
     }
 }
 
-/// How a command ended by itself.
+/// How a command ended in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommandStatus {
-    /// It returned this exit code.
+    /// The command returned this exit code.
     Exited(i32),
-    /// A signal killed it.
+    /// A signal killed the command.
     Killed {
-        /// The signal's number.
+        /// The number of the signal.
         signal: i32,
     },
 }
@@ -79,27 +80,27 @@ impl fmt::Display for CommandStatus {
     }
 }
 
-/// A command that ran to its end.
+/// The output of a command that ran to its end, and how it ended.
 #[derive(Debug, Clone)]
 pub struct CommandOutcome {
-    /// How it ended.
+    /// How the command ended.
     pub status: CommandStatus,
-    /// Every byte it, and what it started, wrote to stdout.
+    /// All bytes that the command, and what it started, wrote to stdout.
     pub stdout: Vec<u8>,
-    /// Every byte it, and what it started, wrote to stderr.
+    /// All bytes that the command, and what it started, wrote to stderr.
     pub stderr: Vec<u8>,
-    /// What the kernel printed.
+    /// What the guest's kernel printed.
     pub console_log: String,
-    /// What the guest ran on: [`Accelerator::Kvm`] or [`Accelerator::Tcg`].
+    /// What executed the guest: [`Accelerator::Kvm`] or [`Accelerator::Tcg`].
     pub accelerator: Accelerator,
-    /// How many boots it took: more than one where KVM cannot run the guest, or the emulator crashed it
+    /// Number of boots that were needed: more than one if KVM cannot run the guest, or if the emulator crashed it
     /// before the command was started. The command itself is never started twice.
     pub boot_count: usize,
-    /// From the start of QEMU to the start of the command.
+    /// Time from the start of QEMU to the start of the command.
     pub boot_time: Duration,
-    /// From the start of QEMU to the end of the command.
+    /// Time from the start of QEMU to the end of the command.
     pub total_time: Duration,
-    /// What to compare with another run of the same command, after a deterministic run.
+    /// For a deterministic run: what can be compared with another run of the same command.
     pub deterministic_run: Option<DeterministicRunRecord>,
 }
 
@@ -118,7 +119,7 @@ impl CommandOutcome {
         differences.collect()
     }
 
-    /// What a digest covers, by name.
+    /// The outputs that a digest covers, by name.
     fn digested_outputs(&self) -> [(&'static str, &[u8]); 4] {
         let kernel_counters = self
             .deterministic_run
@@ -133,8 +134,8 @@ impl CommandOutcome {
     }
 }
 
-/// A virtual machine to run one command in. Nothing starts before [`VmSpec::run`], which may be called
-/// any number of times; each run is a fresh boot.
+/// A virtual machine to run one command in. No virtual machine starts before [`VmSpec::run`], which may be called any
+/// number of times; each run is a fresh boot.
 #[derive(Debug, Clone)]
 pub struct VmSpec {
     pub(crate) kernel: Kernel,
@@ -151,8 +152,8 @@ pub struct VmSpec {
 }
 
 impl VmSpec {
-    /// Two processors, 1 GiB of memory, two minutes to boot and two for the command, no files but the
-    /// command's own.
+    /// A virtual machine with two processors, 1 GiB of memory, two minutes to boot, two minutes for the command, and no
+    /// files but those that the command needs.
     pub fn new(kernel: Kernel) -> Self {
         Self {
             kernel,
@@ -169,12 +170,12 @@ impl VmSpec {
         }
     }
 
-    /// The number of processors, as cores that share one cache.
+    /// Sets the number of processors, as cores that share one cache.
     pub fn cpus(self, cpus: u32) -> Self {
         self.topology(CpuTopology::with_one_cache(cpus))
     }
 
-    /// The processors with their nodes, caches, cores and threads.
+    /// Sets the processors, with their nodes, caches, cores and threads.
     pub fn topology(mut self, topology: CpuTopology) -> Self {
         self.topology = topology;
         self
@@ -187,64 +188,64 @@ impl VmSpec {
         self
     }
 
-    /// The memory, which also holds the guest's files.
+    /// Sets the size of the memory, which also holds the guest's files.
     pub fn memory_mib(mut self, memory_mib: u32) -> Self {
         self.memory_mib = memory_mib;
         self
     }
 
-    /// One more word on the kernel's command line.
+    /// Adds a word to the kernel's command line.
     pub fn kernel_argument(mut self, word: impl Into<String>) -> Self {
         self.kernel_arguments.push(word.into());
         self
     }
 
-    /// What executes the guest.
+    /// Sets what executes the guest.
     pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
         self.accelerator = accelerator;
         self
     }
 
-    /// How long the guest may take to start the command. Under the emulator on a busy machine a boot of
-    /// three seconds takes a minute.
+    /// Sets the time in which the guest must start the command. Under the emulator on a busy machine a boot of three
+    /// seconds takes a minute.
     pub fn boot_timeout(mut self, boot_timeout: Duration) -> Self {
         self.boot_timeout = boot_timeout;
         self
     }
 
-    /// How long the command may take from its start.
+    /// Sets the time in which the command must end, from its start.
     pub fn command_timeout(mut self, command_timeout: Duration) -> Self {
         self.command_timeout = command_timeout;
         self
     }
 
-    /// The files of the guest, beside the program that is run and what it needs.
+    /// Sets the files of the guest. The program that is run and the files that it needs are added to these.
     pub fn files(mut self, files: Initramfs) -> Self {
         self.files = files;
         self
     }
 
-    /// A variable in the command's environment.
+    /// Sets a variable in the command's environment.
     pub fn environment(mut self, name: impl Into<String>, value: impl Into<OsString>) -> Self {
         self.environment.push((name.into(), value.into()));
         self
     }
 
-    /// A flag that ends a run when it is set, as a signal handler may do.
+    /// Sets a flag. When a signal handler or another thread sets it to true, the run ends.
     pub fn interrupted_by(mut self, interrupt_flag: Arc<AtomicBool>) -> Self {
         self.interrupt_flag = interrupt_flag;
         self
     }
 
-    /// QEMU's arguments of a deterministic run.
+    /// The arguments of QEMU in a deterministic run.
     pub(crate) fn deterministic_qemu_arguments(&self) -> Vec<OsString> {
         qemu::qemu_arguments(self, Accelerator::Tcg, GuestPorts::for_kernel(&self.kernel))
     }
 
-    /// Boots, runs one program as root, and waits for its end.
+    /// Boots the virtual machine, runs one program as root, and waits for its end.
     ///
-    /// The program is one of the guest's files, or else an executable of this machine (a path, or a name
-    /// on `PATH`), which is then copied in with what it needs. What it leaves running is killed.
+    /// The program is one of the guest's files, or else an executable of this machine (a path, or a name on `PATH`),
+    /// which is then copied in with what it needs. Processes that the program leaves running are killed.
     pub fn run<I, A>(
         &self,
         program: impl AsRef<Path>,
@@ -288,7 +289,7 @@ impl VmSpec {
         self.boot_with_retries(&programs, &folder, ports)
     }
 
-    /// Boots until the command was started, or there is nothing left to try.
+    /// Boots until the command was started, or until no accelerator is left to try.
     fn boot_with_retries(
         &self,
         programs: &QemuPrograms,
@@ -296,7 +297,7 @@ impl VmSpec {
         ports: GuestPorts,
     ) -> Result<CommandOutcome, VmError> {
         let attempts = match self.deterministic_settings {
-            // A second boot would be the same.
+            // Another boot of a deterministic run would have the same result.
             Some(_) => &[Accelerator::Tcg],
             None => self.accelerator.attempts_in_order(),
         };
@@ -352,7 +353,7 @@ impl VmSpec {
     }
 }
 
-/// Makes sure that the guest has the program, and gives its path there.
+/// Makes sure that the guest has the program, and returns the program's path in the guest.
 fn add_program_if_missing(files: &mut Initramfs, program: &Path) -> Result<PathBuf, VmError> {
     if files.contains_path(program) {
         return Ok(program.to_owned());

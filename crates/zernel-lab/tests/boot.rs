@@ -1,4 +1,4 @@
-//! Boots real kernels. Where no VM can be booted the tests are shown as ignored, with the reason; with
+//! Boots real kernels. On a machine that cannot boot a VM the tests are shown as ignored, with the reason; with
 //! `ZERNEL_REQUIRE=vm` they fail instead.
 
 use std::error::Error;
@@ -27,9 +27,10 @@ const VM_NEED: Need = Need {
     },
 };
 
-/// Set for a copy of this test that only runs an endless VM; its value is on the VM's command line.
+/// A variable that is set for a copy of this test that only runs an endless VM. Its value is on the VM's command line.
 const ENDLESS_VARIABLE: &str = "ZERNEL_LAB_TEST_ENDLESS";
-/// Set for a copy of this test that only boots VMs, which end in all ways; its value is on their command lines.
+/// A variable that is set for a copy of this test that only boots VMs, which end in all ways. Its value is on the VMs'
+/// command lines.
 const BOOTS_VARIABLE: &str = "ZERNEL_LAB_TEST_BOOTS";
 
 fn main() -> ExitCode {
@@ -125,7 +126,7 @@ fn run_script(vm: &VmSpec, script: &str) -> Result<CommandOutcome, VmError> {
     vm.run("/bin/busybox", ["sh", "-c", script])
 }
 
-/// The error of a run that must not succeed.
+/// The error of a run that must fail.
 fn expect_failure(result: Result<CommandOutcome, VmError>) -> Result<VmError, Box<dyn Error>> {
     match result {
         Ok(outcome) => Err(format!("the run succeeded: {}", outcome.status).into()),
@@ -133,7 +134,7 @@ fn expect_failure(result: Result<CommandOutcome, VmError>) -> Result<VmError, Bo
     }
 }
 
-/// Every byte value, in an order that no line discipline would leave alone.
+/// Every byte value, in an order that a terminal's line discipline would change.
 fn awkward_bytes(length: usize) -> Vec<u8> {
     (0..length)
         .map(|index| (index.wrapping_mul(167) ^ (index >> 8)) as u8)
@@ -232,7 +233,7 @@ fn what_the_command_leaves_running_is_ended() -> TestResult {
 }
 
 fn an_endless_command_is_stopped() -> TestResult {
-    // The word makes this VM recognisable among all processes.
+    // This word makes the VM recognisable among all processes.
     let mark = format!("zernel.test={}", std::process::id());
     let vm = default_vm()?
         .command_timeout(Duration::from_secs(2))
@@ -262,7 +263,7 @@ fn a_vm_dies_with_its_parent() -> TestResult {
             !processes_with_argument(&mark).is_empty()
         });
     });
-    // Not even a handler could act on this signal.
+    // No handler can act on SIGKILL.
     parent.kill()?;
     parent.wait()?;
     assert!(started.is_ok(), "the VM was not started");
@@ -272,7 +273,7 @@ fn a_vm_dies_with_its_parent() -> TestResult {
     Ok(())
 }
 
-/// A success, a crash and a time-out.
+/// The command lines of three runs: a success, a crash and a time-out.
 fn boot_in_all_ways(mark: &str) -> TestResult {
     let vm = default_vm()?.kernel_argument(mark);
     run_script(&vm, "mount -t tmpfs tmpfs /tmp")?;
@@ -367,7 +368,7 @@ fn a_guest_that_switches_off_is_no_success() -> TestResult {
 fn serial_ports_carry_bytes_unchanged_too() -> TestResult {
     let mut kernel =
         KernelCache::from_environment()?.obtain_kernel(&KernelRequest::NewestWithSchedExt)?;
-    // A kernel of which nothing is known is not trusted to have virtio ports.
+    // A kernel whose configuration is unknown is not trusted to have virtio ports.
     kernel.config_path = None;
     let bytes = awkward_bytes(100_000);
     let mut files = Initramfs::new();

@@ -1,5 +1,5 @@
-//! Deterministic runs repeat to the last byte, whatever the host does. Where no VM can be booted the tests are shown as
-//! ignored, with the reason; with `ZERNEL_REQUIRE=vm` they fail instead.
+//! Deterministic runs repeat to the last byte, whatever the host does. On a machine that cannot boot a VM the tests are
+//! shown as ignored, with the reason; with `ZERNEL_REQUIRE=vm` they fail instead.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -34,13 +34,13 @@ const VM_NEED: Need = Need {
     },
 };
 
-/// Set for the copy of this test that is the guest's command.
+/// A variable that is set for the copy of this test that is the guest's command.
 const GUEST_VARIABLE: &str = "ZERNEL_LAB_TEST_GUEST";
 
-/// Its value for the guest of `no_cpu_is_left_out`.
+/// The value of that variable in the guest of `no_cpu_is_left_out`.
 const RING_COMMAND: &str = "ring";
 
-/// A periodic sleeper beside two spinners per CPU.
+/// A workload of a periodic sleeper and two spinners per CPU.
 const WAKE_LATENCY_SPEC: &str = r#"
 duration_ms = 200
 [[group]]
@@ -93,7 +93,8 @@ fn trial(name: &str, test: fn() -> TestResult) -> Trial {
     })
 }
 
-/// The guest's side: prints random bytes, when they were to be had, and every number of every worker.
+/// The command in the guest: prints random bytes, the time at which they could be read, and all figures of every
+/// worker.
 fn print_wake_latency() -> TestResult {
     let mut random = [0; 16];
     File::open("/dev/random")?.read_exact(&mut random)?;
@@ -110,7 +111,7 @@ fn print_wake_latency() -> TestResult {
     Ok(())
 }
 
-/// The guest's side: CPU 0 spins, the others pass a token around and wait for it with `pause`.
+/// The command in the guest: CPU 0 spins, the other CPUs pass a token around and wait for it with `pause`.
 fn print_ring_rounds() -> TestResult {
     const MEMBERS: usize = 3;
     let token = AtomicUsize::new(0);
@@ -258,7 +259,7 @@ fn a_command_ends_at_the_limit_of_virtual_time() -> TestResult {
     }
 }
 
-/// QEMU itself ends then, with its main thread waiting for files while it holds QEMU's lock.
+/// At such an end QEMU's main thread waits for files while it holds QEMU's lock.
 fn a_panic_ends_the_run() -> TestResult {
     match run_script(
         &vm_with_seed(1)?,
@@ -272,7 +273,7 @@ fn a_panic_ends_the_run() -> TestResult {
     }
 }
 
-/// A vCPU waits in a loop then, and QEMU's main thread must end the machine.
+/// At such an end a vCPU waits in a loop, and QEMU's main thread must end the machine.
 fn a_shutdown_ends_the_run() -> TestResult {
     match run_script(&vm_with_seed(1)?, "echo so far; poweroff -f") {
         Err(VmError::GuestStopped { partial_output }) => {
@@ -283,8 +284,8 @@ fn a_shutdown_ends_the_run() -> TestResult {
     }
 }
 
-/// A vCPU that waits with `pause` ends its turn at once, so the same vCPU would follow the spinner's turn each time, and
-/// meet the timer that ended it. A member of the ring then moves only at an interrupt.
+/// A vCPU that waits with `pause` ends its turn at once. So the same vCPU would follow the spinner's turn each time,
+/// and meet the timer that ended the spinner's turn. The token then moves only at an interrupt.
 fn no_cpu_is_left_out() -> TestResult {
     let outcome = run_in_guest(vm_with_seed(1)?, RING_COMMAND)?;
     let rounds: u32 = stdout_text(&outcome).trim().parse()?;
@@ -292,7 +293,7 @@ fn no_cpu_is_left_out() -> TestResult {
     Ok(())
 }
 
-/// Keeps all CPUs of the host busy, and wakes QEMU's main thread all the time, until it is dropped.
+/// Keeps all CPUs of the host busy, and wakes QEMU's main thread in a loop, until this value is dropped.
 struct HostDisturbance {
     stop: Arc<AtomicBool>,
     threads: Vec<thread::JoinHandle<()>>,
@@ -322,7 +323,7 @@ impl Drop for HostDisturbance {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A failed read or signal is no panic.
+            // The machine may end at any time, so a failed read or signal is no panic.
             let _ = thread.join();
         }
     }
@@ -332,11 +333,11 @@ fn spin_once() {
     black_box(0);
 }
 
-/// Signals that were sent to emulators.
+/// Number of signals that were sent to emulators.
 static SENT_SIGNALS: AtomicU64 = AtomicU64::new(0);
 
-/// Disturbs the emulators that this process started, with SIGIO. QEMU blocks the signal and reads it from a descriptor in its main
-/// thread, which then looks at its timers and does nothing else.
+/// Disturbs the emulators that this process started with SIGIO. QEMU blocks the signal and reads it from a descriptor
+/// in its main thread, which then checks its timers and does nothing else.
 fn wake_emulators() {
     let emulators: Vec<Pid> = child_pids()
         .into_iter()
@@ -344,7 +345,7 @@ fn wake_emulators() {
         .collect();
     for _ in 0..1000 {
         for pid in &emulators {
-            // An emulator may have ended since.
+            // The emulator may have ended since it was found.
             if kill_process(*pid, Signal::IO).is_ok() {
                 SENT_SIGNALS.fetch_add(1, Ordering::Relaxed);
             }
@@ -367,8 +368,8 @@ fn child_pids() -> Vec<Pid> {
         .collect()
 }
 
-/// Whether a process is QEMU and has a thread for its vCPUs, beside the main thread and one for memory. From then on it
-/// blocks SIGIO, which would end it.
+/// Whether a process is QEMU and has a thread for its vCPUs, besides the main thread and one for memory. From then on
+/// QEMU blocks SIGIO, which would end it before.
 fn has_vcpus(pid: Pid) -> bool {
     let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
     let status = status.unwrap_or_default();

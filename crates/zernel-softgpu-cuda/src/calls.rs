@@ -15,7 +15,7 @@ mod pool;
 mod stream;
 mod virtual_memory;
 
-/// Every exported function.
+/// Every function that the library exports, for `cuGetProcAddress`.
 pub(crate) const ALL_EXPORTS: &[&[Export]] = &[
     basics::EXPORTS,
     context::EXPORTS,

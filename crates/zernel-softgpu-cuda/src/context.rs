@@ -26,13 +26,13 @@ pub(crate) const SCHED_MASK: u32 = 7;
 pub(crate) const STREAM_LEGACY: u64 = 1;
 pub(crate) const STREAM_PER_THREAD: u64 = 2;
 
-/// All contexts.
+/// All contexts of this process, by handle.
 pub(crate) static CONTEXTS: Registry<ContextObject> = Registry::new();
-/// All streams that the program created.
+/// All streams that the program created, by handle.
 pub(crate) static STREAMS: Registry<StreamObject> = Registry::new();
 static PRIMARY_CONTEXTS: Mutex<Vec<PrimaryContext>> = Mutex::new(Vec::new());
 
-/// A context.
+/// A context on one device, with its streams.
 #[derive(Debug)]
 pub(crate) struct ContextObject {
     pub(crate) handle: u64,
@@ -42,11 +42,11 @@ pub(crate) struct ContextObject {
     pub(crate) flags: AtomicU32,
     tails: Arc<StreamTails>,
     legacy_stream: Arc<StreamObject>,
-    /// Includes streams that the program has destroyed, until their work is done.
+    /// The streams of the context, including those that the program has destroyed, until their work is done.
     streams: Mutex<Vec<Arc<Stream>>>,
 }
 
-/// A stream as the program knows it. Dropping the last reference closes the stream.
+/// A stream that the program has a handle for. Dropping the last reference closes the stream.
 #[derive(Debug)]
 pub(crate) struct StreamObject {
     pub(crate) stream: Arc<Stream>,
@@ -62,7 +62,7 @@ impl Drop for StreamObject {
 }
 
 impl ContextObject {
-    /// A new context on the device of this ordinal.
+    /// Creates a context on the device with this CUDA ordinal.
     pub(crate) fn new(ordinal: i32, flags: u32) -> Result<Arc<Self>, CudaError> {
         let device = Arc::clone(initialised_driver()?.device(ordinal)?);
         let own_memory = config::number_from_variable(config::CONTEXT_MEMORY_VARIABLE, 0);
@@ -99,7 +99,7 @@ impl ContextObject {
         Ok(context)
     }
 
-    /// Waits for all work of the context, and frees its memory, its streams and its handle.
+    /// Waits for all work of the context, then frees the memory, the streams and the handle of the context.
     pub(crate) fn destroy(&self, symbol: &'static LoggedSymbol) {
         self.wait_for_all_streams(symbol);
         STREAMS.retain(|stream| stream.context.as_ptr() != std::ptr::from_ref(self));
@@ -109,7 +109,7 @@ impl ContextObject {
         CONTEXTS.remove(self.handle);
     }
 
-    /// A new stream under `handle`.
+    /// Creates a stream that the program refers to by `handle`.
     pub(crate) fn new_stream(
         self: &Arc<Self>,
         handle: u64,
@@ -145,8 +145,8 @@ impl ContextObject {
         streams
     }
 
-    /// How threads wait in this context. `AUTO` spins, as the real driver does while there are no more
-    /// contexts than CPUs.
+    /// How threads wait in this context. `AUTO` spins, as the real driver does while a process has no more contexts
+    /// than CPUs.
     pub(crate) fn wait_method(&self) -> WaitMethod {
         match self.flags.load(Relaxed) & SCHED_MASK {
             SCHED_YIELD => WaitMethod::Yield,
@@ -155,7 +155,7 @@ impl ContextObject {
         }
     }
 
-    /// `cuCtxSynchronize`.
+    /// `cuCtxSynchronize`: waits for all work of the context.
     pub(crate) fn synchronize(&self, symbol: &'static LoggedSymbol) -> Result<(), CudaError> {
         if self
             .live_streams()
@@ -180,12 +180,12 @@ impl ContextObject {
 }
 
 impl StreamObject {
-    /// The context it lives in.
+    /// The context that the stream belongs to.
     pub(crate) fn context(&self) -> Result<Arc<ContextObject>, CudaError> {
         self.context.upgrade().ok_or(INVALID_CONTEXT)
     }
 
-    /// Puts `work` at its end, or into the graph it is recording.
+    /// Puts `work` at the end of the stream, or into the graph that the stream is capturing.
     pub(crate) fn submit_or_capture(
         &self,
         work: StreamWork,
@@ -203,8 +203,8 @@ impl StreamObject {
         Ok(())
     }
 
-    /// Waits for work of other streams that must come first and has no known end. Known ends already order
-    /// the rest.
+    /// Waits for work of other streams that must run before this stream's next work and has no known end. Work with a
+    /// known end needs no wait: its end already delays later work.
     fn wait_by_legacy_stream_rules(&self, symbol: &'static LoggedSymbol) -> Result<(), CudaError> {
         let before = match self.stream.role() {
             StreamRole::NonBlocking => return Ok(()),
@@ -233,7 +233,7 @@ impl StreamObject {
         Ok(())
     }
 
-    /// Waits until everything submitted so far is done.
+    /// Waits until all work that was submitted to the stream so far is done.
     pub(crate) fn synchronize(&self, symbol: &'static LoggedSymbol) -> Result<(), CudaError> {
         if self.stream.is_capturing() {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
@@ -244,7 +244,7 @@ impl StreamObject {
         Ok(())
     }
 
-    /// Whether everything submitted so far is done.
+    /// Whether all work that was submitted to the stream so far is done.
     pub(crate) fn is_idle(&self) -> Result<bool, CudaError> {
         let others = match self.stream.role() {
             StreamRole::Legacy => self.context()?.deferred_blocking_streams(),
@@ -296,13 +296,13 @@ impl PrimaryContext {
         }
     }
 
-    /// The flags of the primary context, and whether it is active.
+    /// The flags of the primary context, and whether the context exists.
     pub(crate) fn flags_and_is_active(&self) -> (u32, bool) {
         (self.flags, self.context.is_some())
     }
 }
 
-/// Calls `change` with the primary context of a device.
+/// Calls `change` with the primary context of the device with this CUDA ordinal.
 pub(crate) fn with_primary_context<T>(
     ordinal: i32,
     change: impl FnOnce(&mut PrimaryContext) -> Result<T, CudaError>,
@@ -323,21 +323,22 @@ thread_local! {
     static STREAMS_OF_THREAD: RefCell<Vec<Arc<StreamObject>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls `change` with the calling thread's stack of contexts. An exiting thread has none.
+/// Calls `change` with the calling thread's stack of current contexts. For a thread that exits, returns the default
+/// value.
 pub(crate) fn with_context_stack<T: Default>(change: impl FnOnce(&mut Vec<u64>) -> T) -> T {
     CURRENT_CONTEXT_STACK
         .try_with(|stack| change(&mut stack.borrow_mut()))
         .unwrap_or_default()
 }
 
-/// The current context.
+/// The calling thread's current context.
 pub(crate) fn current_context() -> Result<Arc<ContextObject>, CudaError> {
     initialised_driver()?;
     let handle = with_context_stack(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
     CONTEXTS.get(handle).ok_or(INVALID_CONTEXT)
 }
 
-/// The stream that `handle` means in this call.
+/// The stream that `handle` refers to in this call; 0, 1 and 2 are default streams.
 pub(crate) fn stream_of_handle(
     call: &mut OpenCall,
     handle: u64,
@@ -354,7 +355,7 @@ pub(crate) fn stream_of_handle(
     }
 }
 
-/// The calling thread's default stream in the current context.
+/// The calling thread's own default stream in the current context.
 fn stream_of_thread() -> Result<Arc<StreamObject>, CudaError> {
     let context = current_context()?;
     let find_or_make = |streams: &RefCell<Vec<Arc<StreamObject>>>| {

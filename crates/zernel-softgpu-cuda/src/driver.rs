@@ -1,4 +1,4 @@
-//! The driver as a whole: initialised once per process, with the devices this process may see.
+//! The state of the driver in this process: initialised once, with the devices that the process may see.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -11,9 +11,9 @@ use zernel_softgpu::virtual_memory::VirtualMemory;
 
 use crate::status::{CudaError, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OPERATING_SYSTEM};
 
-/// Every address range this process got from the driver.
+/// All address ranges that this process got from the driver.
 pub(crate) static ADDRESS_SPACE: AddressSpace = AddressSpace::new();
-/// Reserved addresses and what is mapped there.
+/// The addresses that this process has reserved, and the memory that is mapped there.
 pub(crate) static VIRTUAL_MEMORY: VirtualMemory = VirtualMemory::new();
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
@@ -21,7 +21,7 @@ static DRIVER: OnceLock<Driver> = OnceLock::new();
 /// process cannot use the driver.
 static IS_FORKED_CHILD: AtomicBool = AtomicBool::new(false);
 
-/// The initialised driver.
+/// The initialised driver of this process.
 #[derive(Debug)]
 pub(crate) struct Driver {
     node: Arc<Node>,
@@ -38,7 +38,7 @@ extern "C" fn leave_node() {
     }
 }
 
-/// The driver, if `cuInit` was called.
+/// The initialised driver. Returns an error if `cuInit` was not called, or in a forked child.
 pub(crate) fn initialised_driver() -> Result<&'static Driver, CudaError> {
     if IS_FORKED_CHILD.load(Relaxed) {
         return Err(NOT_INITIALIZED);
@@ -46,7 +46,7 @@ pub(crate) fn initialised_driver() -> Result<&'static Driver, CudaError> {
     DRIVER.get().ok_or(NOT_INITIALIZED)
 }
 
-/// `cuInit`.
+/// `cuInit`: initialises the driver once per process.
 pub(crate) fn initialise_driver() -> Result<(), CudaError> {
     static INITIALISE_LOCK: Mutex<()> = Mutex::new(());
     if IS_FORKED_CHILD.load(Relaxed) {
@@ -67,7 +67,7 @@ pub(crate) fn initialise_driver() -> Result<(), CudaError> {
 impl Driver {
     fn new() -> Result<Self, CudaError> {
         let node = Node::open().map_err(|error| report_node_error(&error))?;
-        // First of all: the hardware of a node in use does not change any more.
+        // The process registers first of all: while a process uses the node, the node's hardware does not change.
         let membership = Arc::new(
             node.register_process()
                 .map_err(|error| report_node_error(&error))?,
@@ -86,18 +86,18 @@ impl Driver {
         })
     }
 
-    /// How many devices this process sees.
+    /// Number of devices that this process sees.
     pub(crate) fn device_count(&self) -> usize {
         self.devices.len()
     }
 
-    /// A device by its CUDA ordinal.
+    /// The device with this CUDA ordinal.
     pub(crate) fn device(&self, ordinal: i32) -> Result<&Arc<Device>, CudaError> {
         let index = usize::try_from(ordinal).map_err(|_| INVALID_DEVICE)?;
         self.devices.get(index).ok_or(INVALID_DEVICE)
     }
 
-    /// The CUDA ordinal of a device.
+    /// The CUDA ordinal of `device` in this process.
     pub(crate) fn ordinal_of(&self, device: &Device) -> i32 {
         let position = self
             .devices
@@ -112,8 +112,8 @@ fn report_node_error(error: &std::io::Error) -> CudaError {
     OPERATING_SYSTEM
 }
 
-/// The node's devices that `CUDA_VISIBLE_DEVICES` leaves visible, in its order: numbers or UUIDs (or
-/// their beginnings), up to the first that names no device.
+/// The node's devices that `CUDA_VISIBLE_DEVICES` names, in its order: by number, or by UUID or the beginning of one,
+/// up to the first entry that names no device.
 fn visible_devices(setting: Option<&str>, devices: usize) -> Vec<usize> {
     let Some(setting) = setting else {
         return (0..devices).collect();

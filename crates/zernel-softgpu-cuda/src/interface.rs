@@ -1,4 +1,4 @@
-//! The private interface for libnccl.
+//! The private interface of libcuda that libnccl uses.
 
 use std::ffi::{CStr, CString, c_char};
 
@@ -6,7 +6,7 @@ use zernel_softgpu::driver_interface::{DriverInterface, ExternalKernel};
 
 use crate::kernel;
 
-/// See [`zernel_softgpu::driver_interface`].
+/// The structure that libnccl finds by its name. See [`zernel_softgpu::driver_interface`].
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub(crate) static zernel_softgpu_driver_interface_v1: DriverInterface = DriverInterface {
@@ -14,7 +14,7 @@ pub(crate) static zernel_softgpu_driver_interface_v1: DriverInterface = DriverIn
 };
 
 extern "C" fn create_external_kernel(name: *const c_char, kernel: ExternalKernel) -> u64 {
-    // SAFETY: libnccl passes a constant.
+    // SAFETY: libnccl passes a constant string.
     let name: CString = unsafe { CStr::from_ptr(name) }.to_owned();
     kernel::create_external_function(name, kernel)
 }

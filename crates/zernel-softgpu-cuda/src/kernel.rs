@@ -6,10 +6,9 @@
 //! softgpu kernel NAME [NANOSECONDS]
 //! ```
 //!
-//! Parameter 0 of a launch is the kernel's duration in nanoseconds, a `u64`. A launch without
-//! parameters takes the duration in the image, or 10 µs. Images that are not such text (PTX, cubin,
-//! fatbin) are taken as they are: every name in them is a kernel of 10 µs, whose parameters are not
-//! looked at.
+//! Parameter 0 of a launch is the kernel's duration in nanoseconds, a `u64`. A launch without parameters takes the
+//! duration in the image, or 10 µs. Images that are not such text (PTX, cubin, fatbin) are accepted: they have a kernel
+//! of every name, which takes 10 µs and whose parameters are ignored.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -25,23 +24,23 @@ use crate::status::{CudaError, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT
 pub(crate) const DEFAULT_KERNEL_NS: u64 = 10_000;
 const IMAGE_PREFIX: &str = "softgpu ";
 
-/// All modules; a library is one too.
+/// All loaded modules, by handle. A CUDA library is a module too.
 pub(crate) static MODULES: Registry<KernelModule> = Registry::new();
-/// All functions; a kernel of a library is one too.
+/// All functions of modules, by handle. A kernel of a CUDA library is a function too.
 pub(crate) static FUNCTIONS: Registry<KernelFunction> = Registry::new();
 
 /// What a launch of a function does.
 #[derive(Debug, Clone, Copy)]
 enum FunctionKind {
-    /// Takes the time it is asked for, or this.
+    /// The launch takes as many nanoseconds as its parameter 0 says; without parameters, as many as stated here.
     Timed(u64),
-    /// Takes the default time.
+    /// The launch takes the default time.
     Opaque,
-    /// Runs elsewhere.
+    /// Another library runs the kernel, and returns its end.
     External(ExternalKernel),
 }
 
-/// A function of a module.
+/// A function of a loaded module.
 #[derive(Debug)]
 pub(crate) struct KernelFunction {
     pub(crate) name: CString,
@@ -49,16 +48,17 @@ pub(crate) struct KernelFunction {
     kind: FunctionKind,
 }
 
-/// A loaded image.
+/// A module: a loaded image and the functions that the program asked for.
 #[derive(Debug)]
 pub(crate) struct KernelModule {
-    /// Kernels and their durations; `None` if the image is not text of this format.
+    /// The names of the image's kernels, and their durations in nanoseconds; `None` if the image is not text of this
+    /// format.
     kernels: Option<BTreeMap<String, u64>>,
     functions: Mutex<BTreeMap<String, u64>>,
 }
 
 impl KernelModule {
-    /// Reads an image.
+    /// Parses an image.
     pub(crate) fn load(image: &[u8]) -> Result<Self, CudaError> {
         let kernels = match image.starts_with(IMAGE_PREFIX.as_bytes()) {
             true => Some(parse_image(&String::from_utf8_lossy(image)).ok_or(INVALID_IMAGE)?),
@@ -70,7 +70,7 @@ impl KernelModule {
         })
     }
 
-    /// The handle of the function called `name`.
+    /// The handle of the function called `name`; the function is created at the first request.
     pub(crate) fn function_handle(&self, own_handle: u64, name: &str) -> Result<u64, CudaError> {
         let kind = match &self.kernels {
             Some(kernels) => FunctionKind::Timed(*kernels.get(name).ok_or(NOT_FOUND)?),
@@ -92,7 +92,7 @@ impl KernelModule {
         Ok(handle)
     }
 
-    /// Names of the kernels in the image.
+    /// The number of kernels in the image.
     pub(crate) fn kernel_count(&self) -> usize {
         self.kernels.as_ref().map_or(0, BTreeMap::len)
     }
@@ -115,7 +115,7 @@ fn parse_kernel(line: &str) -> Option<(String, u64)> {
     words.next().is_none().then(|| (name.to_owned(), duration))
 }
 
-/// A function that runs outside the driver.
+/// Creates a function that another library runs.
 pub(crate) fn create_external_function(name: CString, kernel: ExternalKernel) -> u64 {
     FUNCTIONS.insert(Arc::new(KernelFunction {
         name,
@@ -124,13 +124,13 @@ pub(crate) fn create_external_function(name: CString, kernel: ExternalKernel) ->
     }))
 }
 
-/// A function by its handle.
+/// The function with this handle.
 pub(crate) fn function_of_handle(handle: u64) -> Result<Arc<KernelFunction>, CudaError> {
     FUNCTIONS.get(handle).ok_or(INVALID_HANDLE)
 }
 
 impl KernelFunction {
-    /// A launch with these parameters.
+    /// The stream work of a launch of this function with these parameters.
     pub(crate) fn launch_work(
         &self,
         parameters: In<*const u64>,
@@ -154,7 +154,7 @@ impl KernelFunction {
     }
 }
 
-/// Parameter 0, from the array of pointers or from the packed buffer.
+/// Parameter 0 of a launch, from the array of pointers or from the packed buffer.
 fn first_parameter(parameters: In<*const u64>, extra: In<u64>) -> Result<Option<u64>, CudaError> {
     const EXTRA_END: u64 = 0;
     const EXTRA_BUFFER_POINTER: u64 = 1;

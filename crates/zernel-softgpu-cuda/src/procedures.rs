@@ -1,4 +1,5 @@
-//! `cuGetProcAddress`: exported functions by their documented name, and the version a caller knows.
+//! `cuGetProcAddress`: finds exported functions by their documented names, in the version that the caller was built
+//! for.
 
 use zernel_softgpu::export::Export;
 
@@ -9,13 +10,13 @@ const PER_THREAD_DEFAULT_STREAM: u64 = 2;
 /// The result of a search for a function.
 pub(crate) enum FoundProcedure {
     At(u64),
-    /// It exists, but only for callers of a newer CUDA.
+    /// The function exists, but only for callers that were built for a newer CUDA.
     TooNew,
     Unknown,
 }
 
 impl FoundProcedure {
-    /// `CUdriverProcAddressQueryResult`.
+    /// The `CUdriverProcAddressQueryResult` of the search.
     pub(crate) fn query_result_code(&self) -> i32 {
         match self {
             Self::At(_) => 0,
@@ -25,8 +26,8 @@ impl FoundProcedure {
     }
 }
 
-/// Functions whose meaning depends on the caller's CUDA version: newest first. For all others `_v2`,
-/// where there is one, is as old as any caller.
+/// Functions whose exported name depends on the CUDA version that the caller was built for, newest first. Of all other
+/// functions, a variant `_v2` is older than any caller, so every caller gets it.
 const NAMES_BY_VERSION: &[(&str, &[(i32, &str)])] = &[
     (
         "cuCtxCreate",
@@ -67,7 +68,7 @@ const NAMES_BY_VERSION: &[(&str, &[(i32, &str)])] = &[
     ),
 ];
 
-/// Finds `name` for a caller that was built for `version`.
+/// Finds the exported function for the documented `name` and a caller that was built for CUDA `version`.
 pub(crate) fn find_procedure(name: &str, version: i32, flags: u64) -> FoundProcedure {
     let suffixes: &[&str] = match flags & PER_THREAD_DEFAULT_STREAM != 0 {
         true => &["_ptsz", "_ptds", ""],

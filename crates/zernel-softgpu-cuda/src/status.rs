@@ -1,14 +1,14 @@
-//! What CUDA calls return.
+//! Result codes of CUDA, and their texts.
 
 use std::ffi::CStr;
 
 use zernel_softgpu::abi_arguments::NullPointer;
 use zernel_softgpu::virtual_memory::VirtualMemoryRefusal;
 
-/// Result of an exported function's body.
+/// Result of the body of an exported function.
 pub(crate) type Outcome = Result<(), CudaError>;
 
-/// A `CUresult` other than success.
+/// A `CUresult` that is not success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CudaError(i32);
 
@@ -33,7 +33,7 @@ impl From<VirtualMemoryRefusal> for CudaError {
     }
 }
 
-/// The codes this driver returns, with `cuGetErrorName`'s and `cuGetErrorString`'s texts.
+/// The error codes that this driver returns, each with the texts of `cuGetErrorName` and `cuGetErrorString`.
 macro_rules! errors {
     ($($constant:ident = $code:literal, $name:literal, $text:literal;)*) => {
         $(pub(crate) const $constant: CudaError = CudaError($code);)*
@@ -77,7 +77,7 @@ errors! {
         c"operation not permitted on an event last recorded in a capturing stream";
 }
 
-/// Name and description of a code.
+/// The name and the description of an error code.
 pub(crate) fn name_and_description(code: i32) -> Option<(&'static CStr, &'static CStr)> {
     let known = NAMES_AND_DESCRIPTIONS
         .iter()

@@ -19,7 +19,7 @@ impl MemoryLocation {
 #[repr(C)]
 pub(crate) struct AccessDescription {
     pub(crate) location: MemoryLocation,
-    /// 0 none, 1 read, 3 read and write.
+    /// The access: 0 none, 1 read, 3 read and write.
     pub(crate) flags: i32,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct AccessDescription {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct AllocationProperties {
-    /// 1: pinned, the only kind there is.
+    /// The only kind of allocation is 1, pinned memory.
     pub(crate) allocation_type: i32,
     pub(crate) handle_types: i32,
     pub(crate) location: MemoryLocation,
@@ -64,7 +64,7 @@ pub(crate) struct Copy2D {
 pub(crate) struct CopySide2D {
     pub(crate) x: usize,
     pub(crate) y: usize,
-    /// 1 host, 2 device, 3 array, 4 unified.
+    /// The type of the memory: 1 host, 2 device, 3 array, 4 unified.
     pub(crate) kind: i32,
     pub(crate) host: u64,
     pub(crate) device: u64,
@@ -91,7 +91,7 @@ pub(crate) struct CopySide3D {
     pub(crate) y: usize,
     pub(crate) z: usize,
     pub(crate) level: usize,
-    /// As of a [`CopySide2D`].
+    /// The type of the memory, with the numbers of a [`CopySide2D`].
     pub(crate) kind: i32,
     pub(crate) host: u64,
     pub(crate) device: u64,

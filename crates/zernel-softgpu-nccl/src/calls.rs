@@ -1,4 +1,4 @@
-//! The exported functions.
+//! The functions that the software NCCL exports.
 
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
@@ -16,12 +16,12 @@ use crate::operation::{Collective, CollectivePattern, IssuedCall, IssuedTask};
 use crate::segment::{UniqueId, new_unique_id};
 use crate::status::{NcclError, Outcome, error_description};
 
-/// The version reported: 2.28.9.
+/// The NCCL version that `ncclGetVersion` reports: 2.28.9.
 const NCCL_VERSION: i32 = 22809;
 
 static LAST_ERROR: AtomicI32 = AtomicI32::new(0);
 
-/// Remembers an error for `ncclGetLastError`, and for the group it happened in.
+/// Remembers an error for `ncclGetLastError`, and for the group of calls in which it happened.
 fn remember_error(outcome: Outcome) -> Outcome {
     if let Err(error) = outcome {
         LAST_ERROR.store(error.into(), Relaxed);
@@ -37,7 +37,7 @@ fn check_rank(rank: i32, communicator: &Communicator) -> Result<usize, NcclError
     }
 }
 
-/// The arguments that all calls with data have in common.
+/// The arguments that all NCCL functions with data have in common.
 struct DataCall {
     count: usize,
     data_type: i32,
@@ -46,7 +46,7 @@ struct DataCall {
 }
 
 impl DataCall {
-    /// Issues a collective.
+    /// Issues a collective on one rank: launches it, or adds it to the open group of calls.
     fn issue_collective(
         &self,
         call: &mut OpenCall,
@@ -64,7 +64,7 @@ impl DataCall {
         })
     }
 
-    /// Issues a send or a receive.
+    /// Issues a send or a receive: launches it, or adds it to the open group of calls.
     fn issue_message(
         &self,
         call: &mut OpenCall,
@@ -110,7 +110,7 @@ impl DataCall {
     }
 }
 
-/// The beginning of `ncclConfig_t`.
+/// The beginning of `ncclConfig_t`, as far as this library reads it.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct NcclConfiguration {
@@ -137,7 +137,7 @@ fn init_rank(handle: Out<u64>, ranks: i32, id: UniqueId, rank: i32) -> Outcome {
     group::make_or_queue(handle, communicator_making(id, rank, ranks, place))
 }
 
-/// All ranks in this process, one per device.
+/// Creates a communicator with all ranks in this process, one per device.
 fn init_all(handles: &Out<u64>, count: i32, devices: In<i32>) -> Outcome {
     let id = new_unique_id()?;
     let place = |rank: i32| {
@@ -174,8 +174,8 @@ exports! { "nccl" =>
         remember_error(init_rank(handle, ranks, id, rank))
     }
 
-    /// Communicators are always blocking, whatever they return; the rest of a configuration tunes hardware that
-    /// is not there.
+    /// Communicators always block here, even if they report that they do not. All other fields of a configuration tune
+    /// hardware that is not simulated.
     fn ncclCommInitRankConfig(
         call, handle: Out<u64>, ranks: i32, id: UniqueId, rank: i32, configuration: In<NcclConfiguration>,
     ) -> Outcome {
@@ -206,7 +206,7 @@ exports! { "nccl" =>
         }
     }
 
-    /// A non-blocking communicator is created by another thread, and stored when it is ready.
+    /// Another thread creates a non-blocking communicator, and stores it when it is ready.
     fn ncclCommSplit(
         call, handle: u64, color: i32, key: i32, new_handle: Out<u64>, configuration: In<NcclConfiguration>,
     ) -> Outcome {
@@ -271,7 +271,7 @@ exports! { "nccl" =>
         Ok(rank.set(Communicator::from_handle(handle)?.segment.own_rank() as i32)?)
     }
 
-    /// Registered or not, buffers are used in place.
+    /// Registration changes nothing: buffers are used in place in any case.
     fn ncclCommRegister(
         call, handle: u64, buffer: u64, _bytes: usize, registration: Out<u64>,
     ) -> Outcome {
@@ -354,7 +354,7 @@ exports! { "nccl" =>
         })
     }
 
-    /// Calls the other one by its exported name, as NCCL does.
+    /// `ncclBcast` calls `ncclBroadcast` by its exported name, as NCCL does.
     fn ncclBcast(
         _call, buffer: u64, count: usize, data_type: i32, root_rank: i32, communicator: u64,
         stream: u64,

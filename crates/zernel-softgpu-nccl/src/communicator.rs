@@ -1,4 +1,4 @@
-//! A communicator: one rank's place among its peers.
+//! A communicator, as one of its ranks uses it.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Acquire, Ordering::Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,10 +11,10 @@ use crate::status::NcclError;
 
 static COMMUNICATORS: Registry<Communicator> = Registry::new();
 
-/// `NCCL_SPLIT_NOCOLOR`.
+/// `NCCL_SPLIT_NOCOLOR`: the rank gets no communicator from a split.
 pub(crate) const NO_COLOR: i32 = -1;
 
-/// A communicator of this process.
+/// The communicator of one rank in this process.
 #[derive(Debug)]
 pub(crate) struct Communicator {
     pub(crate) handle: u64,
@@ -26,7 +26,8 @@ pub(crate) struct Communicator {
     turn_changed: Condvar,
 }
 
-/// Operations run in the order in which they were issued, whatever streams they are in.
+/// The order of a communicator's operations. They run in the order in which they were issued, whatever streams they are
+/// in.
 #[derive(Debug, Default)]
 struct OperationOrder {
     issued_count: u64,
@@ -35,7 +36,7 @@ struct OperationOrder {
 }
 
 impl Communicator {
-    /// Joins the communicator of `id`, and waits for all ranks.
+    /// Joins the communicator of `id` as `rank`, and waits until all ranks have joined.
     pub(crate) fn join(
         id: &UniqueId,
         rank: i32,
@@ -58,12 +59,12 @@ impl Communicator {
         Ok(communicator)
     }
 
-    /// The communicator of a handle.
+    /// The communicator with this handle.
     pub(crate) fn from_handle(handle: u64) -> Result<Arc<Self>, NcclError> {
         COMMUNICATORS.get(handle).ok_or(NcclError::InvalidArgument)
     }
 
-    /// The communicator of a handle, if it can take another operation.
+    /// The communicator with this handle, or an error if it can take no more operations.
     pub(crate) fn usable_from_handle(handle: u64) -> Result<Arc<Self>, NcclError> {
         let communicator = Self::from_handle(handle)?;
         if let Some(error) = communicator.async_error() {
@@ -82,13 +83,14 @@ impl Communicator {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `ncclCommGetAsyncError`.
+    /// The error that `ncclCommGetAsyncError` returns; `None` if there is none.
     pub(crate) fn async_error(&self) -> Option<NcclError> {
         NcclError::from_code(self.error.load(Acquire))
     }
 
-    /// Checks for an abort while an operation waits for other ranks. A lost rank sets the error that
-    /// `ncclCommGetAsyncError` returns. As in the real library, the operation itself goes on until an abort.
+    /// Returns an error if the communicator was aborted. An operation calls this while it waits for other ranks. A lost
+    /// rank sets the error that `ncclCommGetAsyncError` returns. As in the real library, the operation itself continues
+    /// until an abort.
     pub(crate) fn check_abort(&self, waits_for_lost_rank: bool) -> Result<(), OperationAborted> {
         if self.aborted.load(Acquire) {
             return Err(OperationAborted);
@@ -99,14 +101,14 @@ impl Communicator {
         Ok(())
     }
 
-    /// The next place in the order of operations.
+    /// Returns the number of a new operation in the order of the communicator's operations.
     pub(crate) fn take_ticket(&self) -> u64 {
         let mut order = self.operation_order();
         order.issued_count += 1;
         order.issued_count - 1
     }
 
-    /// Waits until all operations issued before `ticket` have finished.
+    /// Waits until all operations with a number below `ticket` have finished.
     pub(crate) fn take_turn(&self, ticket: u64) {
         let waiting = self
             .turn_changed
@@ -116,13 +118,13 @@ impl Communicator {
         drop(waiting.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// An operation has finished.
+    /// Records that the operation whose turn it was has finished, and wakes the next one.
     pub(crate) fn finish_turn(&self) {
         self.operation_order().finished_count += 1;
         self.turn_changed.notify_all();
     }
 
-    /// Waits until all operations issued so far have finished, and takes no more.
+    /// Refuses later operations, and waits until all operations issued so far have finished.
     pub(crate) fn finalize(&self) {
         let mut order = self.operation_order();
         order.is_finalized = true;
@@ -132,21 +134,21 @@ impl Communicator {
         drop(waiting.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Waits for all operations, and leaves the communicator.
+    /// Waits for all operations of this rank, and leaves the communicator.
     pub(crate) fn destroy(&self) {
         self.finalize();
         self.segment.mark_left();
         COMMUNICATORS.remove(self.handle);
     }
 
-    /// Leaves the communicator at once. Running operations end without a result.
+    /// Leaves the communicator at once. Operations that still run end without a result.
     pub(crate) fn abort(&self) {
         self.aborted.store(true, Release);
         self.segment.wake_ranks();
         self.destroy();
     }
 
-    /// Creates one communicator per colour. `None` for a rank without a colour.
+    /// Splits the ranks into one communicator per colour. Returns `None` for a rank without a colour.
     pub(crate) fn split(&self, color: i32, key: i32) -> Result<Option<Arc<Self>>, NcclError> {
         let check_abort =
             || self.check_abort(self.segment.waits_for_lost_rank(RankWord::ControlArrived));
@@ -181,7 +183,7 @@ impl Communicator {
     }
 }
 
-/// Ranks of a colour by key, then by rank.
+/// The ranks of one colour, ordered by key, then by rank.
 fn members_of_color(all: &[[u64; 8]], color: i32) -> Vec<usize> {
     let same = |rank: &usize| all[*rank][0] == u64::from(color.cast_unsigned());
     let mut members: Vec<usize> = (0..all.len()).filter(same).collect();

@@ -1,4 +1,4 @@
-//! The driver below: libcuda's exported functions, as the real NCCL calls them.
+//! The CUDA driver that NCCL uses: libcuda's exported functions, called as the real NCCL calls them.
 
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ use crate::status::NcclError;
 
 type Result<T> = std::result::Result<T, NcclError>;
 
-/// `CUlaunchConfig`: a single thread in a stream.
+/// `CUlaunchConfig` of a launch with a single thread.
 #[repr(C)]
 struct LaunchConfiguration {
     dimensions: [u32; 6],
@@ -42,7 +42,7 @@ pub(crate) struct Driver {
     interface: &'static DriverInterface,
 }
 
-/// Looks up a function of libcuda, as the type it has there.
+/// Looks up a function of libcuda, and gives it the type that the function has there.
 macro_rules! lookup {
     ($library:expr, $name:expr, $type:ty) => {{
         let address = find_function($library, $name)?;
@@ -75,7 +75,7 @@ fn check_driver_code(code: i32) -> Result<()> {
     }
 }
 
-/// The driver, found at first use: the one already loaded, or the one beside this library.
+/// The CUDA driver, found at first use: the libcuda that is already loaded, or the one in the folder of this library.
 pub(crate) fn loaded_driver() -> Result<&'static Driver> {
     static DRIVER: OnceLock<std::result::Result<Driver, NcclError>> = OnceLock::new();
     DRIVER
@@ -110,7 +110,7 @@ impl Driver {
         })
     }
 
-    /// The current device and context.
+    /// The calling thread's current device and context.
     pub(crate) fn current_place(&self) -> Result<DeviceAndContext> {
         let mut place = DeviceAndContext::default();
         check_driver_code((self.get_device)(&raw mut place.device))?;
@@ -125,7 +125,7 @@ impl Driver {
         Ok(place)
     }
 
-    /// Runs `body` with `context` current.
+    /// Runs `body` while `context` is the current context.
     pub(crate) fn with_context<T>(
         &self,
         context: u64,
@@ -144,7 +144,7 @@ impl Driver {
         Ok(status != 0)
     }
 
-    /// Launches a function made by [`Self::create_kernel`].
+    /// Launches a function that [`Self::create_kernel`] made.
     pub(crate) fn launch_function(&self, function: u64, stream: u64, argument: u64) -> Result<()> {
         let configuration = LaunchConfiguration {
             dimensions: [1; 6],
@@ -177,7 +177,7 @@ impl Driver {
     }
 }
 
-/// The device and context of a communicator.
+/// The device and the context that a communicator works on.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct DeviceAndContext {
     pub(crate) device: i32,

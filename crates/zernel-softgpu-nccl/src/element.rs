@@ -1,8 +1,8 @@
-//! Data types and reductions.
+//! Data types of elements, and the reductions of elements.
 
 use crate::status::NcclError;
 
-/// `ncclDataType_t`, less the 8-bit floats, which are not simulated.
+/// `ncclDataType_t` without the 8-bit floats, which are not simulated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DataType {
     Int8,
@@ -45,7 +45,7 @@ impl DataType {
     }
 }
 
-/// `ncclRedOp_t`.
+/// `ncclRedOp_t`: how the elements of all ranks become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reduction {
     Sum,
@@ -69,7 +69,7 @@ impl Reduction {
     }
 }
 
-/// A number that can be reduced.
+/// A type of elements that can be reduced.
 trait ReducibleNumber: Copy {
     const BYTES: usize;
     fn read(bytes: &[u8]) -> Self;
@@ -80,7 +80,7 @@ trait ReducibleNumber: Copy {
     fn divide(self, count: u32) -> Self;
 }
 
-/// The parts of an element that are the same for every primitive type.
+/// Implements what is the same for elements of every primitive type: size, reading, writing, comparison.
 macro_rules! primitive_bytes {
     ($type:ty) => {
         const BYTES: usize = size_of::<$type>();
@@ -137,7 +137,7 @@ floats! { f32, |count| count as f32; f64, f64::from; }
 /// IEEE half precision. Arithmetic is done in single precision and rounded after each step.
 #[derive(Clone, Copy)]
 struct HalfFloat(f32);
-/// The upper half of a single-precision number.
+/// A bfloat16 number: the upper half of a single-precision number.
 #[derive(Clone, Copy)]
 struct BrainFloat(f32);
 
@@ -173,7 +173,7 @@ fn brain_to_single(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// Rounds to the nearest, ties to even.
+/// Rounds a single-precision number to the nearest bfloat16, ties to even.
 fn single_to_brain(value: f32) -> u16 {
     let bits = value.to_bits();
     if value.is_nan() {
@@ -195,19 +195,21 @@ fn half_to_single(bits: u16) -> f32 {
     }
 }
 
-/// Rounds to the nearest, ties to even.
+/// Rounds a single-precision number to the nearest half-precision number, ties to even.
 fn single_to_half(value: f32) -> u16 {
     let sign = (value.to_bits() >> 16 & 0x8000) as u16;
     let magnitude = value.abs();
     if magnitude.is_nan() {
         return sign | 0x7e00;
     }
-    // The first number that rounds to infinity: halfway between 65504 and the next step.
+    // At this number rounding to infinity begins: halfway between 65504, the largest half-precision number, and the
+    // next step.
     if magnitude >= 65520.0 {
         return sign | 0x7c00;
     }
     let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(-14);
-    // In units of the last place of a half with this exponent; exact, as it is a power of two.
+    // The value in units of the last place of a half-precision number with this exponent. The division is exact,
+    // because the divisor is a power of two.
     let units = magnitude * 2f32.powi(10 - exponent);
     let rounded = units.round_ties_even() as u32;
     // `rounded` contains the leading bit of a normal number. So adding it also raises the exponent, as a carry does.
@@ -215,7 +217,7 @@ fn single_to_half(value: f32) -> u16 {
     sign | (biased << 10).wrapping_add(rounded) as u16
 }
 
-/// Reduces one operand per rank, in rank order, into `result`. All have the same length.
+/// Reduces one operand per rank, in rank order, into `result`. All operands and `result` have the same length.
 pub(crate) fn reduce_operands(
     data_type: DataType,
     reduction: Reduction,

@@ -1,4 +1,4 @@
-//! Group calls: the calls between start and end run together.
+//! Group calls: calls between `ncclGroupStart` and `ncclGroupEnd` are collected and run together.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,17 +9,18 @@ use crate::communicator::Communicator;
 use crate::operation::{IssuedCall, Operation};
 use crate::status::{NcclError, Outcome};
 
-/// Creates a communicator and waits for the other ranks. 0 if this rank gets none.
+/// A function that creates a communicator and waits for the other ranks. It returns the handle, or 0 if this rank gets
+/// no communicator.
 pub(crate) type CommunicatorMaking = Box<dyn FnOnce() -> Result<u64, NcclError> + Send>;
 
 thread_local! {
     static THREAD_GROUP: RefCell<CallGroup> = const { RefCell::new(CallGroup::new()) };
 }
 
-/// The calling thread's group.
+/// The group of calls that the calling thread has open.
 struct CallGroup {
     depth: usize,
-    /// The first error of a call in the group.
+    /// The error of the first call in the group that failed.
     error: Option<NcclError>,
     issued_calls: Vec<(Arc<Communicator>, u64, IssuedCall)>,
     communicators_to_make: Vec<(Out<u64>, CommunicatorMaking)>,
@@ -40,12 +41,12 @@ fn is_group_open() -> bool {
     THREAD_GROUP.with_borrow(|group| group.depth > 0)
 }
 
-/// `ncclGroupStart`.
+/// `ncclGroupStart`: opens a group, or a group inside the open one.
 pub(crate) fn start_group() {
     THREAD_GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
-/// `ncclGroupEnd`: the outermost one does everything.
+/// `ncclGroupEnd`: the end of the outermost group runs all collected calls.
 pub(crate) fn end_group() -> Outcome {
     let group = THREAD_GROUP.with_borrow_mut(|group| {
         group.depth = group.depth.checked_sub(1).ok_or(NcclError::InvalidUsage)?;
@@ -58,7 +59,7 @@ pub(crate) fn end_group() -> Outcome {
     }
 }
 
-/// Launches a task, at once or when the group ends.
+/// Launches an issued call at once, or collects it if a group is open.
 pub(crate) fn launch_or_queue(
     communicator: Arc<Communicator>,
     stream: u64,
@@ -72,7 +73,7 @@ pub(crate) fn launch_or_queue(
     Operation::launch(communicator, stream, vec![issued])
 }
 
-/// Makes a communicator, at once or when the group ends.
+/// Creates a communicator at once, or when the open group ends.
 pub(crate) fn make_or_queue(handle: Out<u64>, making: CommunicatorMaking) -> Outcome {
     if is_group_open() {
         THREAD_GROUP.with_borrow_mut(|group| group.communicators_to_make.push((handle, making)));
@@ -81,7 +82,7 @@ pub(crate) fn make_or_queue(handle: Out<u64>, making: CommunicatorMaking) -> Out
     Ok(handle.set(making()?)?)
 }
 
-/// Records that a call in the group failed, so that the whole group fails.
+/// Records that a call failed, so that the whole open group fails.
 pub(crate) fn note_outcome(outcome: Outcome) -> Outcome {
     if let Err(error) = outcome
         && is_group_open()
@@ -104,7 +105,7 @@ impl CallGroup {
     }
 }
 
-/// Creates all communicators at the same time, because they may wait for each other.
+/// Creates all communicators at the same time, each on a thread of its own, because they may wait for each other.
 pub(crate) fn make_together(making: Vec<CommunicatorMaking>) -> Vec<Result<u64, NcclError>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = making
@@ -118,7 +119,7 @@ pub(crate) fn make_together(making: Vec<CommunicatorMaking>) -> Vec<Result<u64, 
     })
 }
 
-/// One launch for each communicator and stream, in the order of their first calls.
+/// Launches the collected calls: one launch for each communicator and stream, in the order of their first calls.
 fn launch_all(issued: Vec<(Arc<Communicator>, u64, IssuedCall)>) -> Outcome {
     let mut launches: Vec<(Arc<Communicator>, u64, Vec<IssuedCall>)> = Vec::new();
     for (communicator, stream, issued) in issued {

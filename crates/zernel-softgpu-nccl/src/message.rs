@@ -1,4 +1,4 @@
-//! Point-to-point messages: all of a group move at the same time.
+//! Point-to-point messages. All messages of a group move at the same time.
 
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -14,7 +14,7 @@ pub(crate) enum Direction {
     Receive,
 }
 
-/// A send or a receive.
+/// One rank's send or receive.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Message {
     pub(crate) direction: Direction,
@@ -23,16 +23,16 @@ pub(crate) struct Message {
     pub(crate) bytes: usize,
 }
 
-/// A message on its way.
+/// The progress of a message that moves in chunks.
 struct MessageTransfer {
     message: Message,
     moved_bytes: usize,
-    /// All bytes are in the channel, and the receiver has not taken the last of them.
+    /// Whether the sender has put all bytes into the channel, from which the receiver has yet to take the last chunk.
     has_put_all: bool,
     end: Option<u64>,
 }
 
-/// Moves all messages, and returns when the last one ends.
+/// Moves all messages of a group, and returns the time at which the last one ends.
 pub(crate) fn run_messages(
     communicator: &Communicator,
     messages: &[Message],
@@ -63,7 +63,7 @@ pub(crate) fn run_messages(
     }
 }
 
-/// Moves a chunk of every message that can move. Messages of one channel go one after the other.
+/// Moves one chunk of every message that can move. Messages in the same channel move one after the other.
 fn step_all_transfers(
     segment: &SharedSegment,
     transfers: &mut [MessageTransfer],

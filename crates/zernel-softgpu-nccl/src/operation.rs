@@ -16,7 +16,7 @@ use crate::message::{Message, run_messages};
 use crate::segment::{COLLECTIVE_CHUNK_BYTES, OperationAborted, RankWord};
 use crate::status::NcclError;
 
-/// What each rank gets out of a collective.
+/// Which data each rank gets from a collective.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CollectivePattern {
     AllReduce(Reduction),
@@ -29,7 +29,7 @@ pub(crate) enum CollectivePattern {
     Scatter(usize),
 }
 
-/// A collective as one rank calls it.
+/// A collective with the arguments that one rank passed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Collective {
     pub(crate) pattern: CollectivePattern,
@@ -40,32 +40,32 @@ pub(crate) struct Collective {
     pub(crate) part_bytes: usize,
 }
 
-/// One call between group start and end, or alone.
+/// What one NCCL call asks for: a collective or a message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum IssuedTask {
     Collective(Collective),
     Message(Message),
 }
 
-/// A task, and the call that asked for it.
+/// A collective or message, and the exported function that was called for it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IssuedCall {
     pub(crate) task: IssuedTask,
     pub(crate) symbol: &'static LoggedSymbol,
 }
 
-/// What one launch does: the tasks of one communicator in one stream, of one group.
+/// The work of one kernel launch: all collectives and messages of a group of calls for one communicator and one stream.
 #[derive(Debug)]
 pub(crate) struct Operation {
     pub(crate) communicator: Arc<Communicator>,
     pub(crate) stream: u64,
     pub(crate) tasks: Vec<IssuedCall>,
-    /// Its place in the communicator's order; none in a graph, which may run many times.
+    /// The number of the operation in the communicator's order; `None` in a captured graph, which may run many times.
     ticket: Option<u64>,
 }
 
 impl Operation {
-    /// Launches the tasks in the stream.
+    /// Launches collectives and messages in the stream, as one kernel.
     pub(crate) fn launch(
         communicator: Arc<Communicator>,
         stream: u64,
@@ -89,7 +89,7 @@ impl Operation {
             }
             launched
         };
-        // Default streams belong to whatever context is current.
+        // A default stream belongs to the current context, so the communicator's context is made current.
         match stream > PER_THREAD_STREAM {
             true => launch(),
             false => loaded_driver()?.with_context(context, launch),
@@ -107,7 +107,7 @@ impl Operation {
         end
     }
 
-    /// Collectives in order, then all messages at once.
+    /// Runs all collectives in order, then all messages at once. Returns the end time.
     fn run_tasks(&self, start: u64) -> Result<u64, OperationAborted> {
         let mut end = start;
         for issued in &self.tasks {
@@ -152,7 +152,7 @@ impl Operation {
     }
 }
 
-/// The kernel that all operations are launched as.
+/// The kernel by which all operations are launched.
 fn operation_kernel() -> Result<u64, NcclError> {
     static OPERATION_KERNEL: OnceLock<u64> = OnceLock::new();
     let driver = loaded_driver()?;
@@ -182,12 +182,12 @@ extern "C" fn release_operation(operation: u64) {
     unsafe { Arc::decrement_strong_count(operation as *const Operation) };
 }
 
-/// The part of `whole` that starts at `start` and is `bytes` long, as far as it lies in a window.
+/// How a part of a rank's data overlaps with a window of this data: the part begins at `start` and has `bytes` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PartOverlap {
-    /// Where the overlap begins in the window.
+    /// Where the overlap begins, in bytes from the start of the window.
     in_window: usize,
-    /// Where the overlap begins in the part.
+    /// Where the overlap begins, in bytes from the start of the part.
     in_part: usize,
     bytes: usize,
 }
@@ -213,7 +213,7 @@ fn write_to_address(address: u64, bytes: &[u8]) {
 }
 
 impl Collective {
-    /// Bytes that a contributing rank shows: one part, or one for each rank.
+    /// Number of bytes that a contributing rank offers to the others: one part, or one part for each rank.
     pub(crate) fn offered_byte_count(&self, ranks: usize) -> usize {
         match self.pattern {
             CollectivePattern::ReduceScatter(_)
@@ -223,7 +223,7 @@ impl Collective {
         }
     }
 
-    /// Whether `rank` shows anything.
+    /// Whether `rank` contributes data to the collective.
     fn contributes(&self, rank: usize) -> bool {
         match self.pattern {
             CollectivePattern::Broadcast(root) | CollectivePattern::Scatter(root) => rank == root,
@@ -231,7 +231,7 @@ impl Collective {
         }
     }
 
-    /// Transfers chunk by chunk: each rank shows its own chunk, then each rank takes what it needs from the
+    /// Transfers the data chunk by chunk: each rank offers its own chunk, then each rank takes what it needs from the
     /// chunks of the others. Returns the end time.
     fn run(&self, communicator: &Communicator, start: u64) -> Result<u64, OperationAborted> {
         let segment = &communicator.segment;
@@ -262,7 +262,7 @@ impl Collective {
         }
     }
 
-    /// Copies or reduces the parts of the chunk at `offset` that this rank needs.
+    /// Copies or reduces the bytes that this rank needs from the chunk at `offset` of all ranks.
     fn take_parts_of_chunk(&self, communicator: &Communicator, offset: usize, bytes: usize) {
         let segment = &communicator.segment;
         let (own, ranks) = (segment.own_rank(), segment.rank_count());
@@ -326,7 +326,7 @@ impl Collective {
         write_to_address(receive, &result);
     }
 
-    /// Copies this rank's part of the data that `source_rank` shows to `place` in the receive buffer.
+    /// Copies this rank's part of the data that `source_rank` offers to `place` in the receive buffer.
     fn take_own_part(
         &self,
         communicator: &Communicator,

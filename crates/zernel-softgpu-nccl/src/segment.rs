@@ -1,8 +1,9 @@
-//! The shared memory of a communicator.
+//! The shared memory of a communicator, through which its ranks exchange data.
 //!
-//! It is a memfd of the process that made the unique id. The id says which process and which
-//! descriptor, and the others open it through `/proc`. So the segment has no name that could be left behind: the
-//! kernel frees it when the last process that maps it exits, even if that process is killed.
+//! The shared memory is a memfd of the process that made the communicator's unique id. The id contains the pid of that
+//! process and the number of the descriptor, and the other ranks open the memfd through `/proc`. So the shared memory
+//! has no name that could be left behind: the kernel frees it when the last process that maps it exits, even if that
+//! process is killed.
 //!
 //! | part | for each | what |
 //! |---|---|---|
@@ -28,11 +29,11 @@ use zernel_softgpu::shared_memory::SharedMemory;
 
 use crate::status::NcclError;
 
-/// Bytes that each rank shows the others at a time; a multiple of every element size.
+/// Number of bytes that each rank offers to the others at a time; a multiple of every element size.
 pub(crate) const COLLECTIVE_CHUNK_BYTES: usize = 4 << 20;
-/// Bytes of a message on their way at a time.
+/// Number of bytes of a message that are in its channel at a time.
 pub(crate) const MESSAGE_CHUNK_BYTES: usize = 1 << 16;
-/// The most ranks of a communicator.
+/// Largest number of ranks in a communicator.
 pub(crate) const MAX_RANKS: usize = 64;
 
 const PAGE_BYTES: usize = 4096;
@@ -42,40 +43,40 @@ const BELL_OFFSET: usize = 24;
 const RANK_BYTES: usize = 256;
 const CHANNEL_BYTES: usize = 64;
 
-/// A word of a rank.
+/// The words that each rank has in the shared memory, by their index.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RankWord {
     Pid = 0,
     StartTime = 1,
     State = 2,
-    /// Steps of collectives this rank has got to.
+    /// Number of steps of collectives that this rank has reached.
     Arrived = 3,
-    /// When its current operation started on its device.
+    /// Start of this rank's current operation on its device, in nanoseconds.
     Start = 4,
-    /// Steps of control exchanges this rank has got to.
+    /// Number of steps of control exchanges that this rank has reached.
     ControlArrived = 5,
-    /// The first of [`CONTROL_WORDS`].
+    /// The first of the rank's [`CONTROL_WORDS`] words for control messages.
     Control = 8,
 }
 
-/// Words of a control message.
+/// Number of words in a control message.
 pub(crate) const CONTROL_WORDS: usize = 8;
 
 const STATE_JOINED: u64 = 1;
 const STATE_LEFT: u64 = 2;
 
-/// A word of a channel.
+/// The words that each channel (pair of ranks) has in the shared memory, by their index.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ChannelWord {
-    /// Chunks put in by the sender.
+    /// Number of chunks that the sender has put into the channel.
     Sent = 0,
-    /// Chunks taken out by the receiver.
+    /// Number of chunks that the receiver has taken out of the channel.
     Received = 1,
     SenderStart = 2,
     ReceiverStart = 3,
 }
 
-/// `ncclUniqueId`: where the memfd is, and how to know it.
+/// `ncclUniqueId`: names the memfd of a communicator, and holds the cookie by which ranks recognise it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct UniqueId {
@@ -87,13 +88,13 @@ pub(crate) struct UniqueId {
 }
 
 impl UniqueId {
-    /// The id as words for a control message.
+    /// Packs the unique id into words of a control message.
     pub(crate) fn control_words(&self) -> [u64; 3] {
         let place = u64::from(self.pid) << 32 | u64::from(self.descriptor.cast_unsigned());
         [self.cookie, self.start_time, place]
     }
 
-    /// From the words of a control message.
+    /// Unpacks a unique id from the words of a control message.
     pub(crate) fn from_words([cookie, start_time, place]: [u64; 3]) -> Self {
         Self {
             cookie,
@@ -104,7 +105,7 @@ impl UniqueId {
         }
     }
 
-    /// The first eight bytes of the `ncclUniqueId`. No two ids have the same.
+    /// The cookie of the unique id, which is its first eight bytes. No two ids have the same cookie.
     pub(crate) fn cookie(&self) -> u64 {
         self.cookie
     }
@@ -117,10 +118,10 @@ impl UniqueId {
     }
 }
 
-/// The memfds of the ids that this process created, kept until all ranks have opened them.
+/// The memfds of the unique ids that this process created, by cookie. Each is kept until all ranks have opened it.
 static MEMFDS_OF_OWN_IDS: Mutex<Vec<(u64, OwnedFd)>> = Mutex::new(Vec::new());
 
-/// Makes an id and the memory it stands for.
+/// Makes a unique id, and the memfd that it names.
 pub(crate) fn new_unique_id() -> io::Result<UniqueId> {
     let file = memfd_create("softgpu-nccl", MemfdFlags::CLOEXEC)?;
     ftruncate(&file, PAGE_BYTES as u64)?;
@@ -144,7 +145,7 @@ pub(crate) fn new_unique_id() -> io::Result<UniqueId> {
     Ok(id)
 }
 
-/// Closes the memfd of an id. All ranks have opened it.
+/// Closes the memfd of a unique id, because all ranks have opened it.
 fn close_memfd_of(id: &UniqueId) {
     let mut made = MEMFDS_OF_OWN_IDS
         .lock()
@@ -152,11 +153,11 @@ fn close_memfd_of(id: &UniqueId) {
     made.retain(|(cookie, _)| *cookie != id.cookie);
 }
 
-/// Waiting was given up because the communicator was aborted.
+/// An operation stopped waiting for other ranks, because the communicator was aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OperationAborted;
 
-/// The shared memory as one rank sees it.
+/// The shared memory of a communicator, as one rank uses it.
 #[derive(Debug)]
 pub(crate) struct SharedSegment {
     memory: SharedMemory,
@@ -196,13 +197,14 @@ fn open_memfd_of(id: &UniqueId) -> Result<File, NcclError> {
 }
 
 impl SharedSegment {
-    /// Joins as `rank`, and waits until all others have joined.
+    /// Joins the communicator of `id` as `rank`, and waits until all other ranks have joined.
     pub(crate) fn join(id: &UniqueId, rank: usize, ranks: usize) -> Result<Self, NcclError> {
         if rank >= ranks || ranks > MAX_RANKS {
             return Err(NcclError::InvalidArgument);
         }
         let file = open_memfd_of(id)?;
-        // The file only grows, and to the same size for all processes that pass the same number of ranks.
+        // Each rank may enlarge the file. It never shrinks, and all ranks that pass the same number of ranks give it
+        // the same size.
         if file.metadata()?.len() < total_bytes(ranks) as u64 {
             file.set_len(total_bytes(ranks) as u64)?;
         }
@@ -250,23 +252,24 @@ impl SharedSegment {
             false => Err(OperationAborted),
         };
         match self.wait_until(all_joined, check_joinable) {
-            // The rank that made the id may have joined last and left at once.
+            // The wait may end with an error although all ranks have joined: the rank that made the id may have joined
+            // last and left at once.
             Err(OperationAborted) if !all_joined() => Err(NcclError::RemoteError),
             _ => Ok(()),
         }
     }
 
-    /// Number of ranks.
+    /// Number of ranks in the communicator.
     pub(crate) fn rank_count(&self) -> usize {
         self.ranks
     }
 
-    /// This rank.
+    /// The number of this rank.
     pub(crate) fn own_rank(&self) -> usize {
         self.rank
     }
 
-    /// A word of a rank.
+    /// A word that belongs to `rank`.
     pub(crate) fn rank_word(&self, rank: usize, word: RankWord) -> &AtomicU64 {
         self.memory
             .word(PAGE_BYTES + rank * RANK_BYTES + word as usize * 8)
@@ -293,7 +296,8 @@ impl SharedSegment {
             + (from * self.ranks + to) * MESSAGE_CHUNK_BYTES
     }
 
-    /// Shows the others `bytes` at an address of this process.
+    /// Offers `bytes` bytes to the other ranks: copies them from the address `source` of this process to the shared
+    /// memory.
     pub(crate) fn offer_bytes(&self, source: u64, bytes: usize) {
         // SAFETY: the source is the program's buffer, for which it vouches; the others read this rank's
         // buffer only between the two steps of a chunk, and this is before the first.
@@ -303,13 +307,13 @@ impl SharedSegment {
         };
     }
 
-    /// What `rank` shows.
+    /// The bytes that `rank` offers.
     pub(crate) fn offered_bytes(&self, rank: usize, bytes: usize) -> &[u8] {
         // SAFETY: no rank writes between the two steps of a chunk.
         unsafe { self.memory.slice(self.buffer_offset(rank), bytes) }
     }
 
-    /// Puts a chunk of a message into the channel to `to`, which must be empty.
+    /// Puts a chunk of a message into the channel to rank `to`. The channel must be empty.
     pub(crate) fn send_chunk(&self, to: usize, source: u64, bytes: usize) {
         // SAFETY: the source is the program's buffer, for which it vouches; the receiver reads the
         // channel only after it is counted as sent.
@@ -319,7 +323,7 @@ impl SharedSegment {
         };
     }
 
-    /// The chunk in the channel from `from`, which must be full.
+    /// The chunk that is in the channel from rank `from`. The channel must be full.
     pub(crate) fn received_chunk(&self, from: usize, bytes: usize) -> &[u8] {
         // SAFETY: the sender writes the channel only after it is counted as received.
         unsafe {
@@ -332,10 +336,10 @@ impl SharedSegment {
         self.memory.half_word(BELL_OFFSET)
     }
 
-    /// Wakes all ranks that wait for a change of the segment.
+    /// Wakes all ranks that wait for a change of the shared memory.
     pub(crate) fn wake_ranks(&self) {
         self.futex_word().fetch_add(1, AcqRel);
-        // Waking fails only if the address is not mapped.
+        // A wake-up fails only if the address is not mapped.
         let _ = futex::wake(
             self.futex_word(),
             futex::Flags::empty(),
@@ -343,7 +347,7 @@ impl SharedSegment {
         );
     }
 
-    /// Waits until `done`, and wakes every now and then to `check_abort`, which may give up.
+    /// Waits until `done` returns true. Calls `check_abort` now and then, which may end the wait with an error.
     pub(crate) fn wait_until(
         &self,
         mut done: impl FnMut() -> bool,
@@ -358,12 +362,12 @@ impl SharedSegment {
         }
     }
 
-    /// To be read before looking at anything that a ring of the bell announces.
+    /// The number of changes so far. To be read before looking at the words whose change a rank then waits for.
     pub(crate) fn bell_value(&self) -> u32 {
         self.futex_word().load(Acquire)
     }
 
-    /// Sleeps until the bell has another value, or for a while, and then calls `check_abort`.
+    /// Sleeps until another rank has changed the shared memory, or for a while, and then calls `check_abort`.
     pub(crate) fn wait_for_bell(
         &self,
         value: u32,
@@ -384,7 +388,7 @@ impl SharedSegment {
         }
     }
 
-    /// Whether a rank has left or died.
+    /// Whether `rank` has left the communicator, or its process has exited.
     pub(crate) fn is_lost(&self, rank: usize) -> bool {
         let identity = ProcessIdentity {
             pid: self.rank_word(rank, RankWord::Pid).load(Relaxed) as u32,
@@ -440,7 +444,7 @@ impl SharedSegment {
         self.wait_until(|| (0..self.ranks).all(there), check_abort)
     }
 
-    /// Whether a rank that this rank waits for in `counter` has left or exited.
+    /// Whether a rank that this rank waits for in `counter` has left the communicator, or its process has exited.
     pub(crate) fn waits_for_lost_rank(&self, counter: RankWord) -> bool {
         let step = self.rank_word(self.rank, counter).load(Acquire);
         (0..self.ranks)

@@ -1,13 +1,13 @@
-//! What NCCL calls return.
+//! Result codes of NCCL, and their texts.
 
 use std::ffi::CStr;
 
 use zernel_softgpu::abi_arguments::NullPointer;
 
-/// Result of an exported function's body.
+/// Result of the body of an exported function.
 pub(crate) type Outcome = Result<(), NcclError>;
 
-/// A `ncclResult_t` other than success.
+/// An `ncclResult_t` that is not success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum NcclError {
@@ -16,7 +16,7 @@ pub(crate) enum NcclError {
     InvalidArgument = 4,
     InvalidUsage = 5,
     RemoteError = 6,
-    /// No error: a communicator that does not block may need longer than the call.
+    /// Not an error: a communicator that does not block is not ready yet when the call returns.
     InProgress = 7,
 }
 
@@ -40,7 +40,7 @@ impl From<std::io::Error> for NcclError {
 }
 
 impl NcclError {
-    /// The error of a code.
+    /// The [`NcclError`] with this code; `None` for other codes.
     pub(crate) fn from_code(code: i32) -> Option<Self> {
         let all = [
             Self::UnhandledCudaError,
@@ -53,7 +53,7 @@ impl NcclError {
     }
 }
 
-/// `ncclGetErrorString`.
+/// The text that `ncclGetErrorString` returns for a code.
 pub(crate) fn error_description(code: i32) -> &'static CStr {
     match code {
         0 => c"no error",

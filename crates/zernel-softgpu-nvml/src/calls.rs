@@ -1,4 +1,4 @@
-//! The exported functions.
+//! The functions that the software NVML exports.
 
 use std::ffi::c_char;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,10 +16,10 @@ use crate::types::{
     Memory, MemoryV2, PciInfo, ProcessInfo, ProcessSample, Utilization, text_array,
 };
 
-/// Milliwatts of an idle device, and what full load adds.
+/// Power of an idle device in milliwatts, and the power that full load adds.
 const IDLE_POWER_MILLIWATTS: u32 = 70_000;
 const FULL_LOAD_POWER_MILLIWATTS: u32 = 630_000;
-/// Degrees Celsius of an idle device, and what full load adds.
+/// Temperature of an idle device in degrees Celsius, and the degrees that full load adds.
 const IDLE_TEMPERATURE_CELSIUS: u32 = 30;
 const FULL_LOAD_TEMPERATURE_CELSIUS: u32 = 40;
 
@@ -30,7 +30,7 @@ fn store_text(place: &Out<c_char>, value: &str, capacity: u32) -> Outcome {
     }
 }
 
-/// Share of the last half second in which the device was busy for any process, 0 to 1.
+/// The share (0 to 1) of the last half second in which the device was busy for any process.
 fn device_load(node: &Node, index: usize) -> f64 {
     let processes = node.processes_using(index);
     processes
@@ -44,7 +44,7 @@ fn share_to_percent(share: f64) -> u32 {
     (share * 100.0).round() as u32
 }
 
-/// Bytes in use and all bytes.
+/// The bytes of a device's memory that are in use, and all of its bytes.
 fn used_and_total_memory(node: &Node, index: usize) -> (u64, u64) {
     (
         node.memory_in_use(index).min(node.memory_per_device()),
@@ -57,7 +57,7 @@ fn find_device_handle(wanted: impl Fn(usize) -> bool) -> Result<u64, NvmlError> 
     found.map(handle_of_device).ok_or(NvmlError::NotFound)
 }
 
-/// Stores a list as NVML does: with no room for all of it, only how many there are.
+/// Stores a list as NVML does: if the caller's array is too small, only the number of entries is stored.
 fn store_list<T>(values: Vec<T>, count: &Out<u32>, places: &Out<T>) -> Outcome {
     let room = count.get()? as usize;
     count.set(values.len() as u32)?;
@@ -92,7 +92,7 @@ fn process_sample(process: &ProcessUse, time: u64) -> ProcessSample {
 
 fn clock_mhz(kind: i32) -> Result<u32, NvmlError> {
     match kind {
-        // Graphics, multiprocessors, memory, video.
+        // The kinds of clocks: graphics, multiprocessors, memory, video.
         0 | 1 | 3 => Ok(facts::SM_CLOCK_MHZ),
         2 => Ok(facts::MEMORY_CLOCK_MHZ),
         _ => Err(NvmlError::InvalidArgument),
@@ -166,7 +166,7 @@ exports! { "nvml" =>
         Ok(found.set(find_device_handle(|index| facts::uuid_text(index) == uuid)?)?)
     }
 
-    /// With four or eight digits of domain.
+    /// The domain in a PCI bus id has four or eight digits.
     fn nvmlDeviceGetHandleByPciBusId_v2(_call, bus_id: Text, found: Out<u64>) -> Outcome {
         let bus_id = bus_id.get()?.to_uppercase();
         let is_it = |index| {
@@ -204,7 +204,7 @@ exports! { "nvml" =>
             domain: 0,
             bus: facts::pci_bus(index),
             device: 0,
-            // No vendor has these.
+            // The PCI ids of a device that no vendor makes.
             device_id: 0xffff_ffff,
             subsystem_id: 0xffff_ffff,
             bus_id: text_array(&format!("0000{bus_id}")),
@@ -268,7 +268,7 @@ exports! { "nvml" =>
         store_list(Vec::new(), &count, &infos)
     }
 
-    /// One sample per process: the last half second.
+    /// Returns one sample per process, for the last half second.
     fn nvmlDeviceGetProcessUtilization(
         _call, device_handle: u64, samples: Out<ProcessSample>, count: Out<u32>, last_seen: u64,
     ) -> Outcome {
@@ -285,7 +285,7 @@ exports! { "nvml" =>
         store_list(values, &count, &samples)
     }
 
-    /// Grows with the load.
+    /// The power grows with the device's load.
     fn nvmlDeviceGetPowerUsage(_call, device_handle: u64, milliwatts: Out<u32>) -> Outcome {
         let (node, index) = node_and_device_index(device_handle)?;
         let above_idle = device_load(&node, index) * f64::from(FULL_LOAD_POWER_MILLIWATTS);
@@ -297,7 +297,7 @@ exports! { "nvml" =>
         Ok(milliwatts.set(IDLE_POWER_MILLIWATTS + FULL_LOAD_POWER_MILLIWATTS)?)
     }
 
-    /// Grows with the load.
+    /// The temperature grows with the device's load.
     fn nvmlDeviceGetTemperature(
         _call, device_handle: u64, sensor: i32, degrees: Out<u32>,
     ) -> Outcome {

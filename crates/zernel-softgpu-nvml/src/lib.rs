@@ -1,4 +1,4 @@
-//! The software NVML, `libnvidia-ml.so.1`: what the simulated devices and their users are doing.
+//! The software NVML, `libnvidia-ml.so.1`: the state of the simulated devices, and the processes that use them.
 //!
 //! See [`zernel_softgpu`] for what is simulated, how to use it, and what is not.
 

@@ -1,4 +1,4 @@
-//! The node NVML looks at, between `nvmlInit` and `nvmlShutdown`.
+//! The simulated node as NVML sees it, between `nvmlInit` and `nvmlShutdown`.
 
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
@@ -7,7 +7,8 @@ use zernel_softgpu::process;
 
 use crate::status::NvmlError;
 
-/// Device handles are this plus the index, so that null and nonsense are noticed.
+/// The handle of the first device; other handles follow. The number is large, so that null and invalid handles are
+/// noticed.
 const FIRST_HANDLE: u64 = 0x6e76_6d6c_0000;
 
 static LIBRARY_STATE: Mutex<LibraryState> = Mutex::new(LibraryState {
@@ -22,9 +23,9 @@ struct LibraryState {
     node: Option<Arc<Node>>,
 }
 
-/// A program need not shut NVML down before it ends.
+/// The library leaves the node when the process exits, because a program need not call `nvmlShutdown`.
 extern "C" fn leave_node() {
-    // Does not wait for the lock: the thread that holds it may never run again.
+    // This function does not wait for the lock: in an exiting process the thread that holds it may never run again.
     if let Ok(state) = LIBRARY_STATE.try_lock()
         && let Some(node) = &state.node
     {
@@ -32,7 +33,7 @@ extern "C" fn leave_node() {
     }
 }
 
-/// `nvmlInit`: as often as you like; the node is opened anew after the last shutdown.
+/// `nvmlInit`: may be called any number of times. After the last shutdown, the next call opens the node again.
 pub(crate) fn initialise_library() -> Result<(), NvmlError> {
     let mut state = LIBRARY_STATE.lock().unwrap_or_else(PoisonError::into_inner);
     if state.node.is_none() {
@@ -47,7 +48,7 @@ pub(crate) fn initialise_library() -> Result<(), NvmlError> {
     Ok(())
 }
 
-/// `nvmlShutdown`.
+/// `nvmlShutdown`: the last of as many calls as there were of `nvmlInit` leaves the node.
 pub(crate) fn shut_down() -> Result<(), NvmlError> {
     let mut state = LIBRARY_STATE.lock().unwrap_or_else(PoisonError::into_inner);
     state.init_count = state
@@ -60,18 +61,18 @@ pub(crate) fn shut_down() -> Result<(), NvmlError> {
     Ok(())
 }
 
-/// The node.
+/// The node that `nvmlInit` has opened; an error before that.
 pub(crate) fn open_node() -> Result<Arc<Node>, NvmlError> {
     let state = LIBRARY_STATE.lock().unwrap_or_else(PoisonError::into_inner);
     state.node.clone().ok_or(NvmlError::Uninitialized)
 }
 
-/// The handle of a device.
+/// The handle of the device with this index.
 pub(crate) fn handle_of_device(index: usize) -> u64 {
     FIRST_HANDLE + index as u64
 }
 
-/// The node, and the index of the device of a handle.
+/// The opened node, and the index of the device that a handle refers to.
 pub(crate) fn node_and_device_index(handle: u64) -> Result<(Arc<Node>, usize), NvmlError> {
     let node = open_node()?;
     let index = handle.wrapping_sub(FIRST_HANDLE) as usize;

@@ -1,13 +1,13 @@
-//! What NVML calls return.
+//! Result codes of NVML, and their texts.
 
 use std::ffi::CStr;
 
 use zernel_softgpu::abi_arguments::NullPointer;
 
-/// Result of an exported function's body.
+/// Result of the body of an exported function.
 pub(crate) type Outcome = Result<(), NvmlError>;
 
-/// An `nvmlReturn_t` other than success.
+/// An `nvmlReturn_t` that is not success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum NvmlError {
@@ -32,7 +32,7 @@ impl From<NullPointer> for NvmlError {
     }
 }
 
-/// `nvmlErrorString`.
+/// The text that `nvmlErrorString` returns for a code.
 pub(crate) fn error_description(code: i32) -> &'static CStr {
     match code {
         0 => c"Success",

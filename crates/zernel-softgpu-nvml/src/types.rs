@@ -33,14 +33,14 @@ pub(crate) struct MemoryV2 {
     pub(crate) used: u64,
 }
 
-/// `nvmlUtilization_t`, in percent.
+/// `nvmlUtilization_t`; the values are percentages.
 #[repr(C)]
 pub(crate) struct Utilization {
     pub(crate) gpu: u32,
     pub(crate) memory: u32,
 }
 
-/// `nvmlProcessInfo_t`; the instances are all ones where there is no MIG.
+/// `nvmlProcessInfo_t`. All bits of the instance numbers are set on a device without MIG.
 #[repr(C)]
 pub(crate) struct ProcessInfo {
     pub(crate) pid: u32,
@@ -49,11 +49,11 @@ pub(crate) struct ProcessInfo {
     pub(crate) compute_instance: u32,
 }
 
-/// `nvmlProcessUtilizationSample_t`, in percent.
+/// `nvmlProcessUtilizationSample_t`; the utilizations are percentages.
 #[repr(C)]
 pub(crate) struct ProcessSample {
     pub(crate) pid: u32,
-    /// Microseconds of wall-clock time.
+    /// Wall-clock time of the sample, in microseconds.
     pub(crate) time: u64,
     pub(crate) multiprocessors: u32,
     pub(crate) memory: u32,
@@ -61,7 +61,7 @@ pub(crate) struct ProcessSample {
     pub(crate) decoder: u32,
 }
 
-/// `text` in a zero-terminated array.
+/// `text` as a zero-terminated array of C characters.
 pub(crate) fn text_array<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
     for (place, byte) in array.iter_mut().zip(text.bytes().take(N - 1)) {

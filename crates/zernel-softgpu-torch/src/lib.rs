@@ -1,7 +1,7 @@
-//! A stand-in for `libtorch_cpu.so` and `libc10.so`: the functions by which `PyTorch` announces what a training loop does.
-//! They have the exported names and the arguments of the real ones, and do nothing.
+//! A stand-in for `libtorch_cpu.so` and `libc10.so`: the functions by which `PyTorch` announces what a training loop
+//! does. These have the exported names and the arguments of the real functions, and do nothing.
 
-/// Declares functions that start with `push`, as the real ones do, and return their first argument.
+/// Declares functions that start with the instruction `push`, as the real ones do, and return their first argument.
 macro_rules! announcements {
     ($($(#[$doc:meta])* $name:ident = $exported:literal,)*) => {
         $(
@@ -14,26 +14,30 @@ macro_rules! announcements {
             }
         )*
 
-        /// The exported names.
+        /// The names of all exported functions.
         pub const EXPORTS: &[&str] = &[$($exported),*];
     };
 }
 
 announcements! {
-    /// `torch::autograd::profiler::record_function_enter_new`: the place of the result, a name, optional arguments.
+    /// `torch::autograd::profiler::record_function_enter_new`, with its arguments: the place of the result, a name,
+    /// optional arguments.
     record_function_enter_new = "_ZN5torch8autograd8profiler25record_function_enter_newERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEERKSt8optionalIS7_E",
-    /// `c10::IValue::toCustomClass<PythonRecordFunction>`: the end of what was announced.
+    /// `c10::IValue::toCustomClass<PythonRecordFunction>`, called at the end of what `record_function_enter_new`
+    /// announced.
     record_function_exit = "_ZNO3c106IValue13toCustomClassIN5torch8autograd8profiler20PythonRecordFunctionEE",
-    /// `torch::autograd::Engine::thread_main`: the engine, a shared pointer to the graph of the pass.
+    /// `torch::autograd::Engine::thread_main`, with its arguments: the engine, and a shared pointer to the graph of the
+    /// backward pass.
     thread_main = "_ZN5torch8autograd6Engine11thread_mainERKSt10shared_ptrINS0_9GraphTaskEE",
     /// `c10d::ProcessGroupGloo::allreduce`.
     gloo_allreduce = "_ZN4c10d16ProcessGroupGloo9allreduceERSt6vectorIN2at6TensorESaIS3_EERKNS_16AllreduceOptionsE",
     /// `c10d::Reducer::finalize_backward`.
     finalize_backward = "_ZN4c10d7Reducer17finalize_backwardEv",
-    /// `c10::monitor::WaitCounterHandle::WaitCounterHandle`, of libc10: the handle, length and text of a name.
+    /// `c10::monitor::WaitCounterHandle::WaitCounterHandle` of libc10, with its arguments: the handle, the length and
+    /// the text of a name.
     counter_handle = "_ZN3c107monitor17WaitCounterHandleC1ESt17basic_string_viewIcSt11char_traitsIcEE",
-    /// `c10::monitor::WaitCounterHandle::start`: the place of the result, the handle.
+    /// `c10::monitor::WaitCounterHandle::start`, with its arguments: the place of the result, the handle.
     counter_start = "_ZN3c107monitor17WaitCounterHandle5startEv",
-    /// `c10::monitor::WaitCounterHandle::stop`: the handle, what was started.
+    /// `c10::monitor::WaitCounterHandle::stop`, with its arguments: the handle, and the result of `start`.
     counter_stop = "_ZN3c107monitor17WaitCounterHandle4stopERKNS_11SmallVectorIlLj6EEE",
 }

@@ -29,7 +29,8 @@ fn main() {
     }
 }
 
-/// Runs the measurement in fresh processes: without a log, with counts, with events.
+/// Runs the measurement three times in fresh processes: without a truth log, with a log of counts, with a log of counts
+/// and events.
 fn compare_log_modes() {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench-calls");
     install_libraries(&directory, Prologue::Push)
@@ -72,7 +73,7 @@ struct LoadedProgram {
 
 fn load_program(directory: &Path) -> LoadedProgram {
     let path: PathBuf = directory.join("libcuda.so.1");
-    // SAFETY: our own library; the signatures are those of `cuda.h`.
+    // SAFETY: loads the software GPU's library; the signatures are those of `cuda.h`.
     unsafe {
         let library: &libloading::Library =
             Box::leak(Box::new(libloading::Library::new(path).unwrap()));

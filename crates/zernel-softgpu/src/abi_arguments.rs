@@ -1,4 +1,4 @@
-//! Arguments from C: pointers that may be null and are checked before use.
+//! Types for arguments that a C caller passes: pointers that may be null and are checked before use.
 //!
 //! Rust code can create these types only from a pointer in an `unsafe` block. An argument of an exported
 //! function comes from C, and the C caller promises what every C API needs: a pointer is null, or it points
@@ -6,11 +6,11 @@
 
 use std::ffi::{CStr, c_char};
 
-/// A null pointer where the function needs a value.
+/// The C caller passed a null pointer where the function needs a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NullPointer;
 
-/// The place of a result in the caller's memory.
+/// An output argument: the place in the caller's memory where the function stores a result.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
@@ -19,14 +19,14 @@ pub struct Out<T>(*mut T);
 unsafe impl<T: Send> Send for Out<T> {}
 
 impl<T> Out<T> {
-    /// Stores `value`.
+    /// Stores `value` at the caller's place; an error if the pointer is null.
     pub fn set(&self, value: T) -> Result<(), NullPointer> {
         self.set_at(0, value)
     }
 
-    /// Stores `value` if the caller wants it.
+    /// Stores `value` if the caller passed a place for it.
     pub fn set_if_wanted(&self, value: T) {
-        // A null pointer says that it is not wanted.
+        // A null pointer means that the caller does not want the value.
         let _ = self.set(value);
     }
 
@@ -40,7 +40,7 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Whether the caller passed null.
+    /// Whether the C caller passed null.
     #[must_use]
     pub fn is_null(&self) -> bool {
         self.0.is_null()
@@ -48,7 +48,7 @@ impl<T> Out<T> {
 }
 
 impl<T: Copy> Out<T> {
-    /// The value that the caller stored there, for an argument that is input and output.
+    /// Reads the value that the caller stored at this place, for an argument that is both input and output.
     pub fn get(&self) -> Result<T, NullPointer> {
         In(self.0.cast_const()).get()
     }
@@ -69,7 +69,7 @@ impl Out<c_char> {
     }
 }
 
-/// A pointer to an input argument: one value, or the first of an array.
+/// An input argument: a pointer to one value, or to the first value of an array.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct In<T>(*const T);
@@ -82,7 +82,7 @@ impl<T> Clone for In<T> {
 impl<T> Copy for In<T> {}
 
 impl<T: Copy> In<T> {
-    /// Wraps a pointer found inside another argument.
+    /// Wraps a pointer that was found inside another argument.
     ///
     /// # Safety
     /// As for any pointer from C: null, or valid for reads of what it is documented to point to.
@@ -91,12 +91,12 @@ impl<T: Copy> In<T> {
         Self(pointer)
     }
 
-    /// The value.
+    /// Reads the value that the pointer refers to.
     pub fn get(self) -> Result<T, NullPointer> {
         self.get_at(0)
     }
 
-    /// Element `index` of the caller's array.
+    /// Reads element `index` of the caller's array.
     pub fn get_at(self, index: usize) -> Result<T, NullPointer> {
         if self.0.is_null() {
             return Err(NullPointer);
@@ -106,32 +106,32 @@ impl<T: Copy> In<T> {
         Ok(unsafe { self.0.add(index).read_unaligned() })
     }
 
-    /// The same pointer, to a value of another type.
+    /// The same address as a pointer to a value of type `U`.
     #[must_use]
     pub fn cast<U>(self) -> In<U> {
         In(self.0.cast())
     }
 
-    /// Whether the caller passed null.
+    /// Whether the C caller passed null.
     #[must_use]
     pub fn is_null(self) -> bool {
         self.0.is_null()
     }
 
-    /// The bare pointer.
+    /// The pointer itself, unchecked.
     #[must_use]
     pub fn pointer(self) -> *const T {
         self.0
     }
 }
 
-/// A zero-terminated string.
+/// An input argument that is a zero-terminated string.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Text(*const c_char);
 
 impl Text {
-    /// The string; bytes that are not UTF-8 are replaced.
+    /// Copies the string; bytes that are not UTF-8 are replaced.
     pub fn get(&self) -> Result<String, NullPointer> {
         if self.0.is_null() {
             return Err(NullPointer);

@@ -1,24 +1,25 @@
-//! The utilization of a device, computed from work with known ends, some of them in the future.
+//! Measures the utilization of a device from its work. The end of each piece of work is known, and may be in the
+//! future.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::clock;
 
-/// Length of the window of the utilization.
+/// Length of the time over which utilization is computed.
 const UTILIZATION_WINDOW_NS: u64 = 500_000_000;
-/// Past states are kept at least this far apart; together they reach back further than the window.
+/// Least time between two kept past states; together the past states reach back further than [`UTILIZATION_WINDOW_NS`].
 const MIN_STATE_SPACING_NS: u64 = 1 << 26;
 const MAX_PAST_STATES: usize = 16;
 const STATE_WORDS: usize = 3;
 
-/// Current state, number of past states, past states.
+/// Number of words of a busy meter: the current state, the number of past states, and the past states.
 pub(crate) const BUSY_WORDS: usize = STATE_WORDS + 1 + MAX_PAST_STATES * STATE_WORDS;
 
-/// Busy time of one process on one device. Written by one thread at a time, read by any process.
+/// The busy time of one process on one device, in shared memory. One thread at a time writes it, any process reads it.
 #[derive(Clone, Copy)]
 pub(crate) struct BusyMeter<'a>(pub(crate) &'a [AtomicU64]);
 
-/// All work known at time `at`: its total busy time, and its last end.
+/// The sum of all work that was known at one time: the total busy time of the device, and the end of the last work.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct BusyState {
     changed_at: u64,
@@ -42,12 +43,12 @@ impl BusyState {
         words[2].store(self.busy_until, Relaxed);
     }
 
-    /// Busy time up to `time`, without work in the future.
+    /// Busy time from the beginning up to `time`, without work after `time`.
     fn busy_until(self, time: u64) -> u64 {
         self.busy_ns - self.busy_until.saturating_sub(time).min(self.busy_ns)
     }
 
-    /// Work that overlaps with earlier work keeps the device busy only once.
+    /// Adds work from `start` to `end`. While it overlaps with earlier work, the device is busy only once.
     fn add_work(&mut self, start: u64, end: u64) {
         let from = start.max(self.busy_until);
         self.busy_ns += end.saturating_sub(from);
@@ -91,7 +92,7 @@ impl<'a> BusyMeter<'a> {
         state.store(self.current_state_words());
     }
 
-    /// Share of the window before `now` that was busy, 0 to 1.
+    /// The share (0 to 1) of the last [`UTILIZATION_WINDOW_NS`] before `now` in which the device was busy.
     pub(crate) fn utilization(self, now: u64) -> f64 {
         let begin = now.saturating_sub(UTILIZATION_WINDOW_NS);
         let (begin, busy_before) = self.busy_before(begin);
@@ -101,10 +102,10 @@ impl<'a> BusyMeter<'a> {
         (busy as f64 / (now - begin).max(1) as f64).min(1.0)
     }
 
-    /// The last moment not after `time` whose busy time is known exactly, and that busy time.
+    /// The last moment at or before `time` at which the busy time is known exactly, and the busy time at that moment.
     ///
-    /// A past state is exact at its own time. It stays so until the next one, less the first
-    /// [`MIN_STATE_SPACING_NS`]: any change after that would have been recorded.
+    /// A past state is exact at its own time. At later times it stays exact until the next past state, except during
+    /// the first [`MIN_STATE_SPACING_NS`], in which changes are not recorded.
     fn busy_before(self, time: u64) -> (u64, u64) {
         let recorded = self.past_state_count().load(Relaxed);
         let mut later = BusyState::load(self.current_state_words());

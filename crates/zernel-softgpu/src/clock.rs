@@ -1,10 +1,10 @@
-//! The device clock, which is CLOCK_MONOTONIC, and the three ways to wait for it.
+//! The device clock, which is CLOCK_MONOTONIC, and the three ways in which threads wait for it.
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
 
-/// Nanoseconds of CLOCK_MONOTONIC.
+/// The present time of CLOCK_MONOTONIC in nanoseconds.
 #[must_use]
 pub fn now_ns() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
@@ -14,17 +14,17 @@ pub fn now_ns() -> u64 {
 /// How a thread waits for the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WaitMethod {
-    /// Burns its CPU.
+    /// The thread polls, and keeps its CPU busy.
     #[default]
     Spin,
-    /// Burns its CPU, but offers it to others all the time.
+    /// The thread polls, and yields its CPU each time.
     Yield,
-    /// Sleeps.
+    /// The thread sleeps.
     Block,
 }
 
 impl WaitMethod {
-    /// One turn of a polling loop. Not for [`WaitMethod::Block`], which sleeps instead.
+    /// Does one turn of a polling loop. Not for [`WaitMethod::Block`], with which threads do not poll.
     pub(crate) fn poll_once(self) {
         match self {
             Self::Spin => std::hint::spin_loop(),
@@ -33,7 +33,7 @@ impl WaitMethod {
     }
 }
 
-/// Returns when the clock has reached `deadline`.
+/// Waits in the given way until the clock has reached `deadline`.
 pub fn wait_until(deadline: u64, how: WaitMethod) {
     while now_ns() < deadline {
         match how {
@@ -48,11 +48,11 @@ fn sleep_until(deadline: u64) {
         tv_sec: (deadline / NANOSECONDS_PER_SECOND) as i64,
         tv_nsec: (deadline % NANOSECONDS_PER_SECOND) as i64,
     };
-    // An interrupted sleep is resumed by the caller's loop.
+    // If a signal ends the sleep early, the caller's loop sleeps again.
     let _ = rustix::thread::clock_nanosleep_absolute(rustix::thread::ClockId::Monotonic, &time);
 }
 
-/// How long `bytes` take at `bytes_per_second`.
+/// The nanoseconds that a transfer of `bytes` takes at `bytes_per_second`.
 #[must_use]
 pub fn transfer_time(bytes: u64, bytes_per_second: u64) -> u64 {
     let time = u128::from(bytes) * u128::from(NANOSECONDS_PER_SECOND)

@@ -1,4 +1,4 @@
-//! The end of device work, which may be unknown or in the future.
+//! The time at which device work ends, which may be unknown or in the future.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Release};
@@ -9,10 +9,10 @@ use crate::clock::{self, WaitMethod};
 
 const UNKNOWN_END: u64 = u64::MAX;
 
-/// The end of a piece of work on the device clock.
+/// The end of one piece of device work, on the device clock.
 ///
-/// Most ends are known at once: start plus duration. The end of work that depends on the host or on other
-/// processes becomes known later, and threads may wait for it.
+/// The end of most work is known at once: its start plus its duration. The end of work that depends on the host or on
+/// other processes becomes known later, and threads may wait for it.
 #[derive(Debug)]
 pub struct Completion {
     end: AtomicU64,
@@ -20,7 +20,7 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// An end that is not known yet.
+    /// Creates the completion of work whose end is not known yet.
     #[must_use]
     pub fn with_unknown_end() -> Arc<Self> {
         Arc::new(Self {
@@ -29,7 +29,7 @@ impl Completion {
         })
     }
 
-    /// An end that is known.
+    /// Creates the completion of work that ends at the time `end`.
     #[must_use]
     pub fn with_end(end: u64) -> Arc<Self> {
         Arc::new(Self {
@@ -42,7 +42,7 @@ impl Completion {
     pub fn set_end(&self, end: u64) {
         self.end.store(end, Release);
         self.end_known.store(1, Release);
-        // Waking fails only if the address is not mapped.
+        // A wake-up fails only if the address is not mapped.
         let _ = futex::wake(
             &self.end_known,
             futex::Flags::PRIVATE,
@@ -50,19 +50,19 @@ impl Completion {
         );
     }
 
-    /// The end, if it is known.
+    /// The end of the work; `None` while it is not known.
     #[must_use]
     pub fn known_end(&self) -> Option<u64> {
         Some(self.end.load(Acquire)).filter(|end| *end != UNKNOWN_END)
     }
 
-    /// Whether the end is reached.
+    /// Whether the device clock has reached the end of the work.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.known_end().is_some_and(|end| end <= clock::now_ns())
     }
 
-    /// Waits until the end is known, and returns it.
+    /// Waits until the end of the work is known, and returns it.
     pub fn wait_until_end_is_known(&self, how: WaitMethod) -> u64 {
         loop {
             if let Some(end) = self.known_end() {
@@ -70,7 +70,8 @@ impl Completion {
             }
             match how {
                 WaitMethod::Block => {
-                    // Woken, interrupted or already known: the loop looks again.
+                    // The wait ended by a wake-up, by a signal, or because the end was already known, so the loop
+                    // checks again.
                     let _ = futex::wait(&self.end_known, futex::Flags::PRIVATE, 0, None);
                 }
                 _ => how.poll_once(),
@@ -78,7 +79,7 @@ impl Completion {
         }
     }
 
-    /// Waits until the end is reached.
+    /// Waits until the device clock has reached the end of the work.
     pub fn wait_until_done(&self, how: WaitMethod) {
         let end = self.wait_until_end_is_known(how);
         clock::wait_until(end, how);

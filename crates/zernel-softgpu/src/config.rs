@@ -3,23 +3,23 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Directory of the node's state, shared by the processes that use it.
+/// Variable for the directory of the node's state, which all processes that use the node share.
 pub const DIRECTORY_VARIABLE: &str = "ZERNEL_SOFTGPU_DIR";
-/// Number of simulated GPUs.
+/// Variable for the number of simulated GPUs.
 pub const DEVICES_VARIABLE: &str = "ZERNEL_SOFTGPU_DEVICES";
-/// Memory of each GPU in bytes.
+/// Variable for the memory of each GPU, in bytes.
 pub const MEMORY_VARIABLE: &str = "ZERNEL_SOFTGPU_MEMORY";
-/// Memory that a context takes for itself, in bytes: no call allocates it, but NVML shows it.
+/// Variable for the memory that each context takes for itself, in bytes: no call allocates it, but NVML shows it.
 pub const CONTEXT_MEMORY_VARIABLE: &str = "ZERNEL_SOFTGPU_CONTEXT_MEMORY";
-/// Host-device copies, bytes per second.
+/// Variable for the speed of copies between host and device, in bytes per second.
 pub const COPY_BANDWIDTH_VARIABLE: &str = "ZERNEL_SOFTGPU_COPY_BANDWIDTH";
-/// Copies and fills within device memory, bytes per second.
+/// Variable for the speed of copies and fills within device memory, in bytes per second.
 pub const MEMORY_BANDWIDTH_VARIABLE: &str = "ZERNEL_SOFTGPU_MEMORY_BANDWIDTH";
-/// Collectives, bytes per second.
+/// Variable for the speed of collectives, in bytes per second.
 pub const NCCL_BANDWIDTH_VARIABLE: &str = "ZERNEL_SOFTGPU_NCCL_BANDWIDTH";
-/// Directory for the truth log; none is written without it.
+/// Variable for the directory of the truth log. Without this variable no log is written.
 pub const LOG_VARIABLE: &str = "ZERNEL_SOFTGPU_LOG";
-/// `1`: the truth log also holds every single event.
+/// Variable that is `1` if the truth log is to hold every single event besides the counts.
 pub const LOG_EVENTS_VARIABLE: &str = "ZERNEL_SOFTGPU_LOG_EVENTS";
 
 /// The path in `variable`, if it is set and not empty.
@@ -30,13 +30,13 @@ pub fn path_from_variable(variable: &str) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// Whether `variable` is set to something other than nothing and `0`.
+/// Whether the environment variable is set, and neither empty nor `0`.
 #[must_use]
 pub fn is_variable_set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != "0")
 }
 
-/// The number in `variable`, or `default`. A value that is not a number gets a warning on stderr.
+/// The number in the environment variable, or `default`. A value that is not a number causes a warning on stderr.
 #[must_use]
 pub fn number_from_variable<T: FromStr + Copy + std::fmt::Display>(
     variable: &str,

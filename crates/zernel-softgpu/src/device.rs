@@ -12,28 +12,28 @@ pub const DEVICE_NAME: &str = "Zernel Software GPU";
 pub const CUDA_VERSION: i32 = 12090;
 /// The version of the simulated driver.
 pub const DRIVER_VERSION: &str = "999.12.9";
-/// Compute capability.
+/// Compute capability of every simulated device, major and minor.
 pub const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
-/// Multiprocessors.
+/// Number of multiprocessors of a simulated device.
 pub const MULTIPROCESSOR_COUNT: i32 = 132;
-/// Clock of the multiprocessors, MHz.
+/// Clock of the multiprocessors in MHz.
 pub const SM_CLOCK_MHZ: u32 = 1_500;
-/// Clock of the memory, MHz.
+/// Clock of the memory in MHz.
 pub const MEMORY_CLOCK_MHZ: u32 = 2_600;
 
-/// PCI bus number of device `index`; the domain is 0, and so is the slot.
+/// PCI bus number of the device with this index. Its domain and its slot are 0.
 #[must_use]
 pub fn pci_bus(index: usize) -> u32 {
     index as u32 + 1
 }
 
-/// PCI address of device `index`, as CUDA spells it.
+/// PCI address of the device with this index, as CUDA spells it.
 #[must_use]
 pub fn pci_bus_id(index: usize) -> String {
     format!("0000:{:02X}:00.0", pci_bus(index))
 }
 
-/// UUID of device `index`; the same on every node.
+/// UUID of the device with this index; the same on every node.
 #[must_use]
 pub fn uuid_of_device(index: usize) -> [u8; 16] {
     let mut uuid = *b"zernel-softgpu\0\0";
@@ -41,7 +41,7 @@ pub fn uuid_of_device(index: usize) -> [u8; 16] {
     uuid
 }
 
-/// UUID of device `index`, as NVML spells it.
+/// UUID of the device with this index, as NVML spells it.
 #[must_use]
 pub fn uuid_text(index: usize) -> String {
     let hex: String = uuid_of_device(index)
@@ -58,12 +58,12 @@ pub fn uuid_text(index: usize) -> String {
     format!("GPU-{}", parts.join("-"))
 }
 
-/// Speeds in bytes per second.
+/// Speeds of a device's copies, in bytes per second.
 #[derive(Debug, Clone, Copy)]
 pub struct Bandwidth {
-    /// Between host and device.
+    /// Speed of copies between host and device, in bytes per second.
     pub copy: u64,
-    /// Within device memory.
+    /// Speed of copies and fills within device memory, in bytes per second.
     pub memory: u64,
 }
 
@@ -79,7 +79,7 @@ impl Bandwidth {
     }
 }
 
-/// Bytes per second of a collective.
+/// Speed of collectives in bytes per second, from the environment.
 #[must_use]
 pub fn nccl_bandwidth() -> u64 {
     static NCCL_BANDWIDTH: OnceLock<u64> = OnceLock::new();
@@ -88,7 +88,7 @@ pub fn nccl_bandwidth() -> u64 {
     })
 }
 
-/// A device as one process uses it.
+/// A simulated device, as one process uses it.
 #[derive(Debug)]
 pub struct Device {
     index: usize,
@@ -97,7 +97,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Device `index` of the node.
+    /// The device with this index on the node.
     #[must_use]
     pub fn new(index: usize, membership: Arc<NodeMembership>) -> Self {
         Self {
@@ -107,58 +107,58 @@ impl Device {
         }
     }
 
-    /// Number of the device on the node, which is its NVML index.
+    /// Index of the device on the node, which is also its NVML index.
     #[must_use]
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// All of its memory in bytes.
+    /// Size of the device's memory in bytes.
     #[must_use]
     pub fn total_memory(&self) -> u64 {
         self.membership.node().memory_per_device()
     }
 
-    /// Its free memory in bytes.
+    /// Bytes of the device's memory that no process has reserved.
     #[must_use]
     pub fn free_memory(&self) -> u64 {
         let used = self.membership.node().memory_in_use(self.index);
         self.total_memory().saturating_sub(used)
     }
 
-    /// Takes memory; false if there is not enough.
+    /// Reserves memory of the device for this process; false if there is not enough.
     #[must_use]
     pub fn reserve_memory(&self, bytes: u64) -> bool {
         self.membership.reserve_memory(self.index, bytes)
     }
 
-    /// Gives memory back.
+    /// Releases memory of the device that this process had reserved.
     pub fn release_memory(&self, bytes: u64) {
         self.membership.release_memory(self.index, bytes);
     }
 
-    /// Counts that a context of this process was created.
+    /// Counts a context that this process has created on the device.
     pub fn count_created_context(&self) {
         self.membership.count_created_context(self.index);
     }
 
-    /// Counts that a context of this process was destroyed.
+    /// Counts a context of this process that was destroyed.
     pub fn count_destroyed_context(&self) {
         self.membership.count_destroyed_context(self.index);
     }
 
-    /// Records that the device works from `start` to `end`.
+    /// Records that the device works for this process from `start` to `end`.
     pub fn record_busy_time(&self, start: u64, end: u64) {
         self.membership.record_busy_time(self.index, start, end);
     }
 
-    /// How long a copy between host and device takes.
+    /// Duration of a copy of `bytes` between host and device, in nanoseconds.
     #[must_use]
     pub fn copy_time(&self, bytes: u64) -> u64 {
         transfer_time(bytes, self.bandwidth.copy)
     }
 
-    /// How long reading or writing device memory takes.
+    /// Duration of reading or writing `bytes` of device memory, in nanoseconds.
     #[must_use]
     pub fn device_memory_time(&self, bytes: u64) -> u64 {
         transfer_time(bytes, self.bandwidth.memory)

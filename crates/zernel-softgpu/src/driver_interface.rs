@@ -1,36 +1,37 @@
-//! The interface through which libnccl uses the simulated device inside libcuda.
+//! The private interface through which libnccl uses the simulated device inside libcuda.
 //!
-//! Like the real library, libnccl launches kernels with the driver's exported `cuLaunchKernelEx`. Its
-//! kernels are *external*: a function in libnccl returns their end. The driver exports one private symbol,
-//! [`INTERFACE_SYMBOL`], that creates such kernels.
+//! Like the real library, libnccl launches kernels with the driver's exported `cuLaunchKernelEx`. The kernels of
+//! libnccl are *external*: libnccl runs them, and returns the time at which they end. The driver exports one private
+//! symbol, [`INTERFACE_SYMBOL`], that creates such kernels.
 
 use std::ffi::{CStr, c_char};
 
-/// The private symbol of libcuda: a [`DriverInterface`].
+/// The name of the private symbol of libcuda: a [`DriverInterface`].
 pub const INTERFACE_SYMBOL: &CStr = c"zernel_softgpu_driver_interface_v1";
 
-/// The functions that the driver offers to libnccl.
+/// The functions that libcuda offers to libnccl.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct DriverInterface {
-    /// Makes a function for `cuLaunchKernelEx`; its parameter 0 is a `u64` passed to the kernel.
+    /// Creates a function that libnccl passes to `cuLaunchKernelEx`. Parameter 0 of the launch is a `u64`, which the
+    /// kernel gets as its argument.
     pub create_external_kernel: extern "C" fn(name: *const c_char, kernel: ExternalKernel) -> u64,
 }
 
-/// A kernel that runs outside the driver.
+/// A kernel that another library runs, given by three functions of that library.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ExternalKernel {
-    /// Runs on a thread of the stream after all earlier work. It gets the launch argument and the start, may
-    /// block, and returns the end.
+    /// Runs the kernel on a thread of the stream after all earlier work. It gets the argument of the launch and the
+    /// start time, may block, and returns the end time.
     pub run: extern "C" fn(argument: u64, start: u64) -> u64,
-    /// Adds a reference to the argument, for a launch or a graph node.
+    /// Adds a reference to the argument, for each launch or graph node that holds it.
     pub retain: extern "C" fn(argument: u64),
-    /// Drops a reference to the argument.
+    /// Drops a reference to the argument of a launch or graph node.
     pub release: extern "C" fn(argument: u64),
 }
 
-/// A launch of an external kernel: holds its argument.
+/// A launch of an external kernel. It holds a reference to its argument.
 #[derive(Debug)]
 pub struct ExternalLaunch {
     kernel: ExternalKernel,
@@ -38,14 +39,14 @@ pub struct ExternalLaunch {
 }
 
 impl ExternalLaunch {
-    /// A launch of `kernel` on `argument`.
+    /// Creates a launch of `kernel` with `argument`, and adds a reference to the argument.
     #[must_use]
     pub fn new(kernel: ExternalKernel, argument: u64) -> Self {
         (kernel.retain)(argument);
         Self { kernel, argument }
     }
 
-    /// Runs it and returns the end.
+    /// Runs the kernel and returns its end time.
     #[must_use]
     pub fn run(&self, start: u64) -> u64 {
         (self.kernel.run)(self.argument, start)

@@ -2,11 +2,11 @@
 
 use std::ffi::c_char;
 
-/// What the body of an exported function may return, and what C gets from it.
+/// A type that the body of an exported function may return, and that has a C equivalent.
 pub trait ReturnValue {
-    /// The C return type.
+    /// The type that the C function returns.
     type Raw;
-    /// The C value, and the result code for the truth log.
+    /// The value that the C function returns, and the result code for the truth log.
     fn into_raw(self) -> (Self::Raw, i32);
 }
 
@@ -25,26 +25,26 @@ impl ReturnValue for *const c_char {
     }
 }
 
-/// An exported function, for tables of them.
+/// An exported function: its name and its address.
 #[derive(Debug, Clone, Copy)]
 pub struct Export {
-    /// The name in the dynamic symbol table.
+    /// The name of the function in the dynamic symbol table.
     pub name: &'static str,
-    /// Where the symbol points.
+    /// The address of the exported symbol.
     pub address: fn() -> usize,
 }
 
-/// Declares exported C functions, each once: name, signature and body.
+/// Declares exported C functions: for each its name, signature and body.
 ///
 /// `exports! { "library" => fn name(call, argument: Type, ...) -> Outcome { body } ... }` makes for
 /// each function the exported symbol, its entry in the truth log, and its entry in `EXPORTS`. `call`
 /// names the [`OpenCall`](crate::truth::OpenCall) in the body. `per_thread(other)` before
 /// `fn` exports the same body a second time under the other name, for the per-thread default stream.
 ///
-/// The symbol is a stub that leads to the body. On x86-64 it starts with `push`, an instruction the
-/// kernel emulates for an uprobe instead of single-stepping it, and it leaves the stack as it found it,
-/// so arguments on the stack stay where the body expects them. It is [`STUB_BYTES`] long, so that
-/// [`install`](crate::install) can write another prologue over it.
+/// The exported symbol is a stub that jumps to the body. On x86-64 the stub starts with `push`, an instruction that the
+/// kernel emulates for an uprobe instead of single-stepping it. The stub leaves the stack as it found it, so arguments
+/// on the stack stay where the body expects them. It is [`STUB_BYTES`] long, so that [`install`](crate::install) can
+/// overwrite it with another prologue.
 ///
 /// [`STUB_BYTES`]: crate::install::STUB_BYTES
 #[macro_export]

@@ -1,36 +1,36 @@
-//! Graphs: work recorded once, with its order, and run many times.
+//! Graphs: work that is recorded once, with its order, and run many times.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::stream_work::StreamWork;
 use crate::truth::LoggedSymbol;
 
-/// A node of a graph: work, and the earlier nodes it comes after.
+/// A node of a graph: a piece of work, and the earlier nodes that it waits for.
 #[derive(Debug, Clone)]
 pub struct GraphNode {
-    /// What to do.
+    /// The work of the node.
     pub work: StreamWork,
-    /// The call that put it here.
+    /// The exported function that added the node.
     pub symbol: &'static LoggedSymbol,
-    /// Indices of earlier nodes.
+    /// Indices of the nodes that must end before this node starts.
     pub predecessors: Vec<usize>,
 }
 
-/// Nodes in an order in which they can run: each comes after those it depends on.
+/// A graph. Its nodes are in an order in which they can run: each node comes after the nodes that it waits for.
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
-    /// The nodes.
+    /// The nodes of the graph, in an order in which they can run.
     pub nodes: Vec<GraphNode>,
 }
 
 impl Graph {
-    /// Whether the end is known as soon as the start is known.
+    /// Whether the end of the graph is known as soon as its start is known.
     #[must_use]
     pub fn is_immediate(&self) -> bool {
         self.nodes.iter().all(|node| node.work.is_immediate())
     }
 
-    /// Runs all nodes, the first at `start`, with `execute` for each, and returns the last end.
+    /// Runs all nodes with `execute`, the first at the time `start`, and returns the end time of the last.
     pub(crate) fn run_nodes(
         &self,
         start: u64,
@@ -49,27 +49,27 @@ impl Graph {
     }
 }
 
-/// A capture under way, shared by the streams that take part.
+/// A running capture of a graph, shared by the streams that take part in it.
 #[derive(Debug)]
 pub struct GraphCapture {
-    /// Unique among captures.
+    /// The number of the capture, which no other capture has.
     pub id: u64,
-    /// The stream that began it, and must end it.
+    /// The handle of the stream that began the capture, and that must end it.
     pub origin: u64,
     graph: Mutex<Graph>,
 }
 
-/// The position of a stream or event in a capture: after these nodes.
+/// The position of a stream or an event in a capture: after which nodes it comes.
 #[derive(Debug, Clone)]
 pub struct CapturePoint {
-    /// The capture.
+    /// The capture that the position belongs to.
     pub capture: Arc<GraphCapture>,
-    /// Indices of nodes.
+    /// Indices of the nodes that come right before this position.
     pub last_nodes: Vec<usize>,
 }
 
 impl CapturePoint {
-    /// The beginning of a new capture, by the stream of this handle.
+    /// Begins a capture, which the stream with the handle `origin` will end.
     #[must_use]
     pub fn begin(id: u64, origin: u64) -> Self {
         let capture = GraphCapture {
@@ -83,7 +83,7 @@ impl CapturePoint {
         }
     }
 
-    /// Records `work` after this point, and moves the point behind it.
+    /// Records `work` at this position, and moves the position behind it.
     pub fn record_work(&mut self, work: StreamWork, symbol: &'static LoggedSymbol) {
         let mut graph = self.capture.lock_graph();
         let index = graph.nodes.len();
@@ -95,7 +95,7 @@ impl CapturePoint {
         });
     }
 
-    /// Moves the point behind `other` as well.
+    /// Moves the position so that it comes after `other` too.
     pub fn join_after(&mut self, other: &Self) {
         let new = other
             .last_nodes
@@ -105,7 +105,7 @@ impl CapturePoint {
         self.last_nodes.extend(new);
     }
 
-    /// Whether everything captured comes before this point.
+    /// Whether every node of the capture comes before this position.
     #[must_use]
     pub fn is_after_everything(&self) -> bool {
         let graph = self.capture.lock_graph();
@@ -113,7 +113,7 @@ impl CapturePoint {
         self.last_nodes
             .iter()
             .for_each(|index| before[*index] = true);
-        // Backwards, so that every node is visited after all nodes that depend on it.
+        // Nodes are visited backwards, so that every node is visited after all nodes that wait for it.
         graph.nodes.iter().enumerate().rev().all(|(index, node)| {
             node.predecessors
                 .iter()
@@ -128,7 +128,7 @@ impl GraphCapture {
         self.graph.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The captured graph.
+    /// The graph that was captured so far.
     #[must_use]
     pub fn captured_graph(&self) -> Graph {
         self.lock_graph().clone()

@@ -1,4 +1,4 @@
-//! Installs the shared libraries under their real names.
+//! Installs the software GPU's shared libraries under the names of the real ones.
 //!
 //! Cargo builds `libzernel_softgpu_cuda.so` and the other libraries; programs load `libcuda.so.1`.
 //! Installing copies them into a directory for `LD_LIBRARY_PATH`. A copy may get another prologue in every
@@ -9,32 +9,32 @@ use std::{env, fs, io};
 
 use object::{Object, ObjectSection, ObjectSymbol, SymbolKind};
 
-/// Length of the stub of an exported function.
+/// Length of the stub of an exported function, in bytes.
 pub const STUB_BYTES: usize = 16;
 
-/// The three libraries: the name cargo gives them, and their real one.
+/// The three libraries: the file name that cargo gives each, and the name of the real one.
 pub const CARGO_AND_REAL_LIBRARY_NAMES: [(&str, &str); 3] = [
     ("libzernel_softgpu_cuda.so", "libcuda.so.1"),
     ("libzernel_softgpu_nccl.so", "libnccl.so.2"),
     ("libzernel_softgpu_nvml.so", "libnvidia-ml.so.1"),
 ];
 
-/// The first instructions of the exported functions.
+/// The first instructions of every exported function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Prologue {
-    /// `push %rbp`: an uprobe on it is emulated, and cheap. As built.
+    /// `push %rbp`, as the libraries are built: the kernel emulates it for an uprobe, which is cheap.
     #[default]
     Push,
-    /// `endbr64`, then the push: the first instruction is single-stepped, the second is not.
+    /// `endbr64`, then `push`: for an uprobe the kernel single-steps the first instruction, and emulates the second.
     Endbr64,
-    /// `mov %rdi,%rdi`, then the push.
+    /// `mov %rdi,%rdi`, then `push`.
     Mov,
-    /// `sub $8,%rsp`: no push anywhere near.
+    /// `sub $8,%rsp`, and no `push` in the stub.
     Sub,
 }
 
 impl Prologue {
-    /// All of them.
+    /// All prologues.
     pub const ALL: [Self; 4] = [Self::Push, Self::Endbr64, Self::Mov, Self::Sub];
 
     /// Name of the prologue on the command line.
@@ -48,7 +48,7 @@ impl Prologue {
         }
     }
 
-    /// The prologue of that name.
+    /// The prologue with this name on the command line.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL
@@ -56,7 +56,7 @@ impl Prologue {
             .find(|prologue| prologue.name() == name)
     }
 
-    /// Instructions that change nothing, before the jump to the body.
+    /// The machine code of the prologue: instructions that change nothing, before the jump to the body.
     #[must_use]
     pub fn machine_code(self) -> &'static [u8] {
         match self {
@@ -68,8 +68,8 @@ impl Prologue {
     }
 }
 
-/// The directory with the built libraries: `ZERNEL_SOFTGPU_LIBRARIES`, or beside the running program
-/// (as cargo leaves them there, for programs and for tests), or `../lib/zernel`.
+/// Finds the directory with the built libraries: `ZERNEL_SOFTGPU_LIBRARIES`, or the folder of the running program
+/// (where cargo leaves them, for programs and for tests), or `../lib/zernel`.
 pub fn built_libraries() -> io::Result<PathBuf> {
     let program = env::current_exe()?;
     let beside = program.parent().unwrap_or(Path::new("/")).to_owned();
@@ -119,7 +119,7 @@ fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     fs::rename(&temporary, path)
 }
 
-/// Offsets in the file of all exported functions.
+/// Offsets in the library file of all exported functions.
 fn exported_functions(library: &[u8]) -> Result<Vec<usize>, String> {
     let file = object::File::parse(library).map_err(|error| error.to_string())?;
     let mut offsets = Vec::new();
@@ -150,7 +150,7 @@ fn rewrite_prologues(library: &mut [u8], prologue: Prologue) -> Result<(), Strin
     Ok(())
 }
 
-/// Writes other instructions before a stub's jump, and moves the jump.
+/// Writes other instructions before the jump of a stub, and moves the jump.
 fn rewrite_stub(stub: &mut [u8], prologue: Prologue) -> Option<()> {
     const JUMP_OPCODE: u8 = 0xe9;
     const JUMP_BYTES: usize = 5;

@@ -1,4 +1,5 @@
-//! The address space: the ranges that are device memory, with the device and context of each.
+//! The address space of a process: the address ranges that are known to the driver, with the device and context of
+//! each.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,53 +7,53 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::device::Device;
 use crate::sys::MemoryMapping;
 
-/// The kind of an address range.
+/// The kind of memory that an address range is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// Allocated on a device.
+    /// Memory that was allocated on a device.
     Device,
-    /// Allocated on a device, in stream order, from the pool of this handle.
+    /// Memory that was allocated on a device in stream order, from the pool with this handle.
     Pool(u64),
-    /// Managed: usable by host and device alike.
+    /// Managed memory, which both host and device can use.
     Managed,
-    /// Host memory of the driver's own.
+    /// Host memory that the driver allocated.
     Host,
-    /// Host memory of the program's own, made known to the driver.
+    /// Host memory that the program allocated and registered with the driver.
     Registered,
-    /// Physical memory mapped at a reserved address.
+    /// Physical memory of a device, mapped at a reserved address.
     Mapped,
 }
 
 impl MemoryKind {
-    /// Whether the bytes come out of a device's memory when the range is made.
+    /// Whether memory of this kind is reserved on a device when the range is made.
     fn takes_device_memory(self) -> bool {
         matches!(self, Self::Device | Self::Pool(_) | Self::Managed)
     }
 
-    /// Whether copies go over the bus to the host.
+    /// Whether a copy from or to memory of this kind is a transfer between host and device.
     #[must_use]
     pub fn is_host(self) -> bool {
         matches!(self, Self::Host | Self::Registered)
     }
 }
 
-/// A range of addresses that the driver knows.
+/// A range of addresses that is known to the driver.
 #[derive(Debug, Clone)]
 pub struct MemoryRange {
-    /// First address.
+    /// First address of the range.
     pub start: u64,
-    /// Length.
+    /// Length of the range in bytes.
     pub bytes: u64,
-    /// What it is.
+    /// The kind of memory that the range is.
     pub kind: MemoryKind,
-    /// The device it belongs to.
+    /// The device that the range belongs to.
     pub device: Arc<Device>,
-    /// The context it was made in.
+    /// The handle of the context in which the range was made.
     pub context: u64,
     _mapping: Option<Arc<MemoryMapping>>,
 }
 
-/// A range that releases its device memory on drop.
+/// A range that releases its device memory when it is dropped.
 #[derive(Debug)]
 struct OwnedRange {
     range: MemoryRange,
@@ -66,12 +67,12 @@ impl Drop for OwnedRange {
     }
 }
 
-/// The driver's map of the address space.
+/// The address ranges of this process that are known to the driver, by their first address.
 #[derive(Debug, Default)]
 pub struct AddressSpace(Mutex<BTreeMap<u64, OwnedRange>>);
 
 impl AddressSpace {
-    /// No memory at all.
+    /// Creates an address space without any range.
     #[must_use]
     pub const fn new() -> Self {
         Self(Mutex::new(BTreeMap::new()))
@@ -81,7 +82,7 @@ impl AddressSpace {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates zeroed memory of `kind`; `None` if the device or the machine has not enough.
+    /// Allocates zeroed memory of `kind`; `None` if the device or the machine does not have enough.
     pub fn allocate_range(
         &self,
         device: &Arc<Device>,
@@ -111,7 +112,7 @@ impl AddressSpace {
         Some(start)
     }
 
-    /// Registers memory that was allocated elsewhere. False if part of it is already registered.
+    /// Adds a range of memory that was allocated elsewhere. Returns false if part of it is already known.
     #[must_use]
     pub fn adopt_range(
         &self,
@@ -138,7 +139,7 @@ impl AddressSpace {
         true
     }
 
-    /// Removes the range that starts at `start` if `right` accepts its kind, and frees its memory.
+    /// Removes the range that starts at `start` if `right` returns true for its kind, and frees its memory.
     pub fn remove_range(&self, start: u64, right: impl FnOnce(MemoryKind) -> bool) -> Option<u64> {
         let mut ranges = self.lock_ranges();
         if !right(ranges.get(&start)?.range.kind) {
@@ -149,19 +150,19 @@ impl AddressSpace {
         Some(given.range.bytes)
     }
 
-    /// Removes all ranges of a context.
+    /// Removes all ranges that were made in a context.
     pub fn remove_ranges_of_context(&self, context: u64) {
         self.lock_ranges()
             .retain(|_, given| given.range.context != context);
     }
 
-    /// The range that holds `address`.
+    /// The range that contains `address`.
     pub fn find_range(&self, address: u64) -> Option<MemoryRange> {
         let ranges = self.lock_ranges();
         range_containing(&ranges, address).cloned()
     }
 
-    /// Whether all of `bytes` at `address` are known memory. They may lie in several ranges side by side.
+    /// Whether all `bytes` bytes from `address` on are known memory. They may lie in several adjacent ranges.
     pub fn is_known_memory(&self, address: u64, bytes: u64) -> bool {
         let ranges = self.lock_ranges();
         let Some(end) = address.checked_add(bytes) else {

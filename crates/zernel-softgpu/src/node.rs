@@ -1,8 +1,8 @@
-//! The simulated node: the state that its processes share.
+//! The simulated node: a machine with simulated GPUs, whose state its processes share.
 //!
-//! One file in the state directory holds the number and size of the devices and a slot per process: its
-//! identity, and for each device its memory in use and busy time. A process that dies leaves its slot
-//! behind. The identity (pid and start time) shows that the process has exited, so the slot is reused.
+//! One file in the state directory holds the number and size of the devices and a slot per process: the identity of the
+//! process, and for each device its memory in use and busy time. A process that dies leaves its slot behind. The
+//! identity (pid and start time) shows that the process has exited, so another process reuses the slot.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use crate::process::ProcessIdentity;
 use crate::shared_memory::SharedMemory;
 use crate::state_directory::{AfterLastProcess, StateDirectory};
 
-/// The most devices a node may have.
+/// Largest number of devices of a node.
 pub const MAX_DEVICES: usize = 16;
 const MAX_PROCESSES: usize = 2048;
 const DEFAULT_DEVICE_MEMORY: u64 = 16 << 30;
@@ -28,10 +28,10 @@ const FILE_HEADER_WORDS: usize = 8;
 const MAGIC_WORD: usize = 0;
 const DEVICES_WORD: usize = 1;
 const MEMORY_WORD: usize = 2;
-/// How many slots were ever in use.
+/// Index of the header word that counts the slots that were ever in use.
 const USED_SLOTS_WORD: usize = 3;
 
-/// A slot: pid and start time, then the words of each device.
+/// Number of words at the start of a slot: pid and start time of the process. The words of each device follow.
 const SLOT_HEADER_WORDS: usize = 2;
 const DEVICE_WORDS: usize = 2 + BUSY_WORDS;
 const SLOT_WORDS: usize = SLOT_HEADER_WORDS + MAX_DEVICES * DEVICE_WORDS;
@@ -46,7 +46,7 @@ pub struct Node {
     directory: StateDirectory,
 }
 
-/// Lock of the shared state, held by one thread of one process.
+/// A lock on the shared state, which one thread of one process holds at a time.
 struct NodeLock<'a> {
     node: &'a Node,
     _threads: MutexGuard<'a, ()>,
@@ -54,23 +54,23 @@ struct NodeLock<'a> {
 
 impl Drop for NodeLock<'_> {
     fn drop(&mut self) {
-        // Unlocking a lock that is held cannot fail.
+        // A lock that is held can always be released.
         let _ = flock(&self.node.file, FlockOperation::Unlock);
     }
 }
 
-/// The use of a device by one process.
+/// How much of a device one process uses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ProcessUse {
-    /// The process.
+    /// Pid of the process.
     pub pid: u32,
-    /// Bytes it holds.
+    /// Bytes of the device's memory that the process holds.
     pub bytes: u64,
-    /// Share of the last half second in which it kept the device busy, 0 to 1.
+    /// The share (0 to 1) of the last half second in which the process kept the device busy.
     pub utilization: f64,
 }
 
-/// Where the node's state lives if no directory is given: one per user.
+/// The directory of the node's state if the environment names none: one per user.
 fn default_directory() -> PathBuf {
     let user = rustix::process::getuid().as_raw();
     config::path_from_variable("XDG_RUNTIME_DIR")
@@ -78,12 +78,12 @@ fn default_directory() -> PathBuf {
         .unwrap_or_else(|| format!("/dev/shm/zernel-softgpu-{user}").into())
 }
 
-/// The hardware of a node.
+/// The simulated hardware of a node.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeHardware {
-    /// Number of devices.
+    /// Number of devices of the node.
     pub devices: usize,
-    /// Memory of each in bytes.
+    /// Memory of each device in bytes.
     pub memory: u64,
 }
 
@@ -97,7 +97,7 @@ impl NodeHardware {
 }
 
 impl Node {
-    /// Opens the node that the environment names.
+    /// Opens the node whose directory and hardware the environment names.
     pub fn open() -> io::Result<Arc<Self>> {
         let hardware = NodeHardware::from_environment();
         match config::path_from_variable(config::DIRECTORY_VARIABLE) {
@@ -136,8 +136,8 @@ impl Node {
         }))
     }
 
-    /// Removes the node's files if no other process uses them. Called at the exit of a process, where values
-    /// are not dropped. Threads that still run can keep using the node.
+    /// Removes the node's files if no other process uses them. For the exit of a process, where values are not dropped.
+    /// Threads that still run can keep using the node.
     pub fn leave(&self) {
         self.directory.leave();
     }
@@ -146,7 +146,7 @@ impl Node {
         self.memory.words()
     }
 
-    /// Number of devices.
+    /// Number of devices of the node.
     #[must_use]
     pub fn device_count(&self) -> usize {
         self.state_words()[DEVICES_WORD].load(Relaxed) as usize
@@ -158,7 +158,7 @@ impl Node {
         self.state_words()[MEMORY_WORD].load(Relaxed)
     }
 
-    /// Memory in use on `device`, by all processes.
+    /// Bytes of the device's memory that are in use, by all processes.
     #[must_use]
     pub fn memory_in_use(&self, device: usize) -> u64 {
         let alive = used_slots(self.state_words()).filter(ProcessSlot::is_alive);
@@ -167,7 +167,7 @@ impl Node {
             .sum()
     }
 
-    /// The processes that have a context or memory on `device`.
+    /// The processes that have a context or memory on the device.
     #[must_use]
     pub fn processes_using(&self, device: usize) -> Vec<ProcessUse> {
         used_slots(self.state_words())
@@ -176,14 +176,15 @@ impl Node {
             .collect()
     }
 
-    /// Registers the calling process. To be called once after each exec.
+    /// Registers the calling process as a user of the node. A process calls this once after each exec.
     pub fn register_process(self: &Arc<Self>) -> io::Result<NodeMembership> {
         self.register_process_as(ProcessIdentity::of_this_process())
     }
 
     fn register_process_as(self: &Arc<Self>, own: ProcessIdentity) -> io::Result<NodeMembership> {
         let _lock = self.lock_state();
-        // A program that this process ran before an exec no longer uses anything.
+        // The process may own a slot from before an exec. That program no longer uses any device, so its slot is
+        // cleared.
         let before_exec = used_slots(self.state_words()).filter(|slot| slot.identity() == own);
         before_exec.for_each(|slot| slot.clear_slot());
         let free = used_slots(self.state_words()).position(|slot| !slot.is_alive());
@@ -261,11 +262,11 @@ fn slot_at(words: &[AtomicU64], index: usize) -> ProcessSlot<'_> {
     ProcessSlot(&words[start..start + SLOT_WORDS])
 }
 
-/// One process's part of the file.
+/// The slot of one process in the file of the node.
 #[derive(Clone, Copy)]
 struct ProcessSlot<'a>(&'a [AtomicU64]);
 
-/// One device in one process's part.
+/// The words about one device in a process's slot.
 struct DeviceWords<'a>(&'a [AtomicU64]);
 
 impl<'a> DeviceWords<'a> {
@@ -313,7 +314,7 @@ impl<'a> ProcessSlot<'a> {
     }
 }
 
-/// The calling process as a user of the node.
+/// The registration of the calling process as a user of the node.
 #[derive(Debug)]
 pub struct NodeMembership {
     node: Arc<Node>,
@@ -322,7 +323,7 @@ pub struct NodeMembership {
 }
 
 impl NodeMembership {
-    /// The node.
+    /// The node that the process is registered on.
     #[must_use]
     pub fn node(&self) -> &Node {
         &self.node
@@ -332,7 +333,7 @@ impl NodeMembership {
         slot_at(self.node.state_words(), self.slot).device_words(device)
     }
 
-    /// Takes `bytes` of the device's memory; false if less is free.
+    /// Reserves `bytes` of the device's memory for this process; false if less is free.
     #[must_use]
     pub fn reserve_memory(&self, device: usize, bytes: u64) -> bool {
         let _lock = self.node.lock_state();
@@ -354,21 +355,21 @@ impl NodeMembership {
         true
     }
 
-    /// Gives `bytes` back.
+    /// Releases `bytes` of the device's memory that this process had reserved.
     pub fn release_memory(&self, device: usize, bytes: u64) {
         self.own_device_words(device)
             .reserved_bytes()
             .fetch_sub(bytes, Relaxed);
     }
 
-    /// Counts a new context on the device.
+    /// Counts a context that this process has created on the device.
     pub fn count_created_context(&self, device: usize) {
         self.own_device_words(device)
             .context_count()
             .fetch_add(1, Relaxed);
     }
 
-    /// Counts a destroyed context on the device.
+    /// Counts a context of this process that was destroyed on the device.
     pub fn count_destroyed_context(&self, device: usize) {
         self.own_device_words(device)
             .context_count()
@@ -411,11 +412,11 @@ mod tests {
         assert!(second.reserve_memory(1, 500));
         assert!(second.reserve_memory(0, 400));
         assert_eq!(node.memory_in_use(0), 1000);
-        // As if the first had been killed, and its pid given to another process.
+        // The first process now looks as if it had been killed, and its pid given to another process.
         slot_at(node.state_words(), first.slot).0[1].fetch_add(1, Relaxed);
         assert_eq!(node.memory_in_use(0), 400);
         assert!(second.reserve_memory(0, 600));
-        // As if it had run another program.
+        // The process now looks as if it had run another program.
         let again = node.register_process().unwrap();
         assert_eq!(node.memory_in_use(0), 0);
         assert!(again.reserve_memory(0, 1000));

@@ -1,18 +1,18 @@
-//! Process identities that survive pid reuse, thread ids, and forks.
+//! Process identities that survive pid reuse, and functions for threads and forks.
 
 use rustix::process::{Pid, getpid};
 
-/// A process, by its pid and start time. The pid alone may be reused.
+/// The identity of a process: its pid and its start time. The pid alone may be reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessIdentity {
-    /// Process id.
+    /// Pid of the process.
     pub pid: u32,
-    /// Start in clock ticks after boot (`/proc/PID/stat`, field 22).
+    /// Start of the process in clock ticks after boot (`/proc/PID/stat`, field 22).
     pub start_time: u64,
 }
 
 impl ProcessIdentity {
-    /// The calling process.
+    /// The identity of the calling process.
     #[must_use]
     pub fn of_this_process() -> Self {
         let pid = getpid().as_raw_nonzero().get().cast_unsigned();
@@ -22,7 +22,7 @@ impl ProcessIdentity {
         }
     }
 
-    /// The living process with this id.
+    /// The identity of the living process with this pid; `None` if there is none.
     #[must_use]
     pub fn of_pid(pid: u32) -> Option<Self> {
         Some(Self {
@@ -31,18 +31,18 @@ impl ProcessIdentity {
         })
     }
 
-    /// Whether this very process still runs; a zombie does not.
+    /// Whether exactly this process still runs. A zombie does not run.
     #[must_use]
     pub fn is_alive(self) -> bool {
         start_time(self.pid) == Some(self.start_time)
     }
 }
 
-/// Start time of a process that exists and is not a zombie.
+/// Start time of the process with this pid; `None` if it does not exist or is a zombie.
 fn start_time(pid: u32) -> Option<u64> {
     Pid::from_raw(pid.cast_signed())?;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command, in parentheses, may itself contain spaces and parentheses.
+    // The name of the command, in parentheses, may itself contain spaces and parentheses.
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     let state = fields.next()?;
     if matches!(state, "Z" | "X" | "x") {
@@ -51,7 +51,7 @@ fn start_time(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// The calling thread's kernel id.
+/// The kernel's thread id of the calling thread.
 #[must_use]
 pub fn thread_id() -> u32 {
     rustix::thread::gettid()
@@ -60,7 +60,7 @@ pub fn thread_id() -> u32 {
         .cast_unsigned()
 }
 
-/// Runs `handler` in the child of every later fork, before fork returns there.
+/// Runs `handler` in the child of every later fork, before fork returns in the child.
 pub fn after_fork_in_child(handler: extern "C" fn()) {
     // SAFETY: the handler stays valid, as the libraries are linked never to be unloaded, and it only
     // touches atomics.
@@ -69,7 +69,7 @@ pub fn after_fork_in_child(handler: extern "C" fn()) {
     }
 }
 
-/// Runs `handler` when the program returns from `main` or calls `exit`, in forked children too.
+/// Runs `handler` when the process returns from `main` or calls `exit`, in forked children too.
 pub fn at_exit(handler: extern "C" fn()) {
     // SAFETY: the handler stays valid, as the libraries are linked never to be unloaded. If there is
     // no room for it, it does not run, as after a crash.

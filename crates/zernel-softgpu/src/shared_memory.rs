@@ -1,4 +1,4 @@
-//! Memory shared between processes: a mapping that is unmapped on drop.
+//! Memory shared between processes.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// A mapping of a file that other processes map too.
+/// A mapping of a file that other processes map too. It is unmapped on drop.
 #[derive(Debug)]
 pub struct SharedMemory {
     start: usize,
@@ -16,7 +16,7 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Maps the first `bytes` of `file`, which must be that long.
+    /// Maps the first `bytes` bytes of `file`, which must be at least that long.
     pub fn map(file: impl AsFd, bytes: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address the kernel chooses aliases nothing.
@@ -47,7 +47,7 @@ impl SharedMemory {
         (self.start + offset) as *mut u8
     }
 
-    /// All of it as words.
+    /// The whole mapping as 64-bit words.
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: the whole mapping, page aligned; lives as long as `self`. Other processes write it
@@ -55,7 +55,7 @@ impl SharedMemory {
         unsafe { slice::from_raw_parts(self.start as *const AtomicU64, self.bytes / 8) }
     }
 
-    /// The word at `offset`.
+    /// The 64-bit word at `offset` (in bytes).
     #[must_use]
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         let place = self.checked_pointer(offset, 8, 8);
@@ -63,7 +63,7 @@ impl SharedMemory {
         unsafe { AtomicU64::from_ptr(place.cast()) }
     }
 
-    /// The half word at `offset`, to sleep on.
+    /// The 32-bit word at `offset` (in bytes), to be used as a futex.
     #[must_use]
     pub fn half_word(&self, offset: usize) -> &AtomicU32 {
         let place = self.checked_pointer(offset, 4, 4);
@@ -71,7 +71,7 @@ impl SharedMemory {
         unsafe { AtomicU32::from_ptr(place.cast()) }
     }
 
-    /// Copies `bytes` from an address of this process to `offset`.
+    /// Copies `bytes` bytes from the address `source` of this process to `offset`.
     ///
     /// # Safety
     /// The source must be readable, and no other thread or process may use the destination meanwhile.
@@ -81,10 +81,10 @@ impl SharedMemory {
         unsafe { ptr::copy_nonoverlapping(source as *const u8, destination, bytes) };
     }
 
-    /// The bytes at `offset`.
+    /// The `bytes` bytes at `offset`.
     ///
     /// # Safety
-    /// No thread or process may write them while the slice is in use.
+    /// No thread or process may write these bytes while the slice is in use.
     #[must_use]
     pub unsafe fn slice(&self, offset: usize, bytes: usize) -> &[u8] {
         let start = self.checked_pointer(offset, bytes, 1);

@@ -1,6 +1,6 @@
-//! The directory of the node's state. It belongs to one user, and the last process that uses it removes it.
+//! The directory of the node's state. The directory belongs to one user, and the last process that uses it removes it.
 //!
-//! Its default name can be guessed, and every user can create names beside it. So no file in it is
+//! The default name of the directory can be guessed, and every user can create names beside it. So no file in it is
 //! touched before the opened directory is known to belong to this user and to be closed to others.
 //!
 //! Every process that uses the directory holds a shared lock on it. The kernel releases the lock of a dead
@@ -25,16 +25,16 @@ pub(crate) const STATE_FILE_NAME: &str = "node";
 /// row, the directory counts as impossible to open.
 const MAX_OPEN_ATTEMPTS: usize = 1000;
 
-/// What the last process does with the directory.
+/// What the last process that leaves does with the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterLastProcess {
-    /// Keeps the directory, empty.
+    /// The last process keeps the directory, empty.
     Keep,
-    /// Removes the directory too.
+    /// The last process removes the directory.
     Remove,
 }
 
-/// An open directory that other users cannot write to.
+/// An open state directory that other users cannot write to.
 #[derive(Debug)]
 pub(crate) struct StateDirectory {
     directory: OwnedFd,
@@ -44,9 +44,9 @@ pub(crate) struct StateDirectory {
 }
 
 impl StateDirectory {
-    /// Opens the directory and the file in it, and creates them if they do not exist.
+    /// Opens the state directory and the file in it, and creates both if they do not exist.
     pub(crate) fn enter(path: &Path, afterwards: AfterLastProcess) -> io::Result<(Self, File)> {
-        // Without a slash at the end, which would follow a link in spite of NOFOLLOW.
+        // The path is used without a slash at the end, which would follow a link in spite of NOFOLLOW.
         let path: PathBuf = path.components().collect();
         let (directory, file) = open_directory_and_file(&path)?;
         let entered = Self {
@@ -58,19 +58,18 @@ impl StateDirectory {
         Ok((entered, file))
     }
 
-    /// Leaves the directory, and removes the file if no other process uses the directory. Open files stay
-    /// usable.
+    /// Leaves the state directory. If no other process uses it, removes its file. Open files stay usable.
     pub(crate) fn leave(&self) {
-        // A forked child shares the lock with its parent, and the parent still needs it.
+        // A forked child does not leave: it shares the lock with its parent, and the parent still needs the lock.
         if getpid() != self.opener {
             return;
         }
-        // The kernel releases the shared lock first, even if this call fails. So of several processes that
-        // leave at once the last one succeeds.
+        // The request for an exclusive lock releases the shared lock first, even if it fails. So of several processes
+        // that leave at once the last one succeeds.
         if flock(&self.directory, FlockOperation::NonBlockingLockExclusive).is_err() {
             return;
         }
-        // If something cannot be removed it stays, and is used again.
+        // A file or directory that cannot be removed stays, and is used again.
         let _ = unlinkat(&self.directory, STATE_FILE_NAME, AtFlags::empty());
         if self.after_last_process == AfterLastProcess::Remove {
             let _ = rustix::fs::rmdir(&self.path);
@@ -85,7 +84,7 @@ impl Drop for StateDirectory {
     }
 }
 
-/// Opens and locks the directory, and opens the file. "Not found" means that another process removed them
+/// Opens and locks the directory, and opens the file in it. "Not found" means that another process removed them
 /// meanwhile.
 fn open_directory_and_file(path: &Path) -> io::Result<(OwnedFd, File)> {
     let attempt = || -> io::Result<_> {
@@ -104,7 +103,7 @@ fn open_directory_and_file(path: &Path) -> io::Result<(OwnedFd, File)> {
 
 fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     match DirBuilder::new().recursive(true).mode(0o700).create(path) {
-        // The open below shows what exists there, and whether it still exists.
+        // If the directory cannot be created, the open below finds out what exists at the path.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         result => result?,
     }
@@ -199,7 +198,7 @@ mod tests {
     #[test]
     fn a_directory_or_file_of_another_user_is_refused() {
         let test = TestDirectory::new("state-owner");
-        // Only root can change the owner of a file. Other users test with a directory of root.
+        // Only root can change the owner of a file. The tests of other users use a directory of root.
         if !geteuid().is_root() {
             return assert_refused(enter_directory(Path::new("/")), "another user");
         }
@@ -248,7 +247,8 @@ mod tests {
         }
     }
 
-    /// Several threads enter and leave at once. While a thread is inside, the name refers to its own file.
+    /// Several threads enter and leave the directory at once. While a thread is inside, the name refers to its own
+    /// file.
     #[test]
     fn nobody_is_left_with_a_file_without_a_name() {
         let test = TestDirectory::new("state-race");

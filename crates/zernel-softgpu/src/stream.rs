@@ -1,12 +1,11 @@
-//! Streams: work that runs in order on the device clock.
+//! Streams: queues of device work that runs in order on the device clock.
 //!
-//! A piece of work starts when it was submitted or when the work before it ends, whichever is
-//! later, and usually ends a known time after that. So a stream needs no thread: a
-//! submission computes the end, and a wait waits for the clock. The work changes memory at once, because
-//! the program may not look at that memory before the end.
+//! A piece of work starts when it was submitted or when the work before it ends, whichever is later, and usually ends a
+//! known time after its start. So a stream needs no thread: a submission computes the end, and a wait waits for the
+//! clock. The work changes memory at once, because the program may not look at that memory before the end of the work.
 //!
-//! Work whose end is not known (host functions, collectives) goes into a queue, and so does
-//! all work after it. A thread of the stream runs the queue.
+//! Work whose end is not known (host functions, collectives) goes into a queue, and so does all work after it. A thread
+//! of the stream runs the work in the queue.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{
@@ -25,22 +24,23 @@ use crate::truth::{DeviceWork, LoggedSymbol, log_device_work};
 /// How a stream relates to the context's legacy default stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamRole {
-    /// It is that stream: it waits for blocking streams, and they wait for it.
+    /// The legacy default stream itself: it waits for blocking streams, and they wait for it.
     Legacy,
-    /// It waits for the legacy stream, and the legacy stream for it.
+    /// The stream waits for the legacy default stream, and the legacy default stream waits for it.
     Blocking,
-    /// It is independent of that stream.
+    /// The stream and the legacy default stream do not wait for each other.
     NonBlocking,
 }
 
-/// Ends of all known work in a context, which order blocking streams and the legacy one.
+/// The last known ends of work in a context, by which the legacy default stream and blocking streams wait for each
+/// other.
 #[derive(Debug, Default)]
 pub struct StreamTails {
     legacy: AtomicU64,
     blocking: AtomicU64,
 }
 
-/// A stream.
+/// A queue of device work that runs in order.
 #[derive(Debug)]
 pub struct Stream {
     handle: u64,
@@ -49,7 +49,7 @@ pub struct Stream {
     tails: Arc<StreamTails>,
     state: Mutex<StreamState>,
     work_arrived: Condvar,
-    /// Work is queued or running on the stream's thread.
+    /// Whether work is queued or running on the stream's thread, so that its end is unknown.
     deferred: AtomicBool,
     capture: Mutex<Option<CapturePoint>>,
     capturing: AtomicBool,
@@ -71,7 +71,7 @@ struct QueuedWork {
 }
 
 impl Stream {
-    /// Creates a stream of `device`. The program refers to it by `handle`.
+    /// Creates a stream on `device`. The program refers to the stream by `handle`.
     #[must_use]
     pub fn new(
         handle: u64,
@@ -92,19 +92,19 @@ impl Stream {
         })
     }
 
-    /// Its handle.
+    /// The handle by which the program refers to the stream.
     #[must_use]
     pub fn handle(&self) -> u64 {
         self.handle
     }
 
-    /// How it relates to the legacy default stream.
+    /// How the stream relates to the legacy default stream.
     #[must_use]
     pub fn role(&self) -> StreamRole {
         self.role
     }
 
-    /// Its device.
+    /// The device that the stream's work runs on.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.device
@@ -137,7 +137,7 @@ impl Stream {
         self.work_arrived.notify_one();
     }
 
-    /// The earliest start by the rules of the legacy default stream.
+    /// The earliest time at which work may start by the rules of the legacy default stream.
     fn earliest_start(&self) -> u64 {
         match self.role {
             StreamRole::Legacy => self.tails.blocking.load(Acquire),
@@ -184,7 +184,7 @@ impl Stream {
         state.has_thread = true;
     }
 
-    /// The stream's thread: runs the queue until the stream is closed.
+    /// The body of the stream's thread: runs queued work until the stream is closed.
     fn run_queue(self: Arc<Self>) {
         while let Some(queued) = self.next_queued() {
             let tail = self.lock_state().last_end;
@@ -212,13 +212,13 @@ impl Stream {
         }
     }
 
-    /// Whether part of its work has no known end yet.
+    /// Whether the end of some work in the stream is not known yet.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
         self.deferred.load(Acquire)
     }
 
-    /// Whether the device has done all of its work.
+    /// Whether the device has done all work of the stream.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let state = self.lock_state();
@@ -232,14 +232,14 @@ impl Stream {
         self.work_arrived.notify_one();
     }
 
-    /// Whether the stream is closed and has nothing left to do.
+    /// Whether the stream is closed and all its work is done.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         let closed = self.lock_state().is_closed;
         closed && self.is_idle()
     }
 
-    /// The end of its last work. For the legacy stream: the last end of all streams that it waits for. A
+    /// The end of the stream's last work. For the legacy stream: the last end of all streams that it waits for. A
     /// blocking stream without work does not wait for the legacy stream.
     fn last_end(&self, state: &StreamState) -> u64 {
         match self.role {
@@ -248,7 +248,7 @@ impl Stream {
         }
     }
 
-    /// When everything submitted so far is done.
+    /// Adds a marker to the stream, and returns the completion of all work submitted before it.
     #[must_use]
     pub fn submit_marker(self: &Arc<Self>, symbol: &'static LoggedSymbol) -> Arc<Completion> {
         let state = self.lock_state();
@@ -261,13 +261,13 @@ impl Stream {
         completion
     }
 
-    /// Whether the stream records a graph instead of working. Cheap.
+    /// Whether the stream captures its work in a graph instead of doing it. The check is cheap.
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         self.capturing.load(Relaxed)
     }
 
-    /// Calls `change` with its position in a capture.
+    /// Calls `change` with the stream's position in a graph capture.
     pub fn with_capture<T>(&self, change: impl FnOnce(&mut Option<CapturePoint>) -> T) -> T {
         let mut capture = self.capture.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut capture);
@@ -286,7 +286,7 @@ mod tests {
 
     static SYMBOL: LoggedSymbol = LoggedSymbol::new("test", "test");
 
-    /// Streams of one context, on a clock that the test reads out.
+    /// Streams of one context. The test passes the time of each submission.
     struct TestStreams {
         _directory: TestDirectory,
         device: Arc<Device>,

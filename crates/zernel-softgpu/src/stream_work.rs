@@ -1,4 +1,4 @@
-//! The kinds of work in a stream.
+//! The kinds of work that a stream can do.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -8,25 +8,25 @@ use crate::completion::Completion;
 use crate::driver_interface::ExternalLaunch;
 use crate::graph::Graph;
 
-/// A copy of `rows` rows of `width` bytes. Its creator checks the addresses.
+/// A copy of `rows` rows of `width` bytes. The function that creates this value checks the addresses.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryCopy {
-    /// First byte to write.
+    /// Address of the first byte to write.
     pub destination: u64,
-    /// From one row to the next.
+    /// Distance between the starts of two rows at the destination, in bytes.
     pub destination_pitch: u64,
-    /// First byte to read.
+    /// Address of the first byte to read.
     pub source: u64,
-    /// From one row to the next.
+    /// Distance between the starts of two rows at the source, in bytes.
     pub source_pitch: u64,
-    /// Bytes in a row.
+    /// Number of bytes in a row.
     pub width: u64,
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
 }
 
 impl MemoryCopy {
-    /// One row.
+    /// A copy of a single row.
     #[must_use]
     pub fn linear(destination: u64, source: u64, bytes: u64) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl MemoryCopy {
         }
     }
 
-    /// All bytes.
+    /// Number of bytes that are copied.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.width * self.rows
@@ -56,21 +56,21 @@ impl MemoryCopy {
     }
 }
 
-/// A fill with a repeated value of `width` bytes (1, 2 or 4).
+/// Memory to be filled with a repeated value of `width` bytes (1, 2 or 4).
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryFill {
-    /// First byte to write.
+    /// Address of the first byte to write.
     pub destination: u64,
-    /// The value, in its low bytes.
+    /// The value to write, in its low bytes.
     pub value: u32,
-    /// Bytes of the value.
+    /// Number of bytes of the value.
     pub width: u64,
-    /// How many values.
+    /// How often the value is written.
     pub count: u64,
 }
 
 impl MemoryFill {
-    /// All bytes.
+    /// Number of bytes that are written.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.width * self.count
@@ -91,9 +91,9 @@ impl MemoryFill {
 /// A function of the program, called after all earlier work of the stream.
 #[derive(Debug, Clone, Copy)]
 pub struct HostFunction {
-    /// The function.
+    /// The program's function.
     pub function: extern "C" fn(*mut c_void),
-    /// The callback's argument, an address that means something to the program only.
+    /// The argument of the program's function. Only the program knows what it means.
     pub argument: u64,
 }
 
@@ -103,45 +103,45 @@ impl HostFunction {
     }
 }
 
-/// Something done once in stream order, such as freeing memory.
+/// A function of the driver that runs once in stream order, for example to free memory.
 pub type StreamAction = Arc<dyn Fn() + Send + Sync>;
 
 /// One piece of work in a stream.
 #[derive(Clone)]
 pub enum StreamWork {
-    /// Takes its time.
+    /// A kernel that computes nothing and takes the given time.
     Kernel {
-        /// How long, ns.
+        /// Duration of the kernel in nanoseconds.
         duration: u64,
     },
-    /// Moves bytes and takes the time given.
+    /// A copy of memory that takes the given time.
     Copy {
-        /// What to move.
+        /// What is copied from where to where.
         copy: MemoryCopy,
-        /// How long, ns.
+        /// Duration of the copy in nanoseconds.
         duration: u64,
     },
-    /// Writes bytes and takes the time given.
+    /// A fill of memory that takes the given time.
     Fill {
-        /// What to write.
+        /// Which memory is filled with which value.
         fill: MemoryFill,
-        /// How long, ns.
+        /// Duration of the fill in nanoseconds.
         duration: u64,
     },
-    /// Calls the program back.
+    /// A call of the program's function.
     Host(HostFunction),
     /// A kernel that another library runs.
     External {
-        /// What to run.
+        /// The kernel to run, with its argument.
         launch: ExternalLaunch,
     },
-    /// Does something at once.
+    /// A call of a function of the driver.
     Action(StreamAction),
-    /// Waits for something in another stream.
+    /// A wait for the end of work in another stream.
     Wait(Arc<Completion>),
-    /// Resolves a completion when all earlier work is done.
+    /// A marker that sets the end of a completion when all earlier work in the stream is done.
     Mark(Arc<Completion>),
-    /// Runs a whole graph.
+    /// A launch of a whole graph.
     Graph(Arc<Graph>),
 }
 
@@ -162,7 +162,8 @@ impl std::fmt::Debug for StreamWork {
 }
 
 impl StreamWork {
-    /// Whether its end is known as soon as its start is known. If not, it needs a thread.
+    /// Whether the end of the work is known as soon as its start is known. If not, a thread of the stream has to run
+    /// the work.
     #[must_use]
     pub fn is_immediate(&self) -> bool {
         match self {
@@ -173,7 +174,7 @@ impl StreamWork {
         }
     }
 
-    /// Whether the device works while it lasts.
+    /// Whether the device counts as busy while the work lasts.
     #[must_use]
     pub fn occupies_device(&self) -> bool {
         matches!(
@@ -182,7 +183,7 @@ impl StreamWork {
         )
     }
 
-    /// Bytes it moves.
+    /// Number of bytes that the work copies or fills.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match self {
@@ -192,8 +193,8 @@ impl StreamWork {
         }
     }
 
-    /// Runs the work and returns the time at which it ends. Blocks unless the work is immediate. The stream runs the nodes of
-    /// graphs one by one.
+    /// Does the work and returns the time at which it ends. Blocks if the end is not known at the start. The stream
+    /// runs the nodes of graphs one by one.
     pub(crate) fn execute(&self, start: u64) -> u64 {
         match self {
             Self::Kernel { duration } => start.saturating_add(*duration),

@@ -1,4 +1,4 @@
-//! Mappings: the raw memory behind files, device memory and shared state.
+//! Memory mappings for shared state, for device memory and for reserved addresses.
 
 use std::os::fd::AsFd;
 use std::ptr;
@@ -7,7 +7,7 @@ use std::{io, slice};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// Maps `bytes` of `file` at `offset` as shared words, for the rest of the process's life.
+/// Maps `bytes` bytes of `file` from `offset` on as shared 64-bit words, for the rest of the process's life.
 pub(crate) fn map_words(
     file: impl AsFd,
     offset: u64,
@@ -30,7 +30,7 @@ pub(crate) fn map_words(
     Ok(unsafe { slice::from_raw_parts(start.cast(), bytes / size_of::<AtomicU64>()) })
 }
 
-/// A private anonymous mapping, given back when dropped.
+/// A private anonymous mapping, which is unmapped on drop.
 #[derive(Debug)]
 pub(crate) struct MemoryMapping {
     start: usize,
@@ -38,12 +38,12 @@ pub(crate) struct MemoryMapping {
 }
 
 impl MemoryMapping {
-    /// Zeroed memory that takes no physical memory until it is touched.
+    /// Maps zeroed memory that takes no physical memory until it is touched.
     pub(crate) fn zeroed_on_touch(bytes: usize) -> io::Result<Self> {
         Self::map_anonymous(bytes, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// Reserves addresses. An access to them faults.
+    /// Reserves addresses. An access to one of them faults.
     pub(crate) fn reserve_addresses(bytes: usize) -> io::Result<Self> {
         Self::map_anonymous(bytes, ProtFlags::empty())
     }

@@ -10,7 +10,7 @@ impl TestDirectory {
     pub(crate) fn new(name: &str) -> Self {
         let name = format!("zernel-softgpu-{name}-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        // Whatever the umask: a node's state may not be open to others.
+        // The mode is set in spite of the umask: a node's state may not be open to others.
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700).create(&path).unwrap();
         Self(path)

@@ -1,4 +1,5 @@
-//! Virtual memory management: reserved addresses, physical memory, and mappings of one at the other.
+//! Virtual memory management: reserved addresses, physical memory, and mappings of physical memory at reserved
+//! addresses.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,20 +13,20 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprot
 use crate::device::Device;
 use crate::sys::MemoryMapping;
 
-/// Sizes and addresses are multiples of this.
+/// Sizes and addresses of mappings are multiples of this number of bytes.
 pub const MAPPING_GRANULARITY: u64 = 2 << 20;
 
-/// Physical memory of a device, without an address. Released on drop.
+/// Physical memory of a device that has no address of its own. It is released on drop.
 #[derive(Debug)]
 pub struct PhysicalMemory {
-    /// The device it is on.
+    /// The device that the memory is on.
     pub device: Arc<Device>,
-    /// Length.
+    /// Length of the memory in bytes.
     pub bytes: u64,
     offset: u64,
 }
 
-/// The file behind all physical memory of this process. It is sparse, so unused memory takes no space. One
+/// The memfd that holds all physical memory of this process. The file is sparse, so unused memory takes no space. One
 /// file serves all, because one per allocation would exceed the limit of open files.
 fn backing_file() -> io::Result<&'static OwnedFd> {
     static BACKING_FILE: OnceLock<OwnedFd> = OnceLock::new();
@@ -40,7 +41,7 @@ fn backing_file() -> io::Result<&'static OwnedFd> {
 }
 
 impl PhysicalMemory {
-    /// Takes memory of `device`; none if it has not enough.
+    /// Reserves memory of `device`; `None` if the device does not have enough.
     #[must_use]
     pub fn new(device: &Arc<Device>, bytes: u64) -> Option<Self> {
         static NEXT_OFFSET: AtomicU64 = AtomicU64::new(0);
@@ -57,14 +58,14 @@ impl Drop for PhysicalMemory {
     fn drop(&mut self) {
         if let Ok(file) = backing_file() {
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // Without the hole the pages stay until the process ends; nothing else depends on it.
+            // If the hole cannot be made, the pages stay until the process ends, and nothing else depends on it.
             let _ = fallocate(file, hole, self.offset, self.bytes);
         }
         self.device.release_memory(self.bytes);
     }
 }
 
-/// Reserved address ranges and what is mapped there.
+/// The address ranges that a process has reserved, and the memory that is mapped there.
 #[derive(Debug, Default)]
 pub struct VirtualMemory(Mutex<VirtualMemoryState>);
 
@@ -80,12 +81,12 @@ struct Reservation {
     _mapping: MemoryMapping,
 }
 
-/// Why a call on virtual memory is refused.
+/// Why a virtual memory function refuses a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VirtualMemoryRefusal {
-    /// Not inside a reservation, or not aligned, or not as mapped.
+    /// The range is not inside a reservation, not aligned, or not a range that was mapped.
     InvalidRange,
-    /// The machine has no room for it.
+    /// The machine does not have enough memory or addresses.
     OutOfMemory,
 }
 
@@ -104,7 +105,7 @@ impl VirtualMemoryState {
 }
 
 impl VirtualMemory {
-    /// No reservations.
+    /// Creates a value without reservations.
     #[must_use]
     pub const fn new() -> Self {
         Self(Mutex::new(VirtualMemoryState {
@@ -117,7 +118,7 @@ impl VirtualMemory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves addresses, aligned to [`MAPPING_GRANULARITY`].
+    /// Reserves a range of addresses, aligned to [`MAPPING_GRANULARITY`].
     pub fn reserve_addresses(&self, bytes: u64) -> Result<u64, VirtualMemoryRefusal> {
         if bytes == 0 || !bytes.is_multiple_of(MAPPING_GRANULARITY) {
             return Err(VirtualMemoryRefusal::InvalidRange);
@@ -133,7 +134,7 @@ impl VirtualMemory {
         Ok(start)
     }
 
-    /// Frees a reservation, given exactly as it was made, with nothing mapped in it.
+    /// Frees a reservation. The range must be exactly as it was reserved, with nothing mapped in it.
     pub fn free_reservation(&self, start: u64, bytes: u64) -> Result<(), VirtualMemoryRefusal> {
         let mut state = self.lock_state();
         let exact = state
@@ -147,7 +148,7 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// Maps all of `memory` at a reserved address. It cannot be touched before [`Self::allow_access`].
+    /// Maps all of `memory` at a reserved address. The memory cannot be touched before [`Self::allow_access`].
     pub fn map_memory(
         &self,
         start: u64,
@@ -179,7 +180,7 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// Removes the mappings that together are exactly the `bytes` bytes from `start`.
+    /// Removes the mappings that together cover exactly the `bytes` bytes from `start` on.
     pub fn unmap_memory(&self, start: u64, bytes: u64) -> Result<(), VirtualMemoryRefusal> {
         let mut state = self.lock_state();
         let mut end = start;
@@ -202,7 +203,7 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// Allows or forbids the use of mapped memory.
+    /// Allows or forbids access to mapped memory.
     pub fn allow_access(
         &self,
         start: u64,
@@ -222,7 +223,7 @@ impl VirtualMemory {
             .map_err(|_| VirtualMemoryRefusal::InvalidRange)
     }
 
-    /// The physical memory mapped at an address.
+    /// The physical memory that is mapped at `address`.
     pub fn mapped_at(&self, address: u64) -> Option<Arc<PhysicalMemory>> {
         let state = self.lock_state();
         let (base, memory) = state.mapped.range(..=address).next_back()?;

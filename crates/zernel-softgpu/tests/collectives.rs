@@ -12,7 +12,7 @@ use zernel_softgpu::truth::{LoggedEventKind, TruthLog};
 fn data_goes_where_it_belongs() {
     const TEST: &str = "data_goes_where_it_belongs";
     const RANKS: usize = 4;
-    // Larger than a chunk, and no multiple of one.
+    // Number of elements: larger than a chunk, and no multiple of a chunk.
     const COUNT: usize = 1_500_001;
     if role_of_process().is_none() {
         return Stage::new(TEST).run_roles(RANKS);
@@ -39,7 +39,7 @@ fn data_goes_where_it_belongs() {
         assert_eq!(gathered[(from + 1) * COUNT - 1], value(from, COUNT - 1));
     }
 
-    // Part `r` of every rank's data goes to rank `r`.
+    // In an all-to-all, part `r` of every rank's data goes to rank `r`.
     let parts = 1000;
     let out = rank.program.allocate_memory(4 * parts * RANKS);
     assert_success((nccl.ncclAlltoAll)(
@@ -184,7 +184,7 @@ fn messages_of_a_group_move_together() {
             .all(|(index, value)| *value == (index / COUNT) as i32)
     );
 
-    // A ring, one message at a time, twice to the same neighbour, and an empty one.
+    // Each rank sends two messages to its neighbour in a ring, one after the other, and an empty one.
     let next = ((rank.rank + 1) % RANKS) as i32;
     let previous = ((rank.rank + RANKS - 1) % RANKS) as i32;
     let second = rank.upload(&[100 + rank.rank as i32]);
@@ -278,8 +278,7 @@ fn collectives_in_a_graph_run_at_every_launch() {
     rank.destroy_communicator();
 }
 
-/// The call returns at once. The collective ends when the last rank has arrived and the bytes are
-/// transferred.
+/// An NCCL call returns at once. The collective ends when the last rank has arrived and the bytes are transferred.
 #[test]
 fn a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through() {
     const TEST: &str = "a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through";
@@ -309,7 +308,7 @@ fn a_collective_takes_until_the_last_rank_arrives_and_its_bytes_are_through() {
         rank.destroy_communicator();
         return;
     }
-    // 10 MB/s: 100 ms.
+    // At 10 MB/s, the transfer of 1 MB takes 100 ms.
     let stage = Stage::new(TEST)
         .with_truth_log()
         .set_variable(config::LOG_EVENTS_VARIABLE, 1)

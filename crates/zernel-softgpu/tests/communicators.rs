@@ -25,7 +25,8 @@ fn communicators_split_and_work_side_by_side() {
     }
     let rank = RankProcess::join(RANKS);
     let nccl = &rank.nccl;
-    // Even and odd ranks, in reverse; rank 3 stays out of the second split.
+    // One communicator of the even ranks and one of the odd ranks, each in reverse order; rank 3 stays out of the
+    // second split.
     let own = rank.rank as i32;
     let halves = value_stored_by(|new| {
         (nccl.ncclCommSplit)(rank.communicator, own % 2, -own, new, std::ptr::null())
@@ -44,7 +45,7 @@ fn communicators_split_and_work_side_by_side() {
     });
     assert_eq!(three == 0, own == 3);
 
-    // All in one group, on two streams.
+    // All collectives are in one group, on two streams.
     let other_stream = rank.program.create_stream();
     assert_success((nccl.ncclGroupStart)());
     let all = rank.all_reduce_i32(rank.communicator, rank.stream, 1 << own);
@@ -63,7 +64,7 @@ fn communicators_split_and_work_side_by_side() {
         assert_eq!(rank.program.download::<i32>(buffer, 1), [0b0111]);
         assert_success((nccl.ncclCommDestroy)(three));
     }
-    // One communicator on two streams: its operations run in the order of the calls.
+    // One communicator on two streams runs its operations in the order of the calls.
     for round in 0..20 {
         let stream = if round % 2 == 0 {
             rank.stream
@@ -107,7 +108,7 @@ fn one_process_can_be_all_ranks() {
             rank as i32
         );
         let own = buffer + 4 * rank as u64;
-        // The default stream of each communicator's own device.
+        // Stream 0 is the default stream of each communicator's own device.
         assert_success((nccl.ncclAllReduce)(
             own,
             own,
@@ -184,7 +185,7 @@ fn a_killed_rank_is_an_error_that_the_others_can_abort() {
     assert_eq!((nccl.ncclCommDestroy)(rank.communicator), INVALID_ARGUMENT);
 }
 
-/// Names of shared memory on this machine. Communicators add none, because their memory has no name.
+/// The names of shared memory on this machine. Communicators add no name, because their memory has none.
 fn shared_memory_files() -> Vec<String> {
     let files = std::fs::read_dir("/dev/shm").map(|entries| {
         entries

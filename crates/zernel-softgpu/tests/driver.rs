@@ -15,7 +15,7 @@ use zernel_softgpu::config;
 
 const OUT_OF_MEMORY: i32 = 2;
 const INVALID_VALUE: i32 = 1;
-/// The calling thread's default stream.
+/// The stream handle that means the calling thread's own default stream.
 const PER_THREAD_STREAM: u64 = 2;
 
 #[test]
@@ -130,7 +130,7 @@ fn virtual_memory_holds_data_and_is_counted_once() {
         const BLOCK: usize = 2 << 20;
         let program = CudaProgram::new();
         let cuda = &program.cuda;
-        // Pinned, on device 0.
+        // Memory properties: pinned memory on device 0.
         let properties = [1u64, 1, 0, 0];
         let address =
             value_stored_by(|address| (cuda.cuMemAddressReserve)(address, 4 * BLOCK, 0, 0, 0));
@@ -150,7 +150,7 @@ fn virtual_memory_holds_data_and_is_counted_once() {
         }
         let read_write = [1, 0, 3];
         assert_success((cuda.cuMemSetAccess)(address, 2 * BLOCK, &read_write, 1));
-        // A copy across the boundary between the two.
+        // One copy reaches across the boundary between two mappings.
         let seam = address + BLOCK as u64 - 4;
         program.upload(seam, &[1u32, 2]);
         assert_eq!(program.download::<u32>(seam, 2), [1, 2]);
@@ -187,7 +187,7 @@ fn copies_move_data_and_refuse_what_is_not_device_memory() {
             assert_success((cuda.cuMemsetD32Async)(second + 4, 9, 2, stream));
             assert_success((cuda.cuStreamSynchronize)(stream));
             assert_eq!(program.download::<u32>(second, 4), [7, 9, 9, 7]);
-            // Rows of 4 bytes, 16 apart, to rows side by side.
+            // Copies rows of 4 bytes, whose starts are 16 bytes apart, to adjacent rows.
             let rows = [0, 0, 2, 0, first, 0, 16, 0, 0, 2, 0, second, 0, 4, 4, 4];
             program.upload(first, &(0..16u32).collect::<Vec<_>>());
             assert_success((cuda.cuMemcpy2D_v2)(&rows));
@@ -212,12 +212,12 @@ fn copies_move_data_and_refuse_what_is_not_device_memory() {
     );
 }
 
-/// All work is queued behind a long kernel, so that host time does not count.
+/// All work is queued behind a long kernel, so that the time that the host takes does not count.
 #[test]
 fn times_are_those_of_the_simulated_clock() {
     const TEST: &str = "times_are_those_of_the_simulated_clock";
     if role_of_process().is_none() {
-        // 1 GB/s: a megabyte takes a millisecond.
+        // At 1 GB/s, a copy of one megabyte takes a millisecond.
         return Stage::new(TEST)
             .set_variable(config::COPY_BANDWIDTH_VARIABLE, 1 << 30)
             .run_roles(1);
@@ -327,7 +327,7 @@ fn copies_of_ordinary_memory_are_made_before_the_call_returns() {
             let program = CudaProgram::new();
             let cuda = &program.cuda;
             let blocking = value_stored_by(|stream| (cuda.cuStreamCreate)(stream, 0));
-            // The stream itself has to wait, or the legacy stream, which it has to wait for.
+            // The function runs in the stream of the copy, or in the legacy stream, which that stream waits for.
             for waiting in [blocking, 0] {
                 let memory = program.allocate_memory(4);
                 let mut ordinary = 41u32;
@@ -392,7 +392,8 @@ fn a_captured_graph_runs_as_often_as_it_is_launched() {
             assert_success((cuda.cuGraphLaunch)(executable, main));
             assert_success((cuda.cuEventRecord)(end, main));
             assert_success((cuda.cuStreamSynchronize)(main));
-            // The longer way through the graph: 2 + 10 ms, and a copy too short for a float of this size.
+            // The longer way through the graph takes 2 + 10 ms, and a copy that is too short to change a float of this
+            // size.
             let elapsed = program.milliseconds_between(begin, end);
             assert!((elapsed - 12.0).abs() < 0.001, "{elapsed}");
             assert_eq!(program.download::<u32>(memory, 2), [round, round]);
@@ -401,7 +402,7 @@ fn a_captured_graph_runs_as_often_as_it_is_launched() {
     });
 }
 
-/// Captures a kernel, and launches it in two streams that are idle until the same moment.
+/// Captures a kernel in a graph, and launches the graph in two streams that are idle until the same moment.
 #[test]
 fn launches_of_one_graph_do_not_overlap() {
     extern "C" fn slow(_: *mut c_void) {
@@ -420,7 +421,7 @@ fn launches_of_one_graph_do_not_overlap() {
             program.create_event(0),
             [program.create_event(0), program.create_event(0)],
         );
-        // The second time around the first stream's end is not known at the second launch.
+        // In the second round, the end of the first stream's work is not known at the second launch.
         for is_known in [true, false] {
             program.launch(first, 1000 * MILLISECOND_NS);
             if !is_known {
@@ -466,7 +467,7 @@ fn a_capture_with_a_fork_left_aside_is_refused() {
             program.error_name(UNJOINED),
             "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"
         );
-        // What comes after the join is left aside too.
+        // Work that a stream captures after the join is not joined either.
         let (status, _) = capture(&|| {
             join_it();
             program.launch(side, 1);
@@ -478,7 +479,7 @@ fn a_capture_with_a_fork_left_aside_is_refused() {
     });
 }
 
-/// A stream with a known end, one with an unknown end, and the default stream of a thread that has exited.
+/// Three streams: one with a known end, one with an unknown end, and the default stream of a thread that has exited.
 #[test]
 fn the_context_waits_for_destroyed_streams() {
     static DONE: AtomicU64 = AtomicU64::new(0);

@@ -13,8 +13,8 @@ use support::run_in_fresh_process;
 const HOST_LEAD_NS: u64 = 500 * MILLISECOND_NS;
 const DEFAULT_KERNEL_MICROSECONDS: u64 = 10;
 
-/// Microseconds on the device clock of what `submit` puts into a stream. A long kernel goes first,
-/// so that the time the host takes does not show.
+/// Microseconds that the work that `submit` puts into a stream takes on the device clock. A long kernel runs first, so
+/// that the time that the host takes does not show.
 fn device_duration_of(program: &CudaProgram, submit: impl FnOnce(u64)) -> u64 {
     let stream = program.create_stream();
     let (begin, end) = (program.create_event(0), program.create_event(0));
@@ -51,7 +51,7 @@ fn a_kernel_takes_the_time_its_launch_asks_for() {
         assert_eq!(launch(slow, ptr::null(), ptr::null()), 2000);
         let time = 3 * MILLISECOND_NS;
         assert_eq!(launch(slow, [&raw const time].as_ptr(), ptr::null()), 3000);
-        // The same parameter in a packed buffer: its address, its size, the end.
+        // The same parameter again, in a packed buffer: the address of the buffer, its size, and the end mark.
         let size = 8usize;
         let (address, length, end) = (
             ptr::without_provenance::<c_void>(1),
@@ -196,7 +196,7 @@ fn a_graph_made_by_hand_takes_its_longest_way() {
                 (cuda.cuGraphAddKernelNode_v2)(handle, graph, after.as_ptr(), after.len(), &node)
             })
         };
-        // 100 before both 200 and 300, then a joint, then 50: 450 in all.
+        // Kernels in microseconds: 100 before both 200 and 300, then an empty node after both, then 50: 450 in all.
         let first = add(100, &[]);
         let (short, long) = (add(200, &[first]), add(300, &[first]));
         let both = [short, long];

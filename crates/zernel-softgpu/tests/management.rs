@@ -1,4 +1,4 @@
-//! The software NVML, through the crate that Rust programs use for the real one.
+//! Tests the software NVML through the crate by which Rust programs use the real one.
 
 mod support;
 
@@ -17,7 +17,7 @@ fn load_nvml() -> Nvml {
     Nvml::builder().lib_path(path.as_os_str()).init().unwrap()
 }
 
-/// Another user has created a link at the path of the state.
+/// Another user has created a link at the path of the node's state.
 #[test]
 fn state_that_is_not_our_own_is_refused() {
     const OPERATING_SYSTEM: i32 = 304;
@@ -33,7 +33,7 @@ fn state_that_is_not_our_own_is_refused() {
     });
 }
 
-/// A process that uses both libraries, and shuts neither down; a forked child of it ends first.
+/// A process uses both libcuda and libnvidia-ml, and shuts neither down; a forked child of it ends first.
 #[test]
 fn the_last_process_to_end_removes_the_state() {
     const TEST: &str = "the_last_process_to_end_removes_the_state";
@@ -128,7 +128,7 @@ fn devices_are_described_as_cuda_describes_them() {
         nvml.device_by_index(3),
         Err(NvmlError::InvalidArg)
     ));
-    // A missing function is an error of that call, not of the library.
+    // A function that a library lacks is an error of that call, not of the library.
     assert!(matches!(
         device.fan_speed(0),
         Err(NvmlError::FailedToLoadSymbol(_))
@@ -152,7 +152,7 @@ fn memory_and_load_of_other_processes_are_seen_while_they_live() {
             program.allocate_memory(123_456);
             let stream = program.create_stream();
             publish_file("ready", b"");
-            // Busy half of the time, for ever.
+            // Keeps the device busy half of the time, for ever.
             loop {
                 program.launch(stream, 20 * MILLISECOND_NS);
                 assert_success((program.cuda.cuStreamSynchronize)(stream));
@@ -191,7 +191,7 @@ fn watch_other_processes() {
         UsedGpuMemory::Used(123_456)
     ));
     assert!(idle.running_compute_processes().unwrap().is_empty());
-    // The machine may be slow, so that the pauses get longer; but never shorter.
+    // On a slow machine the pauses between kernels get longer, but never shorter.
     zernel_testkit::eventually("the device is seen to be busy", || {
         let percent = busy.utilization_rates().unwrap().gpu;
         assert!(percent <= 60, "busy half of the time shows as {percent} %");

@@ -9,7 +9,7 @@ use support::libraries::{CudaProgram, MILLISECOND_NS, Nccl, assert_success, valu
 use support::{Stage, role_of_process};
 use zernel_softgpu::install::{CARGO_AND_REAL_LIBRARY_NAMES, Prologue};
 
-/// Names and first bytes of all exported functions.
+/// The names and the first bytes of all functions that a library exports.
 fn exported_functions(path: &Path) -> Vec<(String, Vec<u8>)> {
     let content = std::fs::read(path).unwrap();
     let file = object::File::parse(&content[..]).unwrap();
@@ -27,7 +27,7 @@ fn exported_functions(path: &Path) -> Vec<(String, Vec<u8>)> {
         .collect()
 }
 
-/// The names among the libraries' that `path` is known by to the dynamic linker.
+/// The names by which the dynamic linker knows the library at `path`.
 fn linker_names(path: &Path) -> Vec<&'static str> {
     let content = std::fs::read(path).unwrap();
     let file = object::File::parse(&content[..]).unwrap();
@@ -88,7 +88,8 @@ fn functions_with_hostile_prologues_work() {
         }
         return;
     }
-    // Eleven arguments, and a structure of 128 bytes by value: both are partly on the stack.
+    // A launch has eleven arguments, and `ncclCommInitRank` takes a structure of 128 bytes by value: some of these
+    // arguments are on the stack.
     let program = CudaProgram::new();
     let stream = program.create_stream();
     let (begin, end) = (program.create_event(0), program.create_event(0));

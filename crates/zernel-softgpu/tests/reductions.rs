@@ -1,4 +1,4 @@
-//! Every reduction of every data type, against a reference.
+//! Compares every reduction of every data type with a reference.
 
 mod support;
 
@@ -6,8 +6,8 @@ use support::libraries::assert_success;
 use support::ranks::RankProcess;
 use support::{Stage, role_of_process};
 
-/// A data type: its code, and small whole numbers as its bytes. Exact in every type, under every
-/// operation.
+/// A data type of NCCL: its code, its size, and how a small whole number is encoded. Such numbers are exact in every
+/// type and under every operation.
 struct ElementType {
     code: i32,
     bytes: usize,
@@ -71,7 +71,7 @@ const ELEMENT_TYPES: [ElementType; 10] = [
     },
 ];
 
-/// IEEE half precision of a whole number below 2048.
+/// The bits of a whole number below 2048 in IEEE half precision.
 fn half_precision_bits(value: i64) -> u16 {
     if value == 0 {
         return 0;
@@ -81,7 +81,7 @@ fn half_precision_bits(value: i64) -> u16 {
     ((exponent + 15) as u16) << 10 | fraction
 }
 
-/// The expected result for one number from each rank.
+/// A function that computes the expected result from one number of each rank.
 type ReferenceReduction = fn(&[i64]) -> i64;
 
 const REDUCTION_OPERATIONS: [(i32, ReferenceReduction); 5] = [
@@ -92,7 +92,7 @@ const REDUCTION_OPERATIONS: [(i32, ReferenceReduction); 5] = [
     (4, |values| values.iter().sum::<i64>() / values.len() as i64),
 ];
 
-/// Element `index` of rank `rank`: sums of 2 and 4 ranks divide evenly, products stay small.
+/// The number that rank `rank` contributes at `index`. Sums over 2 and 4 ranks divide evenly, products stay small.
 fn element_of_rank(rank: usize, index: usize) -> i64 {
     match rank % 2 {
         0 => 1 + (index % 3) as i64,

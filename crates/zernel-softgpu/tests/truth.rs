@@ -12,10 +12,10 @@ use zernel_softgpu::truth::{LoggedEventKind, ReturnedCalls, TruthLog};
 
 const THREAD_COUNT: u64 = 4;
 const ROUNDS_PER_THREAD: u64 = 50_000;
-/// Calls of a round: five, of which one fails.
+/// Number of calls that all threads make in all rounds: five in each round.
 const CALL_COUNT: u64 = THREAD_COUNT * ROUNDS_PER_THREAD * 5;
 
-/// Five calls whose result is known: two that fail in their own way, and three that do not.
+/// Makes five calls. The call of `cuMemFree_v2` fails, `cuStreamQuery` may report unfinished work, the others succeed.
 fn make_five_calls(program: &CudaProgram, context: u64, round: u64) {
     let cuda = &program.cuda;
     assert_success((cuda.cuCtxSetCurrent)(context));
@@ -53,7 +53,7 @@ fn a_million_calls_of_four_threads_are_counted_exactly() {
             .map_or(0, |count: &ReturnedCalls| count.calls)
     };
     let each = THREAD_COUNT * ROUNDS_PER_THREAD;
-    // The program's main thread makes each its own context current, and asks for it, once more.
+    // The main thread calls these two functions once more, to make the context current and to get it.
     assert_eq!(calls("cuCtxSetCurrent", 0), each + 1);
     assert_eq!(calls("cuCtxGetCurrent", 0), each + 1);
     assert_eq!(calls("cuLaunchKernel", 0), each);
@@ -139,7 +139,7 @@ fn events_record_each_call_and_what_the_device_did() {
     assert!(called("cuStreamSynchronize").leave >= device[1].leave);
 }
 
-/// The killed process keeps its own count in a file it shares with the test.
+/// The process that is killed keeps a count of its own in a file that it shares with the test.
 #[test]
 fn nothing_is_lost_when_a_process_is_killed() {
     const TEST: &str = "nothing_is_lost_when_a_process_is_killed";
@@ -190,7 +190,7 @@ fn nothing_is_lost_when_a_process_is_killed() {
     }
 }
 
-/// A word in a file, shared between processes.
+/// A 64-bit word in a file, shared between processes.
 struct SharedCounter(&'static AtomicU64);
 
 impl SharedCounter {

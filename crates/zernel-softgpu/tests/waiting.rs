@@ -1,4 +1,4 @@
-//! The three ways to wait, distinguished by how often the thread sleeps and yields.
+//! The three ways in which threads wait for the device, distinguished by how often the thread sleeps and yields.
 
 mod support;
 
@@ -12,12 +12,12 @@ const SCHEDULE_YIELD: u32 = 2;
 const SCHEDULE_BLOCKING_SYNC: u32 = 4;
 const EVENT_BLOCKING_SYNC: u32 = 1;
 
-/// The cost of a wait, in counts that do not depend on the load of the machine.
+/// The cost of a wait for the waiting thread, in counts that do not depend on the load of the machine.
 #[derive(Debug, Clone, Copy)]
 struct WaitCost {
-    /// How often it went to sleep.
+    /// How often the thread went to sleep.
     sleeps: i64,
-    /// How often it offered its CPU to others.
+    /// How often the thread yielded its CPU.
     yields: u64,
 }
 
@@ -31,7 +31,7 @@ fn cost_of(wait: impl FnOnce()) -> WaitCost {
 }
 
 fn voluntary_switches() -> i64 {
-    // SAFETY: plain data, filled in by the call.
+    // SAFETY: the structure is plain data, which the call fills in.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), 0);
@@ -46,7 +46,7 @@ extern "C" fn count_yield(_signal: i32) {
     YIELD_COUNT.fetch_add(1, SeqCst);
 }
 
-/// Makes every later `sched_yield` of this thread raise a SIGSYS, which is counted.
+/// Makes every later `sched_yield` of this thread raise a SIGSYS. The handler of the signal counts them.
 fn trap_yields() {
     let statement = |code: u32, value: u32| libc::sock_filter {
         code: code as u16,
@@ -62,7 +62,7 @@ fn trap_yields() {
         )
     };
     let mut filter = [
-        // The number of the system call is the first word of what a filter gets.
+        // The first word of what a seccomp filter reads is the number of the system call.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
         is_yield,
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_TRAP),

@@ -11,7 +11,7 @@ use libloading::Library;
 
 use crate::plan::JobPlan;
 
-/// Calls an exported function with integer arguments. A result other than success is an error.
+/// Calls an exported function with integer arguments. Returns an error unless the result is 0.
 macro_rules! call {
     ($library:expr, $name:literal $(, $argument:expr)*) => {{
         // SAFETY: the software GPU's functions take integers and pointers, as the real ones do.
@@ -34,7 +34,7 @@ macro_rules! as_word {
     };
 }
 
-/// The place where a function stores a result.
+/// The address of a value, as the place where a function stores its result.
 fn out_pointer<T>(value: &mut T) -> *mut c_void {
     ptr::from_mut(value).cast()
 }
@@ -46,18 +46,18 @@ const STREAM_NON_BLOCKING: u64 = 1;
 const NCCL_FLOAT: u64 = 7;
 const NCCL_SUM: u64 = 0;
 
-/// A rank's GPU.
+/// The GPU of a rank: its context, a kernel, and memory on the device and on the host.
 pub(crate) struct RankGpu {
     cuda: Arc<Library>,
     context: u64,
     kernel: u64,
-    /// Device memory that a batch, a loss and a checkpoint can be copied to and from.
+    /// Device memory, to which a batch is copied and from which a loss and a checkpoint are read back.
     memory: u64,
-    /// Memory for what is read back.
+    /// Host memory that the data read back from the GPU is copied to.
     host: HostMemory,
 }
 
-/// Host memory as the driver sees it.
+/// Host memory for copies: pinned by the driver, or ordinary (pageable) memory.
 enum HostMemory {
     Pinned { address: u64, bytes: usize },
     Pageable(RefCell<Vec<u8>>),
@@ -120,7 +120,7 @@ impl RankGpu {
         })
     }
 
-    /// Launches kernels, from this thread or another one.
+    /// Makes a launcher, by which this thread or another one can launch kernels.
     pub(crate) fn new_launcher(&self) -> KernelLauncher {
         KernelLauncher {
             cuda: Arc::clone(&self.cuda),
@@ -129,12 +129,12 @@ impl RankGpu {
         }
     }
 
-    /// Launches a kernel that takes `duration`.
+    /// Launches a kernel that takes the time `duration` on the GPU.
     pub(crate) fn launch(&self, duration: Duration) -> io::Result<()> {
         self.new_launcher().launch(duration)
     }
 
-    /// Copies a batch to the GPU, as from memory that is not pinned.
+    /// Copies a batch to the GPU. The batch is in pageable memory, so the copy is waited for.
     pub(crate) fn copy_batch_to_gpu(&self, batch: *mut u8, bytes: usize) -> io::Result<()> {
         call!(
             self.cuda,
@@ -147,7 +147,7 @@ impl RankGpu {
         self.synchronize()
     }
 
-    /// Reads `bytes` bytes from the GPU, after all work that was submitted before.
+    /// Reads `bytes` bytes back from the GPU after all work that was submitted before, and passes them to `take`.
     pub(crate) fn read(&self, bytes: usize, take: impl FnOnce(&[u8])) -> io::Result<()> {
         match &self.host {
             HostMemory::Pageable(buffer) => {
@@ -162,7 +162,7 @@ impl RankGpu {
             } => {
                 assert!(bytes <= *all, "no more than there is");
                 self.read_to(*address, bytes)?;
-                // SAFETY: at least `bytes` bytes are allocated there, and the GPU no longer uses them.
+                // SAFETY: the allocation has at least `bytes` bytes, and the GPU no longer uses them.
                 take(unsafe { std::slice::from_raw_parts(*address as *const u8, bytes) });
             }
         }
@@ -193,7 +193,7 @@ impl KernelLauncher {
         call!(self.cuda, "cuCtxSetCurrent", self.context)
     }
 
-    /// Launches a kernel that takes `duration`.
+    /// Launches a kernel that takes the time `duration` on the GPU.
     pub(crate) fn launch(&self, duration: Duration) -> io::Result<()> {
         let duration_ns = duration.as_nanos() as u64;
         let parameters = [&raw const duration_ns];
@@ -221,12 +221,12 @@ fn load_library(libraries: &Path, name: &str) -> io::Result<Library> {
     unsafe { Library::new(libraries.join(name)) }.map_err(io::Error::other)
 }
 
-/// `ncclUniqueId`.
+/// `ncclUniqueId`, which is passed by value.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct UniqueId([u8; 128]);
 
-/// A rank's communicator, with its own stream as in DDP.
+/// The communicator of a rank, with a stream of its own for reductions, as DDP has.
 pub(crate) struct RankCommunicator<'a> {
     gpu: &'a RankGpu,
     nccl: Library,
@@ -270,7 +270,7 @@ impl<'a> RankCommunicator<'a> {
         })
     }
 
-    /// Reduces a bucket of gradients after all earlier launches.
+    /// Starts the reduction of a bucket of gradients, which runs after all earlier launches.
     pub(crate) fn reduce_bucket(&self, bytes: u64) -> io::Result<()> {
         let cuda = &self.gpu.cuda;
         call!(cuda, "cuEventRecord", self.event, 0)?;
@@ -290,7 +290,7 @@ impl<'a> RankCommunicator<'a> {
         )
     }
 
-    /// Makes later launches wait for all reductions so far.
+    /// Makes later launches wait for all reductions that were started so far.
     pub(crate) fn join_stream(&self) -> io::Result<()> {
         let cuda = &self.gpu.cuda;
         call!(cuda, "cuEventRecord", self.event, self.stream)?;
@@ -319,7 +319,7 @@ fn join_as_rank(nccl: &Library, meeting: &Path, rank: u32, ranks: u32) -> io::Re
     }
     type InitRankFunction = unsafe extern "C" fn(*mut u64, i32, UniqueId, i32) -> i32;
     let mut communicator = 0;
-    // SAFETY: NCCL's own signature.
+    // SAFETY: this is the signature of ncclCommInitRank.
     let result = unsafe {
         let init = nccl
             .get::<InitRankFunction>(b"ncclCommInitRank\0")

@@ -1,6 +1,6 @@
-//! The labels of a rank, which state what it does, as a stamp log.
+//! Records which part of its work a rank is doing at each time, as a stamp log.
 //!
-//! A log is written only if the environment names a folder for it, as for the scripts in `truth/`.
+//! A stamp log is written only if the environment names a folder for it, as for the scripts in `truth/`.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -10,10 +10,10 @@ use rustix::time::ClockId;
 
 use crate::sys::now_ns;
 
-/// The folder for stamp logs.
+/// The variable with the folder for stamp logs.
 const STAMP_FOLDER_VARIABLE: &str = "ZERNEL_TRUTH";
 
-/// The labels of the thread that calls; a job has one training thread per process.
+/// The labels that the training thread has entered and left. A job has one training thread per process.
 pub(crate) struct ThreadLabels {
     folder: Option<PathBuf>,
     begin_ns: u64,
@@ -29,14 +29,14 @@ impl ThreadLabels {
         }
     }
 
-    /// Enters `+label`, or leaves the innermost label with `-`.
+    /// Records that the thread enters a label (`+label`), or leaves the innermost label (`-`).
     pub(crate) fn stamp(&mut self, label: &'static str) {
         if self.folder.is_some() {
             self.stamps.push((now_ns(ClockId::Monotonic), label));
         }
     }
 
-    /// Writes the log. `verdict` and `absent` are known from the plan.
+    /// Writes the stamp log. The job's plan determines `verdict` and `absent`.
     pub(crate) fn write_log(
         &self,
         variant: &str,
@@ -53,7 +53,7 @@ impl ThreadLabels {
         });
         let mut text = format!("{head}\n");
         for (at_ns, label) in &self.stamps {
-            // Writing to a string does not fail.
+            // Writing to a string never fails.
             let _ = writeln!(text, "[{at_ns}, {pid}, \"{label}\"]");
         }
         let end_ns = now_ns(ClockId::Monotonic);

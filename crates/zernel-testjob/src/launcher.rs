@@ -21,7 +21,7 @@ pub(crate) fn launch_job(directory: &Path) -> io::Result<()> {
         .take(plan.ranks as usize)
         .collect();
     let mut spinners = SpinningProcesses(Vec::new());
-    // Disturbed processes get the same priority as the spinners that disturb them.
+    // Processes that spinners disturb get the same priority as the spinners.
     if plan.stays_on_cpus {
         sys::change_priority(ThreadPriority::Usual);
     }
@@ -54,7 +54,8 @@ fn start_rank(
     let Some(cpu) = cpu else {
         return command.spawn();
     };
-    // A child inherits the affinity of the thread that starts it. That thread must outlive it, so it is this one.
+    // A child inherits the affinity of the thread that starts it. The child dies with that thread, so this thread,
+    // which waits for all children, starts it.
     let allowed = rustix::thread::sched_getaffinity(None)?;
     sys::pin_to_cpu(cpu)?;
     let child = command.spawn();
@@ -62,7 +63,8 @@ fn start_rank(
     child
 }
 
-/// Waits for all ranks. If one fails, kills the others, which would wait for it forever, and fails.
+/// Waits for all ranks. If one fails, kills the others, which would wait for the failed rank forever, and returns an
+/// error.
 fn wait_for_ranks(mut ranks: Vec<Child>) -> io::Result<()> {
     while !ranks.is_empty() {
         let mut failed = None;
@@ -91,7 +93,7 @@ fn wait_for_ranks(mut ranks: Vec<Child>) -> io::Result<()> {
     Ok(())
 }
 
-/// Processes that spin, until the job is over.
+/// Processes that spin on CPUs until this value is dropped at the end of the job.
 struct SpinningProcesses(Vec<Pid>);
 
 impl SpinningProcesses {

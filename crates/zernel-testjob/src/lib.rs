@@ -1,13 +1,13 @@
 //! Training jobs with a known bottleneck, to test verdicts and step detection.
 //!
-//! A job is what `torchrun` would start: a launcher, a process for each rank, and loaders that the rank
-//! forks. A rank gets batches through pipes and shared memory, copies them to the software GPU, launches
-//! forward, backward and optimizer kernels, reads its loss back, and reduces its gradients with NCCL. The
-//! durations are drawn from a seed; the [`Bottleneck`] determines which one dominates. Each rank records the start and the end
-//! of its steps. If `ZERNEL_TRUTH` names a folder, it also writes a stamp log there, with a label for all of its time.
+//! A job is what `torchrun` would start: a launcher, a process for each rank, and loaders that the rank forks. A rank
+//! gets batches through pipes and shared memory, copies them to the software GPU, launches forward, backward and
+//! optimizer kernels, reads its loss back, and reduces its gradients with NCCL. The durations are drawn from a seed;
+//! the [`Bottleneck`] determines which one dominates. Each rank records the start and the end of its steps. If
+//! `ZERNEL_TRUTH` names a folder, each rank also writes a stamp log there, which labels all of the rank's time.
 //!
-//! A program that uses this crate is also the program of the job. It calls [`run_part_of_job`] first, which returns `None` if the
-//! process is no part of a job.
+//! A program that uses this crate is also the program of the job. That program calls [`run_part_of_job`] first, which
+//! returns `None` if the process is no part of a job.
 //!
 //! ```no_run
 //! use zernel_testjob::{Bottleneck, Job, JobPlan, run_part_of_job};
@@ -41,12 +41,12 @@ use zernel_softgpu::install::{Prologue, install_libraries};
 
 pub use plan::{Bottleneck, JobPlan, LoadMethod, SlowRank, SlownessCause};
 
-/// The folder of the job that a process is part of.
+/// The variable with the folder of the job that this process is part of.
 const DIRECTORY_VARIABLE: &str = "ZERNEL_TESTJOB_DIRECTORY";
-/// Which rank a process is; the launcher has none.
+/// The variable with the number of the rank that this process is; not set in the launcher.
 const RANK_VARIABLE: &str = "ZERNEL_TESTJOB_RANK";
 
-/// A job in a folder of its own.
+/// A job that can be started: its plan, in a temporary folder with the software GPU's libraries.
 #[derive(Debug)]
 pub struct Job {
     directory: tempfile::TempDir,
@@ -54,7 +54,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Installs the software GPU and writes the plan.
+    /// Creates the folder of a job: installs the software GPU in it and writes the plan.
     pub fn new(plan: JobPlan) -> io::Result<Self> {
         let directory = tempfile::tempdir()?;
         install_libraries(&directory.path().join("lib"), Prologue::Push)?;
@@ -63,26 +63,26 @@ impl Job {
         Ok(Self { directory, plan })
     }
 
-    /// Its plan.
+    /// The plan of the job.
     #[must_use]
     pub fn plan(&self) -> &JobPlan {
         &self.plan
     }
 
-    /// A library of its software GPU, such as `libcuda.so.1`.
+    /// The path of a library of the job's software GPU, such as `libcuda.so.1`.
     #[must_use]
     pub fn library_path(&self, name: &str) -> PathBuf {
         self.directory.path().join("lib").join(name)
     }
 
-    /// The command that starts the job: this program again.
+    /// The command that starts the job by running this program again.
     pub fn job_command(&self) -> io::Result<Command> {
         let mut command = Command::new(env::current_exe()?);
         self.set_job_environment(&mut command);
         Ok(command)
     }
 
-    /// Sets the environment that makes this program, started by `command`, the job.
+    /// Sets the environment variables that make `command`, which starts this program, the launcher of the job.
     pub fn set_job_environment(&self, command: &mut Command) {
         let path = self.directory.path();
         command
@@ -96,13 +96,14 @@ impl Job {
             );
     }
 
-    /// Like [`Self::set_job_environment`], and gives all processes of the job priority over other processes on this machine.
+    /// Sets the variables of [`Self::set_job_environment`], and gives all processes of the job priority over other
+    /// processes on this machine.
     pub fn set_job_environment_with_priority(&self, command: &mut Command) {
         self.set_job_environment(command);
         sys::prioritize_command(command);
     }
 
-    /// The stamps of a rank, after it has exited.
+    /// Reads the stamps of a rank that has exited.
     pub fn read_stamps(&self, rank: u32) -> io::Result<Vec<PartStamp>> {
         let noted = fs::read(stamps_path(self.directory.path(), rank))?;
         Ok(serde_json::from_slice(&noted)?)
@@ -113,35 +114,36 @@ fn stamps_path(directory: &Path, rank: u32) -> PathBuf {
     directory.join(format!("stamps-{rank}"))
 }
 
-/// A part of a rank's work, with its start and end on `CLOCK_MONOTONIC`.
+/// The start and the end of one part of a rank's work, on `CLOCK_MONOTONIC`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartStamp {
-    /// What it did.
+    /// Which part of the training loop it was.
     pub part: JobPart,
-    /// Start, before it asked for its batch.
+    /// Start of the part in nanoseconds, before the rank asked for its batch.
     pub start_ns: u64,
-    /// End, after its last call.
+    /// End of the part in nanoseconds, after the last call of the rank.
     pub end_ns: u64,
 }
 
 /// Parts of a training loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JobPart {
-    /// A slow step at the start.
+    /// A step at the start, which takes longer than later ones.
     WarmUp,
     /// An optimizer step, with all of its micro-batches.
     Step,
-    /// Forward passes only.
+    /// An evaluation: forward passes only.
     Evaluation,
     /// A checkpoint: the model is copied to the host and written to a file.
     Checkpoint,
-    /// Part of a step: the wait for a batch.
+    /// The part of a step in which the rank waits for a batch.
     Data,
-    /// Part of a step: the model is updated.
+    /// The part of a step in which the rank updates the model.
     Update,
 }
 
-/// Runs this process's part of a job, and returns its exit code; `None` if it is no part of a job.
+/// Runs the part of a job that the environment gives this process, and returns the exit code; `None` if this process is
+/// no part of a job.
 #[must_use]
 pub fn run_part_of_job() -> Option<u8> {
     let directory = PathBuf::from(env::var_os(DIRECTORY_VARIABLE)?);

@@ -1,5 +1,5 @@
-//! Loaders like PyTorch's: children of the rank. A rank requests a batch through a pipe. The loader writes it to shared
-//! memory and announces it through another pipe.
+//! Loaders like PyTorch's: children of the rank. A rank requests a batch through a pipe. The loader writes the batch to
+//! shared memory and announces it through another pipe.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::plan::{JobPlan, LoadMethod};
 use crate::storage::{RemoteStorage, UncachedFile};
 use crate::sys::{self, SharedMemory, ThreadPriority};
 
-/// The loaders of a rank.
+/// The loader processes of a rank, and the memory that they share with it.
 pub(crate) struct RankLoaders {
     loader_processes: Vec<LoaderProcess>,
     batches: SharedMemory,
@@ -23,7 +23,7 @@ struct LoaderProcess {
 }
 
 impl RankLoaders {
-    /// Forks them, and requests the first batches.
+    /// Forks the loaders of a rank, and requests the first batches from them.
     pub(crate) fn fork(directory: &Path, plan: &JobPlan, seed: u64) -> io::Result<Self> {
         let slots = (plan.loaders * plan.prefetch).max(1);
         let batches = SharedMemory::new(slots * plan.batch_bytes)?;
@@ -58,12 +58,12 @@ impl RankLoaders {
             .write_all(&[slot as u8])
     }
 
-    /// Memory for the batches of a rank without loaders.
+    /// The memory into which a rank without loaders writes its batches.
     pub(crate) fn own_batch(&self) -> *mut u8 {
         self.batches.part_address(0, self.batch_bytes)
     }
 
-    /// Waits for the next batch, passes it to `take`, and requests another one.
+    /// Waits for the next batch, passes its address to `take`, and requests another batch.
     pub(crate) fn take_next_batch(&mut self, take: impl FnOnce(*mut u8)) -> io::Result<()> {
         let loader = self.taken_count % self.loader_processes.len();
         self.taken_count += 1;
@@ -80,7 +80,7 @@ impl RankLoaders {
     }
 }
 
-/// The main loop of a loader process.
+/// The main loop of a loader process: loads a batch for each request.
 fn load_until_parent_ends(
     directory: &Path,
     plan: &JobPlan,
@@ -130,7 +130,7 @@ impl BatchSource {
     }
 }
 
-/// Draws times around their means.
+/// Draws random durations around given means.
 pub(crate) struct DurationJitter {
     random: fastrand::Rng,
     share: f64,

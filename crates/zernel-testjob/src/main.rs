@@ -1,4 +1,4 @@
-//! Runs one job: `zernel-testjob CAUSE [SEED]`.
+//! `zernel-testjob CAUSE [SEED]`: runs one job and prints the median step time of each rank.
 
 use std::process::ExitCode;
 

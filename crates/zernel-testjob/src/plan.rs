@@ -1,28 +1,28 @@
-//! The plan of a job: its parts and their durations.
+//! The plan of a job: what its ranks do, and how long each part takes.
 
 use serde::{Deserialize, Serialize};
 
-/// The bottleneck of a job.
+/// What makes the steps of a job slow, as `zernel` has to find it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Bottleneck {
-    /// Loaders compute longer for a batch than the step takes.
+    /// Loaders need more CPU time for a batch than the step takes.
     LoaderCpu,
     /// Loaders wait longer for storage than the step takes: a disk for even seeds, a server for odd ones.
     LoaderFetch,
-    /// Kernels take most of the time.
+    /// Kernels take most of the time of a step.
     Gpu,
-    /// The transfer of gradients takes most of the time.
+    /// The transfer of gradients takes most of the time of a step.
     Communication,
     /// One rank is slower than the other, in one of five ways that the seed chooses.
     Straggler,
-    /// Other processes use the CPUs of ranks and loaders.
+    /// Spinning processes use the CPUs of ranks and loaders.
     CpuNoise,
     /// Kernels are small, and the thread that launches them takes longer than they do.
     Host,
 }
 
 impl Bottleneck {
-    /// All of them.
+    /// All bottlenecks.
     pub const ALL: [Self; 7] = [
         Self::LoaderCpu,
         Self::LoaderFetch,
@@ -33,7 +33,7 @@ impl Bottleneck {
         Self::Host,
     ];
 
-    /// Name of the cause on a command line.
+    /// Name of the bottleneck on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -48,47 +48,47 @@ impl Bottleneck {
     }
 }
 
-/// How a loader gets a batch.
+/// How a loader gets the data of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LoadMethod {
     /// The loader computes.
     Burn,
-    /// The loader reads a file past the page cache.
+    /// The loader reads a file without the page cache.
     Disk,
-    /// The loader asks a server.
+    /// The loader asks a server over the network.
     Network,
     /// The loader sleeps.
     Sleep,
 }
 
-/// A rank that is slower than the others.
+/// A rank that is slower than the others, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlowRank {
-    /// The rank.
+    /// The number of the slow rank.
     pub rank: u32,
-    /// The part of its work that is slower.
+    /// The part of the rank's work that is slow.
     pub how: SlownessCause,
-    /// How long in each step; spinners on its CPU for [`SlownessCause::Delayed`].
+    /// Additional time of each step in microseconds. Not used for [`SlownessCause::Delayed`].
     pub by_us: u64,
 }
 
-/// The part of a rank's work that is slower.
+/// The part of a rank's work that makes it slower than the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SlownessCause {
-    /// Its loaders compute longer.
+    /// The loaders of the rank need more CPU time for a batch.
     Prepares,
-    /// Its kernels take longer.
+    /// The kernels of the rank take longer.
     Computes,
     /// The training thread of the rank needs more CPU time for each launch.
     Launches,
-    /// Other processes use the CPU of the rank.
+    /// Spinning processes use the CPU of the rank.
     Delayed,
-    /// Its storage is slower.
+    /// The storage that the rank's loaders read from is slower.
     Fetches,
 }
 
 impl SlownessCause {
-    /// All of them.
+    /// All causes.
     pub const ALL: [Self; 5] = [
         Self::Prepares,
         Self::Computes,
@@ -98,87 +98,90 @@ impl SlownessCause {
     ];
 }
 
-/// A whole job. Times are means; the times of each step are drawn around them.
+/// Everything that a job does. Times are means; the times of each step are drawn at random around them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobPlan {
-    /// The bottleneck.
+    /// The bottleneck of the job.
     pub cause: Bottleneck,
-    /// The seed of all random choices.
+    /// The seed of all random choices of the job.
     pub seed: u64,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Optimizer steps.
+    /// Number of optimizer steps.
     pub steps: u32,
     /// Largest deviation of a time from its mean, as a share of the mean.
     pub jitter: f64,
-    /// Loaders of each rank. 0: the training thread prepares its batches itself, and announces none.
+    /// Number of loaders of each rank. If it is 0, the training thread prepares its batches itself and does not
+    /// announce that.
     pub loaders: usize,
-    /// Batches requested from each loader in advance.
+    /// Number of batches that are requested from each loader in advance.
     pub prefetch: usize,
-    /// How they get a batch.
+    /// How loaders get the data of a batch.
     pub load: LoadMethod,
-    /// How long that takes them.
+    /// Time in which a loader gets the data of a batch.
     pub load_us: u64,
-    /// Size of a batch.
+    /// Size of a batch in bytes.
     pub batch_bytes: usize,
-    /// Kernels of a forward pass; a backward pass has twice as many.
+    /// Number of kernels in a forward pass; a backward pass has twice as many.
     pub launches: u32,
-    /// CPU time before each launch.
+    /// CPU time that the training thread uses before each launch.
     pub launch_us: u64,
     /// GPU time of each kernel.
     pub kernel_us: u64,
-    /// Kernels of the optimizer.
+    /// Number of kernels in an optimizer step.
     pub optimizer_launches: u32,
-    /// All-reduces of a step.
+    /// Number of all-reduces in a step: buckets of gradients.
     pub buckets: u32,
-    /// Size of each.
+    /// Size of the gradients in each all-reduce, in bytes.
     pub bucket_bytes: u64,
-    /// How fast they are.
+    /// Speed of an all-reduce in bytes per second.
     pub link_bytes_per_second: u64,
     /// Whether the loss is read back only after the all-reduces, which then run beside the backward pass.
     pub overlaps: bool,
-    /// Whether data is read back to pinned memory. Otherwise the call returns only after the copy.
+    /// Whether data is read back from the GPU to pinned memory. With pageable memory the call returns only after the
+    /// copy.
     pub pins: bool,
-    /// Whether threads that wait for the GPU spin, as the driver's default is; else they sleep.
+    /// Whether threads that wait for the GPU spin, which is the driver's default; otherwise they sleep.
     pub spins: bool,
-    /// Threads of each rank that are always busy and that no other thread waits for.
+    /// Number of threads of each rank that are always busy and that no other thread waits for.
     pub busy_threads: u32,
-    /// Spinning processes on each of the job's CPUs.
+    /// Number of spinning processes on each of the job's CPUs.
     pub spinners: u32,
-    /// Whether each rank has to stay on a CPU with its loaders and spinners.
+    /// Whether each rank has to stay on one CPU, with its loaders and spinners.
     pub stays_on_cpus: bool,
-    /// A rank that is slower.
+    /// The rank that is slower than the others, if there is one.
     pub slow: Option<SlowRank>,
-    /// Micro-batches of an optimizer step.
+    /// Number of micro-batches in an optimizer step.
     pub accumulate: u32,
-    /// Steps between two evaluations; 0: no evaluation.
+    /// Number of steps between two evaluations; 0: no evaluation.
     pub evaluate_every: u32,
-    /// Batches of an evaluation.
+    /// Number of batches in an evaluation.
     pub evaluate_batches: u32,
-    /// Steps between two checkpoints; 0: no checkpoint.
+    /// Number of steps between two checkpoints; 0: no checkpoint.
     pub checkpoint_every: u32,
-    /// Size of a checkpoint.
+    /// Size of a checkpoint in bytes.
     pub checkpoint_bytes: usize,
-    /// Steps at the start that are slow.
+    /// Number of slow steps at the start.
     pub warm_up_steps: u32,
-    /// CPU time that makes them slow.
+    /// CPU time in microseconds that each slow step at the start takes in addition.
     pub warm_up_us: u64,
-    /// Whether the job is a loop of `PyTorch`: it announces what it does, and another thread runs its backward passes.
+    /// Whether the job behaves like a training loop of `PyTorch`: it announces its parts through functions of the
+    /// stand-in library, and another thread runs its backward passes.
     pub torch: bool,
-    /// Time to reduce gradients through the CPU at the end of each such backward pass; 0: they are not
-    /// reduced.
+    /// Time to reduce gradients through the CPU at the end of each backward pass of such a loop; 0: they are not
+    /// reduced there.
     pub gloo_us: u64,
-    /// Whether such a backward pass updates the model in its thread, and no optimizer step follows.
+    /// Whether the thread that runs the backward passes also updates the model, and no optimizer step follows.
     pub updates_in_backward: bool,
-    /// Whether the job only runs forward passes, on batches that the GPU has already.
+    /// Whether the job only runs forward passes, on batches that are on the GPU already.
     pub infers: bool,
 }
 
-/// Approximate time that a job trains.
+/// Approximate time for which a job trains, in microseconds.
 const APPROXIMATE_TRAINING_US: u64 = 2_600_000;
 
 impl JobPlan {
-    /// A job with the bottleneck `cause`.
+    /// Makes the plan of a job with the bottleneck `cause`.
     #[must_use]
     pub fn new(cause: Bottleneck, seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed ^ (cause as u64) << 32);
@@ -188,16 +191,17 @@ impl JobPlan {
         plan
     }
 
-    /// All launches of a rank.
+    /// Number of all kernel launches of a rank.
     #[must_use]
     pub fn launches_per_rank(&self) -> u32 {
-        // Backward takes two for each of forward, and NCCL one for each collective.
+        // A backward pass has two launches for each launch of the forward pass, and NCCL launches one kernel per
+        // collective.
         let step = self.accumulate * 3 * self.launches + self.optimizer_launches + self.buckets;
         let evaluations = self.steps.checked_div(self.evaluate_every).unwrap_or(0);
         self.steps * step + evaluations * self.evaluate_batches * self.launches
     }
 
-    /// A job without a bottleneck, with steps of some milliseconds.
+    /// A plan without a bottleneck, with steps of some milliseconds.
     fn without_bottleneck(cause: Bottleneck, seed: u64, random: &mut fastrand::Rng) -> Self {
         Self {
             cause,
@@ -243,7 +247,7 @@ impl JobPlan {
         let kernels = u64::from(3 * self.launches);
         match self.cause {
             Bottleneck::LoaderCpu => {
-                // One for each rank, so that they do not wait for each other's CPUs.
+                // One loader for each rank, so that loaders of a rank do not wait for each other's CPUs.
                 self.loaders = 1;
                 self.load_us = hindrance_us;
             }
@@ -287,7 +291,7 @@ impl JobPlan {
         }
     }
 
-    /// About how long the slowest rank takes for a step.
+    /// Approximate step time of the slowest rank.
     fn slowest_step_us(&self) -> u64 {
         let of_ranks = (0..self.ranks).map(|rank| self.for_rank(rank).step_us());
         of_ranks.max().unwrap_or(1).max(1)
@@ -306,7 +310,7 @@ impl JobPlan {
         (compute_us + reduce_us).max(load_us / self.loaders as u64)
     }
 
-    /// The plan of one rank. The slow rank has longer times.
+    /// The plan of one rank. A slow rank has longer times in its plan.
     #[must_use]
     pub fn for_rank(&self, rank: u32) -> Self {
         let mut plan = self.clone();

@@ -1,4 +1,4 @@
-//! A rank: the training loop.
+//! The training loop of a rank.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use crate::sys::{self, ThreadPriority, now_ns};
 use crate::torch::{OPTIMIZER_STEP, TorchAnnouncer};
 use crate::{JobPart, PartStamp};
 
-/// Trains, and returns the stamps of all parts.
+/// Runs the training loop of a rank, and returns the stamps of all its parts.
 pub(crate) fn train_rank(
     directory: &Path,
     plan: &JobPlan,
@@ -24,7 +24,7 @@ pub(crate) fn train_rank(
     sys::change_priority(ThreadPriority::Rank);
     let bytes = plan.batch_bytes.max(plan.checkpoint_bytes).max(4096);
     let gpu = RankGpu::open(&directory.join("lib"), rank.into(), plan, bytes)?;
-    // The model is copied to the GPU before the loaders start.
+    // This copies the model to the GPU before the loaders start.
     let mut model = vec![1_u8; bytes];
     gpu.copy_batch_to_gpu(model.as_mut_ptr(), bytes)?;
     let seed = plan.seed * 1000 + u64::from(rank);
@@ -99,7 +99,7 @@ impl TrainingLoop<'_> {
             .write_log(&format!("testjob-{name}"), name, absent)
     }
 
-    /// Does something under a label.
+    /// Runs `act` under a label in the stamp log.
     fn do_under_label<T>(&mut self, label: &'static str, act: impl FnOnce(&mut Self) -> T) -> T {
         self.labels.stamp(label);
         let done = act(self);
@@ -141,7 +141,7 @@ impl TrainingLoop<'_> {
         })
     }
 
-    /// Announces a part of the loop, if it is one of `PyTorch`.
+    /// Announces the start of a part of the loop, if the job behaves like a loop of `PyTorch`.
     fn announce_part(&self, name: &str) -> io::Result<()> {
         match &self.torch {
             Some(torch) => torch.announce_part(name),
@@ -149,7 +149,8 @@ impl TrainingLoop<'_> {
         }
     }
 
-    /// Announces the end of a part, if the rank has no loaders. With loaders, ends are not announced, as in older versions.
+    /// Announces the end of a part of the loop, if the rank has no loaders. With loaders, ends are not announced, as in
+    /// older versions of `PyTorch`.
     fn announce_end_of_part(&self) -> io::Result<()> {
         match &self.torch {
             Some(torch) if self.plan.loaders == 0 => torch.announce_end_of_part(),
@@ -174,7 +175,8 @@ impl TrainingLoop<'_> {
                 self.peers.reduce_bucket(self.plan.bucket_bytes)?;
             }
             self.peers.join_stream()?;
-            // Reads the norm of the gradients, or whether they are finite. The GPU only reduces meanwhile.
+            // The training thread reads the norm of the gradients, or whether they are finite. Meanwhile the GPU has
+            // only reductions to run.
             self.do_under_label("+peer", Self::read_one_float)?;
         }
         if self.plan.updates_in_backward {
@@ -201,7 +203,8 @@ impl TrainingLoop<'_> {
         self.do_under_label("+forward", |trainer| trainer.launch(trainer.plan.launches))
     }
 
-    /// Prepares a batch on the training thread, as a loop without a `DataLoader` does. It announces nothing.
+    /// Prepares a batch on the training thread, as a loop without a `DataLoader` does. The thread announces nothing
+    /// meanwhile.
     fn prepare_batch(&mut self) -> io::Result<()> {
         self.do_and_stamp(JobPart::Data, |trainer| {
             sys::burn_cpu(trainer.jitter.duration_around(trainer.plan.load_us));
@@ -240,7 +243,7 @@ impl TrainingLoop<'_> {
         Ok(())
     }
 
-    /// Runs a backward pass. As in DDP, each bucket is reduced right after its gradients.
+    /// Runs a backward pass. As in DDP, each bucket of gradients is reduced as soon as it is computed.
     fn run_backward_pass(&mut self, reduces: bool) -> io::Result<()> {
         let launches = 2 * self.plan.launches;
         if let Some(torch) = &self.torch {

@@ -1,4 +1,4 @@
-//! Sources of batches: a disk, or a server with a given delay.
+//! Sources of batches: a disk, or a server whose clients choose the delay of each response.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -15,8 +15,8 @@ use crate::sys::now_ns;
 const ADDRESS_FILE_NAME: &str = "storage";
 const ANSWER_BYTES: usize = 4096;
 
-/// Serves the job in `directory` until this process exits. A client sends a delay in microseconds and gets a response
-/// after it.
+/// Runs the storage server of the job in `directory` until this process exits. A client sends a delay in microseconds
+/// and gets a response after that time.
 pub(crate) fn serve_storage(directory: &Path) -> io::Result<()> {
     let server = TcpListener::bind("127.0.0.1:0")?;
     fs::write(
@@ -40,7 +40,7 @@ fn answer_client(mut client: TcpStream) -> io::Result<()> {
     }
 }
 
-/// A loader's connection to the server.
+/// A loader's connection to the storage server.
 pub(crate) struct RemoteStorage(TcpStream);
 
 impl RemoteStorage {
@@ -64,7 +64,7 @@ const READ_BYTES: usize = 512 << 10;
 #[repr(align(4096))]
 struct AlignedBuffer([u8; READ_BYTES]);
 
-/// A loader's file, read past the page cache.
+/// A loader's file, read without the page cache.
 pub(crate) struct UncachedFile {
     file: File,
     buffer: Box<AlignedBuffer>,

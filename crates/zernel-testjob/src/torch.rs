@@ -1,4 +1,5 @@
-//! A training loop of `PyTorch`: it announces what it does, and its backward passes run on another thread.
+//! A training loop that behaves like one of `PyTorch`: it announces its parts through functions of a library, and its
+//! backward passes run on another thread.
 
 use std::ffi::c_void;
 use std::path::Path;
@@ -15,13 +16,13 @@ use crate::loader::DurationJitter;
 use crate::plan::JobPlan;
 use crate::sys;
 
-/// The name of the library that announces, in the folder of the job's libraries.
+/// The name of the stand-in library in the folder of the job's libraries. Its functions announce parts of the loop.
 pub(crate) const TORCH_LIBRARY_NAME: &str = "libtorch_cpu.so";
 
-/// What the optimizer announces.
+/// The name by which `PyTorch` announces a step of the AdamW optimizer.
 pub(crate) const OPTIMIZER_STEP: &str = "Optimizer.step#AdamW.step";
 
-/// A `std::string` of libstdc++ that is too long to be stored in place.
+/// A `std::string` of libstdc++ whose text is too long to be stored in the object itself.
 #[repr(C)]
 struct CxxString {
     text: *const u8,
@@ -29,19 +30,19 @@ struct CxxString {
     capacity: [u64; 2],
 }
 
-/// Installs the library into `directory`.
+/// Copies the stand-in library into `directory`.
 pub(crate) fn install_torch_library(directory: &Path) -> io::Result<()> {
     let built = built_libraries()?.join("libzernel_softgpu_torch.so");
     fs::copy(built, directory.join(TORCH_LIBRARY_NAME)).map(|_| ())
 }
 
-/// Calls the function whose exported name contains `name`.
+/// Calls the function whose exported (mangled) name contains `name`.
 fn call_exported(library: &Library, name: &str, arguments: [*const c_void; 3]) -> io::Result<()> {
     type Function = unsafe extern "C" fn(*const c_void, *const c_void, *const c_void);
     let exported = EXPORTS.iter().find(|exported| exported.contains(name));
     let exported =
         exported.ok_or_else(|| io::Error::other(format!("{TORCH_LIBRARY_NAME} has no {name}")))?;
-    // SAFETY: the functions of the stand-in return at once, and read nothing.
+    // SAFETY: the functions of the stand-in library return at once, and read nothing.
     unsafe {
         let function = library.get::<Function>(exported.as_bytes());
         let function = function.map_err(io::Error::other)?;
@@ -51,7 +52,7 @@ fn call_exported(library: &Library, name: &str, arguments: [*const c_void; 3]) -
 }
 
 fn load_torch_library(libraries: &Path) -> io::Result<Library> {
-    // SAFETY: loading the stand-in runs no code of its own.
+    // SAFETY: loading the stand-in library runs no code of its own.
     unsafe { Library::new(libraries.join(TORCH_LIBRARY_NAME)) }.map_err(io::Error::other)
 }
 
@@ -67,7 +68,7 @@ fn announce_by_library(library: &Library, name: &str) -> io::Result<()> {
     call_exported(library, "record_function_enter_new", arguments)
 }
 
-/// What the training thread announces.
+/// Announces the parts of the loop, and passes backward passes to their thread.
 pub(crate) struct TorchAnnouncer {
     library: Library,
     backward: BackwardThread,
@@ -91,12 +92,12 @@ impl TorchAnnouncer {
         announce_by_library(&self.library, name)
     }
 
-    /// Announces that the last part is over.
+    /// Announces the end of the part that was announced last.
     pub(crate) fn announce_end_of_part(&self) -> io::Result<()> {
         call_exported(&self.library, "PythonRecordFunction", [ptr::null(); 3])
     }
 
-    /// Runs a backward pass on its thread, and waits for it.
+    /// Runs a backward pass on the backward thread, and waits until it is done.
     pub(crate) fn run_backward_pass(&self, launches: u32) -> io::Result<()> {
         let graph = &raw const *self;
         let engine = ptr::null();
@@ -106,7 +107,7 @@ impl TorchAnnouncer {
     }
 }
 
-/// The thread that runs backward passes.
+/// The thread that runs the backward passes of a rank.
 struct BackwardThread {
     requests: Sender<u32>,
     results: Receiver<io::Result<()>>,
@@ -117,7 +118,7 @@ impl BackwardThread {
         let (requests, orders) = channel();
         let (done, results) = channel();
         let plan = plan.clone();
-        // The name that PyTorch gives such threads.
+        // The name that PyTorch gives the threads of its backward passes.
         let thread = thread::Builder::new().name("pt_autograd_0".to_owned());
         let body = move || {
             let mut jitter = DurationJitter::new(seed ^ 1, plan.jitter);
@@ -143,7 +144,7 @@ impl BackwardThread {
                 }
             }
         };
-        // Without the thread, the first pass is an error.
+        // If the thread has ended, the first backward pass returns an error.
         let _ = thread.spawn(body);
         Self { requests, results }
     }
@@ -155,7 +156,7 @@ impl BackwardThread {
     }
 }
 
-/// Other ranks, of which only the time until they answer is simulated.
+/// A thread that stands for the other ranks. It answers a request after a given time.
 struct GlooPeers {
     requests: Sender<Duration>,
     answers: Receiver<()>,
@@ -176,7 +177,7 @@ impl GlooPeers {
         Self { requests, answers }
     }
 
-    /// Reduces the gradients of a pass through the CPU.
+    /// Simulates the reduction of gradients through the CPU (gloo), which takes `time`.
     fn reduce_through_cpu(&self, library: &Library, time: Duration) -> io::Result<()> {
         let ended = |_| io::Error::other("the peers have ended");
         call_exported(library, "ProcessGroupGloo9allreduce", [ptr::null(); 3])?;

@@ -1,4 +1,4 @@
-//! A job does what its plan says, and says when.
+//! A job does what its plan says, and its stamps show when.
 
 use std::process::ExitCode;
 
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// A job of a few short steps.
+/// The plan of a job with a few short steps.
 fn short_plan(seed: u64) -> JobPlan {
     JobPlan {
         steps: 12,
@@ -63,7 +63,7 @@ fn everything_in_a_plan_happens() {
             assert_eq!(count_parts(&job, rank, part), expected, "{part:?}");
         }
         let mut stamps = job.read_stamps(rank).unwrap();
-        // These lie within steps.
+        // These parts lie within steps.
         stamps.retain(|stamp| !matches!(stamp.part, JobPart::Data | JobPart::Update));
         assert!(stamps.iter().all(|stamp| stamp.start_ns < stamp.end_ns));
         let in_order = stamps

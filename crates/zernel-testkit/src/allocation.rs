@@ -6,13 +6,14 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Bytes that this thread has allocated and not freed. Negative if it frees memory of other threads.
+    /// Bytes that this thread has allocated and not freed. The number is negative if the thread frees memory of other
+    /// threads.
     static ALLOCATED_BYTES: Cell<isize> = const { Cell::new(0) };
-    /// Highest value of `ALLOCATED_BYTES`.
+    /// Highest value of `ALLOCATED_BYTES` since the measurement began.
     static PEAK_ALLOCATED_BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
-/// The system's allocator, with a count per thread.
+/// The system's allocator, which also counts the allocated bytes of each thread.
 #[derive(Debug)]
 pub struct CountingAllocator;
 
@@ -53,7 +54,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 }
 
 /// Runs `work` and returns its result with the most bytes that this thread had allocated at once, beyond those before.
-/// Returns zero in a binary without [`CountingAllocator`].
+/// Returns zero bytes in a binary without [`CountingAllocator`].
 pub fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = ALLOCATED_BYTES.get();
     PEAK_ALLOCATED_BYTES.set(before);

@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use criterion::{Criterion, Throughput};
 
-/// Times routines and keeps the median time of each, for ratios at the end.
+/// Times routines and keeps the median time of each, to print ratios between them.
 pub struct TimedComparison {
     criterion: Criterion,
     medians: Vec<(String, f64)>,
 }
 
 impl TimedComparison {
-    /// Takes criterion's command line.
+    /// Creates a comparison with the options of criterion's command line.
     #[must_use]
     pub fn from_args() -> Self {
         Self {
@@ -21,7 +21,7 @@ impl TimedComparison {
         }
     }
 
-    /// Times `routine`. One call does `operations` operations.
+    /// Times `routine`, which does `operations` operations in each call.
     pub fn measure_routine(&mut self, name: &str, operations: u64, mut routine: impl FnMut()) {
         let mut samples = Vec::new();
         let mut group = self.criterion.benchmark_group(name);
@@ -44,7 +44,8 @@ impl TimedComparison {
         }
     }
 
-    /// Prints the ratio of the median times per operation; nothing if one of the two was filtered out.
+    /// Prints the ratio of the median times per operation of two routines; nothing if the command line excluded one of
+    /// them.
     pub fn print_ratio(&self, name: &str, to: &str) {
         let median = |wanted| self.medians.iter().find(|(name, _)| name == wanted);
         if let (Some((_, this)), Some((_, that))) = (median(name), median(to)) {
@@ -56,11 +57,11 @@ impl TimedComparison {
     }
 }
 
-/// Several ways (arms) to do the same thing, timed in turns. Drift of the machine's speed affects neighbouring turns
-/// alike, so differences between neighbours are visible even if they are far smaller than the drift.
+/// The times of several ways (arms) to do the same thing, measured in turns. Drift of the machine's speed affects
+/// neighbouring turns alike, so differences between neighbours are visible even if they are far smaller than the drift.
 pub struct AlternatingTurns<A> {
     arms: Vec<A>,
-    /// Measured times: one list per arm, one time per round.
+    /// Measured times in nanoseconds: one list per arm, one time per round.
     times: Vec<Vec<f64>>,
 }
 
@@ -105,7 +106,7 @@ impl<A: Copy + PartialEq + Display> AlternatingTurns<A> {
     }
 }
 
-/// Bootstrap resamples for an interval.
+/// Number of bootstrap resamples for an interval.
 const BOOTSTRAP_RESAMPLES: usize = 10_000;
 
 /// The median of paired differences, and its 95 % bootstrap interval.

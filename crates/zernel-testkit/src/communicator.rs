@@ -8,7 +8,7 @@ use libloading::Symbol;
 use crate::eventually;
 use crate::target::{Driver, call, out_pointer, stage_directory};
 
-/// The variable with the rank of a target.
+/// The variable that names the rank of a target process.
 pub const RANK_VARIABLE: &str = "ZERNEL_TARGET_RANK";
 
 /// `ncclUniqueId`, which is passed by value.
@@ -16,7 +16,7 @@ pub const RANK_VARIABLE: &str = "ZERNEL_TARGET_RANK";
 #[repr(C)]
 pub struct UniqueId(pub [u8; 128]);
 
-/// The rank of this target.
+/// The rank of this target process.
 pub fn own_rank() -> u64 {
     env::var(RANK_VARIABLE)
         .expect("set")
@@ -24,7 +24,7 @@ pub fn own_rank() -> u64 {
         .expect("a number")
 }
 
-/// The unique id of the stage's communicator. The first rank creates it, the others wait for it.
+/// The unique id of the stage's communicator. The first rank creates the unique id, the other ranks wait for it.
 pub fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
     let path = stage_directory().join("unique-id");
     let mut id = UniqueId([0; 128]);
@@ -40,7 +40,7 @@ pub fn unique_id(driver: &Driver, rank: u64) -> UniqueId {
     id
 }
 
-/// The beginning of `ncclConfig_t`.
+/// The beginning of `ncclConfig_t`, with the fields that tests set.
 #[repr(C)]
 pub struct NcclConfiguration {
     size: usize,
@@ -50,7 +50,7 @@ pub struct NcclConfiguration {
 }
 
 impl NcclConfiguration {
-    /// A configuration whose calls block if `blocking` is 1.
+    /// A configuration for calls that block (`blocking` = 1) or do not block (0).
     pub fn new(blocking: i32) -> Self {
         Self {
             size: size_of::<Self>(),
@@ -61,22 +61,22 @@ impl NcclConfiguration {
     }
 }
 
-/// `ncclInProgress`: not an error.
+/// `ncclInProgress`: the call goes on in the background, which is not an error.
 pub const NCCL_IN_PROGRESS: i32 = 7;
 
-/// Makes a communicator with the other targets of the stage.
+/// Makes a communicator of all targets of the stage, and returns this rank's handle.
 pub fn join_communicator(driver: &Driver, rank: u64, ranks: u64) -> u64 {
     join_communicator_as(driver, unique_id(driver, rank), rank, ranks)
 }
 
-/// Makes a communicator with the ranks that have its id. Every second rank uses calls that do not block.
+/// Makes a communicator of the ranks that pass the same `id`. Every second rank uses calls that do not block.
 pub fn join_communicator_as(driver: &Driver, id: UniqueId, rank: u64, ranks: u64) -> u64 {
     type InitRankConfigFunction =
         unsafe extern "C" fn(*mut u64, i32, UniqueId, i32, *const NcclConfiguration) -> i32;
     let blocking = rank.is_multiple_of(2).into();
     let configuration = NcclConfiguration::new(blocking);
     let mut communicator = 0;
-    // SAFETY: the signature of ncclCommInitRankConfig.
+    // SAFETY: this is the signature of ncclCommInitRankConfig.
     let result = unsafe {
         let join: Symbol<'_, InitRankConfigFunction> = driver
             .nccl()
@@ -96,7 +96,7 @@ pub fn join_communicator_as(driver: &Driver, id: UniqueId, rank: u64, ranks: u64
     communicator
 }
 
-/// A stream of the device.
+/// Creates a non-blocking stream on the current device.
 pub fn create_stream(driver: &Driver) -> u64 {
     let mut stream = 0_u64;
     call!(driver.cuda(), "cuStreamCreate", out_pointer(&mut stream), 1);

@@ -1,5 +1,5 @@
-//! A `zernel observe` process that observes a stage, and its responses. The daemon serves on free ports and its own
-//! socket, counts every call, and is killed when its test ends.
+//! A `zernel observe` process that observes the targets of a stage, and its HTTP responses. The daemon serves on free
+//! ports and its own socket, counts every call, and is killed when its test ends.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter};
@@ -18,8 +18,8 @@ use serde_json::Value;
 use crate::target::Stage;
 use crate::{eventually, eventually_ok};
 
-/// The command `zernel observe`. Only the tests of `zernel` know the path of its binary:
-/// `zernel_command(env!("CARGO_BIN_EXE_zernel"))`.
+/// The command `zernel observe`. The caller passes the path of the `zernel` binary, which only the tests of crate
+/// `zernel` know: `zernel_command(env!("CARGO_BIN_EXE_zernel"))`.
 pub fn zernel_command(zernel: &str) -> Command {
     let mut command = Command::new(zernel);
     command.arg("observe");
@@ -29,23 +29,23 @@ pub fn zernel_command(zernel: &str) -> Command {
 /// A daemon that observes the libraries of a stage.
 pub struct Daemon {
     child: Child,
-    /// The address that it serves metrics on.
+    /// The address on which the daemon serves metrics.
     pub http: SocketAddr,
-    /// Its unix socket.
+    /// The path of the daemon's unix socket.
     pub socket: PathBuf,
     later_output: JoinHandle<String>,
 }
 
 impl Daemon {
-    /// Starts the `zernel` binary at this path, with a socket in the directory of the stage.
+    /// Starts the `zernel` binary at this path as a daemon, with a socket in the directory of the stage.
     pub fn start(zernel: &str, stage: &Stage) -> Self {
         let socket = stage.path().join("observe.sock");
         Self::start_as(zernel_command(zernel), stage, &socket)
     }
 
-    /// Starts a command that is or becomes [`zernel_command`]. Without a budget every call is counted, so that
-    /// numbers can be compared; the command may have an option `--budget`. HTTP needs no token, unless the
-    /// command has an option `--expose` or `--token-file`.
+    /// Starts `command`, which is or becomes [`zernel_command`]. Without a budget the daemon counts every call, so that
+    /// tests can compare counts; the command may have an option `--budget`. HTTP needs no token, unless the command has
+    /// an option `--expose` or `--token-file`.
     pub fn start_as(mut command: Command, stage: &Stage, socket: &Path) -> Self {
         let has = |command: &Command, option| command.get_args().any(|it| it == option);
         if !has(&command, "--expose") && !has(&command, "--token-file") {
@@ -80,30 +80,30 @@ impl Daemon {
         }
     }
 
-    /// Requests a path over HTTP.
+    /// Requests a path from the daemon over HTTP.
     pub fn get(&self, path: &str) -> HttpAnswer {
         self.get_accepting(path, "*/*")
     }
 
-    /// Requests a path over HTTP with an `Accept` header.
+    /// Requests a path from the daemon over HTTP, with an `Accept` header.
     pub fn get_accepting(&self, path: &str, accept: &str) -> HttpAnswer {
         let stream = TcpStream::connect(self.http).expect("it listens");
         request_on_stream(stream, path, accept)
     }
 
-    /// Requests a path over HTTP with a token.
+    /// Requests a path from the daemon over HTTP, with a token.
     pub fn get_with_token(&self, path: &str, token: &str) -> HttpAnswer {
         let stream = TcpStream::connect(self.http).expect("it listens");
         let header = format!("Authorization: Bearer {token}\r\n");
         request_with_headers(stream, path, &header)
     }
 
-    /// The metrics text.
+    /// The daemon's metrics as text.
     pub fn metrics_text(&self) -> String {
         self.get("/metrics").body
     }
 
-    /// Waits until the metrics text has a line.
+    /// Waits until the daemon's metrics contain a line.
     pub fn wait_for_metrics_line(&self, line: &str) {
         eventually_ok(line, || {
             let metrics = self.metrics_text();
@@ -119,7 +119,7 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
     }
 
-    /// Waits until the response of `/healthz` begins with `status`.
+    /// Waits until the daemon's response to `/healthz` begins with `status`.
     pub fn wait_for_health(&self, status: &str) -> HttpAnswer {
         eventually_ok(status, || {
             let answer = self.get("/healthz");
@@ -130,18 +130,18 @@ impl Daemon {
         })
     }
 
-    /// Its pid.
+    /// Pid of the daemon.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its BPF programs and their links.
+    /// The BPF programs of the daemon and their links.
     pub fn kernel_objects(&self) -> KernelObjects {
         KernelObjects::of_process(self.pid())
     }
 
-    /// Sends a signal and waits until the daemon exits. Returns its exit status and the rest of its standard error, and where its
-    /// threads waited if that took longer than [`SLOW_EXIT`].
+    /// Sends a signal and waits until the daemon exits. Returns the exit status and the rest of the daemon's standard
+    /// error. If the exit took longer than [`SLOW_EXIT`], the text also shows where its threads waited.
     pub fn end_by_signal(mut self, signal: Signal) -> (ExitStatus, String) {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
         let begin = Instant::now();
@@ -167,10 +167,10 @@ impl Drop for Daemon {
     }
 }
 
-/// An exit that takes longer is looked at.
+/// If an exit takes longer than this, the daemon's kernel stacks are recorded.
 const SLOW_EXIT: Duration = Duration::from_millis(1500);
 
-/// Where the threads of a process wait in the kernel.
+/// The kernel stacks of all threads of a process, which show where they wait.
 fn kernel_stacks(pid: u32) -> String {
     let threads = fs::read_dir(format!("/proc/{pid}/task"));
     let threads = threads.into_iter().flatten().flatten();
@@ -181,7 +181,8 @@ fn kernel_stacks(pid: u32) -> String {
     stacks.collect()
 }
 
-/// Links that should be freed. Printed with the processes that have descriptors of their programs, and where these wait.
+/// BPF links that should be freed and are not. Printed with the processes that have descriptors of their programs, and
+/// the kernel stacks of those.
 struct StillAttached<'a> {
     links: usize,
     programs: &'a BTreeSet<u32>,
@@ -199,7 +200,7 @@ impl Display for StillAttached<'_> {
     }
 }
 
-/// The BPF programs of which a process has descriptors.
+/// Ids of the BPF programs of which a process has descriptors.
 fn programs_of(pid: u32) -> BTreeSet<u32> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fdinfo"));
     let descriptors = descriptors.into_iter().flatten().flatten();
@@ -211,7 +212,7 @@ fn programs_of(pid: u32) -> BTreeSet<u32> {
     ids.collect()
 }
 
-/// The address that a daemon announces for metrics.
+/// Reads the address on which a daemon serves metrics from its standard error.
 fn announced_address(errors: &mut impl BufRead) -> SocketAddr {
     let mut all = String::new();
     loop {
@@ -228,25 +229,25 @@ fn announced_address(errors: &mut impl BufRead) -> SocketAddr {
 
 /// An HTTP response.
 pub struct HttpAnswer {
-    /// Status line and headers.
+    /// The status line and the headers of the response.
     pub head: String,
-    /// The body.
+    /// The body of the response.
     pub body: String,
 }
 
 impl HttpAnswer {
-    /// The body, parsed.
+    /// The body of the response, parsed as JSON.
     pub fn body_as_json(&self) -> Value {
         serde_json::from_str(&self.body).expect("JSON")
     }
 }
 
-/// Requests a path over a connection, which the server closes.
+/// Requests a path over a connection, reads the response, and lets the server close the connection.
 pub fn request_on_stream(stream: impl Read + Write, path: &str, accept: &str) -> HttpAnswer {
     request_with_headers(stream, path, &format!("Accept: {accept}\r\n"))
 }
 
-/// Requests a path with headers, each of which ends with a line break.
+/// Requests a path over a connection, with headers. Each header ends with a line break.
 fn request_with_headers(mut stream: impl Read + Write, path: &str, headers: &str) -> HttpAnswer {
     let request =
         format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Connection: close\r\n\r\n");
@@ -279,13 +280,14 @@ impl KernelObjects {
         objects
     }
 
-    /// Number of links that the programs had.
+    /// Number of links that the programs had when this value was made.
     #[must_use]
     pub fn link_count(&self) -> usize {
         self.links
     }
 
-    /// Number of links that the programs have now, pinned links included: no process needs a descriptor of those.
+    /// Number of links that the programs have now. Pinned links count too, although no process needs a descriptor of
+    /// them.
     #[must_use]
     pub fn attached_links(&self) -> usize {
         let links = LinkInfoIter::default();
@@ -293,7 +295,7 @@ impl KernelObjects {
         links.count()
     }
 
-    /// Waits until the kernel has freed all links, so that nothing is attached.
+    /// Waits until the kernel has freed all links of the programs, so that nothing is attached.
     pub fn wait_until_detached(&self) {
         eventually_ok("the daemon's links are freed", || {
             match self.attached_links() {
@@ -306,7 +308,7 @@ impl KernelObjects {
         });
     }
 
-    /// Waits until the kernel has freed all programs and links.
+    /// Waits until the kernel has freed all programs and all their links.
     pub fn wait_until_freed(&self) {
         eventually("the daemon's programs and links are freed", || {
             let mut programs = ProgInfoIter::default().map(|program| program.id);

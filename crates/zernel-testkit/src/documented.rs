@@ -3,24 +3,24 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Programs that code inside a sentence must begin with to count as a command.
+/// Programs by which a command inside a sentence is recognised: code that begins with another word is no command.
 const DOCUMENTED_PROGRAMS: [&str; 5] = ["zernel", "make", "cargo", "curl", "systemctl"];
-/// Folders with programs of this repository.
+/// Folders with programs of this repository, which count as commands too.
 const PROGRAM_FOLDERS: [&str; 2] = ["scripts/", "truth/"];
 
 /// A command that a document shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DocumentedCommand {
-    /// The document and the line at which the block or the paragraph begins.
+    /// The document, and the line at which the block or the paragraph with the command begins.
     pub place: String,
-    /// The program and its arguments, without `sudo` and without variables before the program.
+    /// The program and its arguments, without `sudo` and without assignments of variables before the program.
     pub words: Vec<String>,
     /// Whether the command stands inside a sentence. Such a command may lack required arguments.
     pub in_sentence: bool,
 }
 
 impl DocumentedCommand {
-    /// The place and the words, for messages.
+    /// Where the command stands, and its words, for messages of tests.
     pub fn describe(&self) -> String {
         format!("{}: {}", self.place, self.words.join(" "))
     }
@@ -32,7 +32,7 @@ pub fn workspace() -> PathBuf {
     folder.canonicalize().expect("two folders up")
 }
 
-/// The commands of all documents.
+/// The commands of README.md, CONTRIBUTING.md and all pages in `docs`.
 pub fn documented_commands() -> Vec<DocumentedCommand> {
     let workspace = workspace();
     let entries = fs::read_dir(workspace.join("docs")).expect("a folder of documents");
@@ -50,7 +50,8 @@ pub fn documented_commands() -> Vec<DocumentedCommand> {
     commands.collect()
 }
 
-/// The commands of one page: its indented and fenced blocks without a language, and code inside sentences.
+/// The commands of one page: those in indented blocks, in fenced blocks without a language, and in code inside
+/// sentences.
 pub fn commands_of_page(name: &str, text: &str) -> Vec<DocumentedCommand> {
     let mut commands = Vec::new();
     let mut part = PagePart::default();
@@ -84,7 +85,7 @@ pub fn commands_of_page(name: &str, text: &str) -> Vec<DocumentedCommand> {
     commands
 }
 
-/// Consecutive lines of one kind.
+/// Consecutive lines of a page that are of one kind.
 #[derive(Default)]
 struct PagePart {
     kind: PagePartKind,
@@ -101,7 +102,7 @@ enum PagePartKind {
 }
 
 impl PagePart {
-    /// Adds the commands of the lines so far, and forgets the lines.
+    /// Adds the commands in the collected lines to `commands`, and forgets these lines.
     fn add_commands_of_part(&mut self, name: &str, commands: &mut Vec<DocumentedCommand>) {
         let text = std::mem::take(&mut self.text);
         let found = match self.kind {
@@ -119,8 +120,8 @@ impl PagePart {
     }
 }
 
-/// The commands of a block. If a line begins with `$ `, only such lines are commands; the others are output. Text
-/// after two blanks explains a command.
+/// The commands of a block. If a line of the block begins with `$ `, only such lines are commands; the other lines are
+/// output. Text after two blanks explains a command.
 pub fn commands_of_block(text: &str) -> Vec<Vec<String>> {
     let joined = join_continued_lines(text);
     let has_prompt = joined.iter().any(|line| line.starts_with("$ "));
@@ -133,7 +134,7 @@ pub fn commands_of_block(text: &str) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// The lines without indentation. A line that ends with a backslash continues in the next.
+/// Joins each line that ends with a backslash to the next, and removes indentation.
 fn join_continued_lines(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut continues = false;
@@ -151,7 +152,7 @@ fn join_continued_lines(text: &str) -> Vec<String> {
     lines
 }
 
-/// The commands among the code in the sentences of a paragraph.
+/// The commands among the code in a paragraph's sentences.
 fn commands_of_paragraph(text: &str) -> Vec<Vec<String>> {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let codes = text.split('`').skip(1).step_by(2);
@@ -165,7 +166,8 @@ fn commands_of_paragraph(text: &str) -> Vec<Vec<String>> {
     commands.filter(is_command).collect()
 }
 
-/// Whether a path inside the repository names a script, by its name: folders of data and files of other kinds do not.
+/// Whether a path inside the repository names a script. Only the name counts: folders of data and files of other types
+/// are no scripts.
 fn is_script_path(path: &str) -> bool {
     let is_file = workspace().join(path).is_file();
     let extension = Path::new(path).extension();
@@ -173,7 +175,8 @@ fn is_script_path(path: &str) -> bool {
         || extension.is_none() && is_file
 }
 
-/// Splits a line into commands at `|`, `;` and `&`, and each command into words. `explained`: two blanks end the line.
+/// Splits a line into commands at `|`, `;` and `&`, and each command into words. If `explained` is true, two blanks end
+/// the line, because an explanation follows.
 fn split_into_commands(line: &str, explained: bool) -> Vec<Vec<String>> {
     let mut commands = vec![vec![String::new()]];
     let (mut quote, mut depth, mut blanks) = (None, 0_usize, 0_usize);
@@ -199,7 +202,8 @@ fn split_into_commands(line: &str, explained: bool) -> Vec<Vec<String>> {
     commands.filter(|words| !words.is_empty()).collect()
 }
 
-/// A command without empty words, `sudo` and its options, and variables before the program.
+/// The words of a command without empty words, `sudo` with its options, and assignments of variables before the
+/// program.
 fn without_prefix(words: Vec<String>) -> Vec<String> {
     let words = words.into_iter().filter(|word| !word.is_empty());
     let is_variable = |word: &str| {

@@ -2,33 +2,33 @@
 
 use std::borrow::Cow;
 
-/// File offset of [`ElfBuilder::code`].
+/// Offset of [`ElfBuilder::code`] in the file.
 pub const CODE_OFFSET: u64 = 0x200;
-/// Address of [`ElfBuilder::code`].
+/// Address at which [`ElfBuilder::code`] is loaded.
 pub const CODE_ADDRESS: u64 = 0x1200;
 
-/// Type of a function.
+/// The ELF symbol type of a function.
 pub const SYMBOL_TYPE_FUNCTION: u8 = 2;
-/// Type of an indirect function.
+/// The ELF symbol type of an indirect function.
 pub const SYMBOL_TYPE_INDIRECT_FUNCTION: u8 = 10;
 const SYMBOL_BINDING_GLOBAL: u8 = 1 << 4;
 
-/// A symbol.
+/// A symbol of an ELF library.
 #[derive(Debug, Clone)]
 pub struct ElfSymbol {
-    /// Its name.
+    /// The name of the symbol.
     pub name: Cow<'static, str>,
-    /// The symbol's type, and its binding in the upper half.
+    /// The type of the symbol in the lower half, its binding in the upper half.
     pub info: u8,
-    /// Its address.
+    /// The address of the symbol.
     pub address: u64,
-    /// Its size in bytes.
+    /// The size of the symbol in bytes.
     pub size: u64,
-    /// The symbol's version; the highest bit marks one that is not the default.
+    /// The version of the symbol; the highest bit is set if this is not the default version.
     pub version: u16,
 }
 
-/// Returns a global function of this size at the start of the code.
+/// Makes a global function of this size at the start of the code.
 pub fn global_function(name: impl Into<Cow<'static, str>>, size: u64) -> ElfSymbol {
     ElfSymbol {
         name: name.into(),
@@ -39,19 +39,19 @@ pub fn global_function(name: impl Into<Cow<'static, str>>, size: u64) -> ElfSymb
     }
 }
 
-/// A library with one code segment.
+/// Builds an ELF library with one code segment.
 #[derive(Debug, Clone)]
 pub struct ElfBuilder {
-    /// Number of its architecture; x86-64 unless changed.
+    /// The number of the library's architecture; x86-64 unless changed.
     pub machine: u16,
-    /// The content of the segment.
+    /// The content of the code segment.
     pub code: Vec<u8>,
-    /// Its exported symbols.
+    /// The symbols that the library exports.
     pub symbols: Vec<ElfSymbol>,
 }
 
 impl ElfBuilder {
-    /// A library for x86-64.
+    /// A builder of a library for x86-64.
     #[must_use]
     pub fn new(code: &[u8], symbols: Vec<ElfSymbol>) -> Self {
         Self {
@@ -61,8 +61,7 @@ impl ElfBuilder {
         }
     }
 
-    /// Returns the file: file header, program header, code, symbols, names, versions, section
-    /// headers.
+    /// Builds the file: file header, program header, code, symbols, names, versions, section headers.
     #[must_use]
     pub fn build_file(&self) -> Vec<u8> {
         let mut strings = vec![0];
@@ -94,7 +93,7 @@ impl ElfBuilder {
         bytes
     }
 
-    /// Returns the file offset of the symbols.
+    /// The offset of the symbol table in the file.
     #[must_use]
     pub fn symbols_offset(&self) -> usize {
         CODE_OFFSET as usize + self.code.len()
@@ -122,7 +121,7 @@ impl ElfBuilder {
     }
 }
 
-/// Returns the header of a code segment.
+/// The program header of a code segment.
 #[must_use]
 pub fn program_header(offset: u64, address: u64, size: u64) -> Vec<u8> {
     let mut header = [1_u32, 5].map(u32::to_le_bytes).concat();

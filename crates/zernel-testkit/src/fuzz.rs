@@ -1,8 +1,8 @@
 //! A small fuzzer: mutates the inputs of a corpus and checks a parser with each of them.
 //!
 //! Every input is made from one number, its seed. A run uses consecutive seeds, so a failure is replayed by the seed
-//! that it prints. Mutations know nothing of the format; a corpus of valid inputs and a dictionary of its words make up
-//! for that.
+//! that it prints. Mutations do not know the format of the input. So a fuzz test provides a corpus of valid inputs and
+//! a dictionary of words.
 //!
 //! A test binary with fuzz tests declares [`CountingAllocator`](crate::allocation::CountingAllocator) as its global
 //! allocator. Its tests are named `fuzz_…`, so that `make fuzz` finds them.
@@ -21,22 +21,22 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::allocation::peak_bytes;
 
-/// Environment variable with the first seed.
+/// Environment variable with the seed of the first input.
 pub const SEED_VARIABLE: &str = "ZERNEL_FUZZ_SEED";
-/// Environment variable with the CPU time of each target in seconds, instead of its number of rounds. Without a seed,
-/// such a run starts at the time of day.
+/// Environment variable with the CPU time of each target in seconds, which replaces its number of rounds. Without a
+/// seed, such a run starts at a seed taken from the time of day.
 pub const SECONDS_VARIABLE: &str = "ZERNEL_FUZZ_SECONDS";
 
-/// CPU time that one input may take. A debug build on a busy machine stays far below it.
+/// The most CPU time that a parser may use for one input. A debug build on a busy machine stays far below it.
 const MAX_CPU_TIME: Duration = Duration::from_secs(1);
-/// Memory that one input may take.
+/// The most memory that a parser may allocate for one input.
 const MAX_MEMORY_BYTES: usize = 64 << 20;
-/// Time after which an input counts as one that never ends. Its CPU time cannot be measured.
+/// Time after which an input counts as one that never ends. The CPU time of such an input cannot be measured.
 const HANG_TIMEOUT: Duration = Duration::from_secs(120);
-/// Size that mutations let an input grow to.
+/// Largest size to which mutations let an input grow.
 const MAX_INPUT_BYTES: usize = 1 << 20;
 
-/// A parser to fuzz.
+/// A parser to fuzz, with the inputs and words that mutations start from.
 #[derive(Debug)]
 pub struct FuzzTarget<'a> {
     name: &'a str,
@@ -45,18 +45,18 @@ pub struct FuzzTarget<'a> {
     rounds: u64,
 }
 
-/// What a run did.
+/// What a fuzz run did.
 #[derive(Debug, Clone, Copy)]
 pub struct FuzzStatistics {
-    /// Number of inputs.
+    /// Number of inputs that were checked.
     pub inputs: u64,
-    /// The most CPU time that one input took.
+    /// The most CPU time that the parser used for one input.
     pub most_cpu_time: Duration,
-    /// The most memory that one input took.
+    /// The most memory that the parser allocated for one input.
     pub most_memory: usize,
 }
 
-/// What is wrong with a parser's reaction to an input.
+/// What a parser did wrong with an input.
 #[derive(Debug, PartialEq, Eq)]
 enum FuzzFault {
     Panicked,
@@ -65,7 +65,7 @@ enum FuzzFault {
 }
 
 impl<'a> FuzzTarget<'a> {
-    /// A target that runs `rounds` inputs, unless [`SECONDS_VARIABLE`] is set.
+    /// A target that is checked with `rounds` inputs, unless [`SECONDS_VARIABLE`] is set.
     #[must_use]
     pub fn new(name: &'a str, rounds: u64) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl<'a> FuzzTarget<'a> {
         self
     }
 
-    /// Adds words that mutations insert.
+    /// Adds words to the dictionary, from which mutations insert words.
     #[must_use]
     pub fn words<'w>(mut self, words: impl IntoIterator<Item = &'w str>) -> Self {
         let words = words.into_iter().map(|word| word.as_bytes().to_vec());
@@ -105,8 +105,9 @@ impl<'a> FuzzTarget<'a> {
         self
     }
 
-    /// Checks the corpus, then mutations of it. Panics at the first input that makes `check` panic, take too much CPU
-    /// time or allocate too much memory. The message contains the seed; the input is written to a file.
+    /// Checks the inputs of the corpus, then mutations of them. Panics at the first input that makes `check` panic,
+    /// take too much CPU time or allocate too much memory. The message contains the seed; the input is written to a
+    /// file.
     pub fn run(self, mut check: impl FnMut(&[u8])) -> FuzzStatistics {
         let seconds = env_number(SECONDS_VARIABLE).map(Duration::from_secs);
         let first = env_number(SEED_VARIABLE).unwrap_or_else(|| match seconds {
@@ -151,11 +152,12 @@ impl<'a> FuzzTarget<'a> {
         outcome
     }
 
-    /// Returns the input of a seed.
+    /// Makes the input that belongs to a seed: a mutation of an input of the corpus.
     fn mutated_input(&self, seed: u64) -> Vec<u8> {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut input = random.choice(&self.corpus).cloned().unwrap_or_default();
-        // In binary formats a change of length moves what headers point to, and little of the parser is reached.
+        // Half of all inputs keep their length. In binary formats a change of length moves what headers point to, and
+        // little of the parser is reached.
         let mutations = match random.bool() {
             true => 0..4,
             false => 0..10,
@@ -167,7 +169,7 @@ impl<'a> FuzzTarget<'a> {
         input
     }
 
-    /// Applies a mutation. The first four replace bytes; the others also change the length.
+    /// Applies one mutation to the input. The first four mutations replace bytes; the others also change the length.
     fn apply_mutation(&self, input: &mut Vec<u8>, mutation: u32, random: &mut fastrand::Rng) {
         let at = random.usize(0..=input.len());
         let range = at..at + random.usize(0..=(input.len() - at).min(64));
@@ -193,7 +195,7 @@ impl<'a> FuzzTarget<'a> {
         }
     }
 
-    /// Returns a word of the dictionary.
+    /// A random word of the dictionary.
     fn random_word(&self, random: &mut fastrand::Rng) -> Vec<u8> {
         let word = random.choice(&self.dictionary);
         word.cloned().unwrap_or_default()
@@ -209,16 +211,17 @@ impl<'a> FuzzTarget<'a> {
     }
 }
 
-/// Finds an input that never ends.
+/// A thread that finds an input with which the parser never ends.
 struct InputWatchdog {
-    /// The seed of the current input.
+    /// The seed of the input that is being checked.
     seed: Arc<AtomicU64>,
-    /// Dropped to end the thread.
+    /// The thread ends when this sender is dropped.
     _end: mpsc::Sender<()>,
 }
 
 impl InputWatchdog {
-    /// Calls `found` with a seed if no other one begins within `patience` to twice `patience`.
+    /// Starts the thread. It calls `found` with a seed if the check of its input lasts longer than `patience`; the call
+    /// may be late by another `patience`.
     fn start(patience: Duration, found: impl FnOnce(u64) + Send + 'static) -> Self {
         let seed = Arc::new(AtomicU64::new(0));
         let (end, ended) = mpsc::channel();
@@ -259,7 +262,7 @@ fn run_one_input(
     }
 }
 
-/// CPU time of this thread.
+/// CPU time that the calling thread has used.
 fn thread_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
@@ -271,13 +274,13 @@ fn flip_bit(input: &mut [u8], random: &mut fastrand::Rng) {
     }
 }
 
-/// Replaces bytes from `at` on, and appends those that reach beyond the end.
+/// Replaces the bytes of `input` from `at` on by `bytes`, and appends those that reach beyond the end.
 fn overwrite_bytes(input: &mut Vec<u8>, at: usize, bytes: &[u8]) {
     let end = input.len().min(at + bytes.len());
     input.splice(at..end, bytes.iter().copied());
 }
 
-/// Returns an integer near a limit of some width, in either byte order.
+/// The bytes of an integer near a limit of some width, in either byte order.
 fn interesting_integer(random: &mut fastrand::Rng) -> Vec<u8> {
     let power = 1_u64 << random.u32(0..64);
     let near = *random
@@ -301,7 +304,7 @@ fn time_of_day() -> u64 {
     since_epoch.map_or(1, |since| since.as_nanos() as u64)
 }
 
-/// Writes an input to the system's temporary folder.
+/// Writes an input to a file in the system's temporary folder.
 fn write_input(name: &str, input: &[u8]) -> io::Result<PathBuf> {
     let path = env::temp_dir().join(format!("zernel-fuzz-{name}-{}", std::process::id()));
     fs::write(&path, input)?;

@@ -1,4 +1,4 @@
-//! Helpers for tests of several crates.
+//! Helpers that tests of several crates use.
 //!
 //! Trials, needs, waiting, copies of programs, fuzzing, benchmarks and the commands of the documents come without features. The feature `softgpu` adds processes
 //! on the software GPU, `daemon` adds a `zernel observe` process, `vm` adds virtual machines, `fuse` a file system

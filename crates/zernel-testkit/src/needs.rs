@@ -1,26 +1,27 @@
-//! Needs of trials: a name for `ZERNEL_REQUIRE`, and a check that returns why the need is unmet. A check runs once per
-//! process, however many trials share the need.
+//! What trials need from the machine: each need has a name for `ZERNEL_REQUIRE`, and a check that returns why the need
+//! is unmet. A check runs once per process, however many trials share the need.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// A requirement of a trial on the machine.
+/// Something that a trial needs from the machine, such as root or BPF.
 #[derive(Debug, Clone, Copy)]
 pub struct Need {
-    /// The name that `ZERNEL_REQUIRE` uses.
+    /// The name of the need in `ZERNEL_REQUIRE`.
     pub name: &'static str,
-    /// Returns why the need is unmet.
+    /// Checks the machine. Returns why the need is unmet.
     pub check: fn() -> Result<(), String>,
 }
 
 impl Need {
-    /// The check's result; the check runs at most once per process.
+    /// The result of the check, which runs at most once per process.
     pub(crate) fn check_once(&self) -> Result<(), String> {
         static CHECK_RESULTS: Mutex<BTreeMap<usize, Result<(), String>>> =
             Mutex::new(BTreeMap::new());
         let mut results = CHECK_RESULTS.lock().unwrap_or_else(PoisonError::into_inner);
-        // Equal addresses mean equal code. Equal code at two addresses is only checked twice.
+        // Results are kept by the address of the check. Equal addresses mean equal code. Equal code at two addresses is
+        // only checked twice.
         let result = results.entry(self.check as usize);
         result.or_insert_with(self.check).clone()
     }
@@ -38,9 +39,9 @@ pub fn root() -> Need {
     }
 }
 
-/// The need for a kernel that loads BPF programs for this process. The caller passes the attempt, because this
-/// crate has no BPF program: `bpf(|| Capability::BtfTracepoint.try_out())`. Only the first attempt of a
-/// process is made.
+/// The need for a kernel that loads BPF programs for this process. The caller passes the attempt to load one, because
+/// this crate has no BPF program: `bpf(|| Capability::BtfTracepoint.try_out())`. Only the first attempt of a process is
+/// made.
 pub fn bpf<E: Display>(attempt: impl FnOnce() -> Result<(), E>) -> Need {
     static BPF_RESULT: OnceLock<Result<(), String>> = OnceLock::new();
     BPF_RESULT.get_or_init(|| attempt().map_err(|error| error.to_string()));

@@ -1,4 +1,4 @@
-//! The cgroup of a pod, at a place where the kubelet creates it.
+//! Creates the cgroup of a Kubernetes pod, at a place where the kubelet creates it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,17 +7,18 @@ use std::time::Duration;
 
 use crate::Need;
 
-/// The cgroup of a pod, removed when it is dropped.
+/// The cgroup of a pod, with its containers. It is removed when this value is dropped.
 pub struct PodCgroup {
     root: PathBuf,
     path: PathBuf,
 }
 
 impl PodCgroup {
-    /// The UID of the pod.
+    /// The UID of the pod in the name of its cgroup.
     pub const POD_UID: &'static str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
 
-    /// One pod in each hierarchy, one after the other: the unified one, and that of the memory controller of cgroup v1.
+    /// Creates the cgroup of a pod in each hierarchy, one after the other: the unified one, and that of the memory
+    /// controller of cgroup v1.
     pub fn in_each_hierarchy() -> impl Iterator<Item = Self> {
         mounted_hierarchies()
             .into_iter()
@@ -32,19 +33,19 @@ impl PodCgroup {
         }
     }
 
-    /// The directory of the hierarchy that it is in.
+    /// The mount point of the hierarchy in which the pod's cgroup is.
     pub fn hierarchy(&self) -> &Path {
         &self.root
     }
 
-    /// The directory of a container of the pod. It is created if need be.
+    /// The directory of the pod's container. It is created if need be.
     pub fn container_folder(&self) -> PathBuf {
         let container = self.root.join(&self.path).join("container");
         fs::create_dir_all(&container).expect("we are root");
         container
     }
 
-    /// Moves a process into a container of the pod.
+    /// Moves a process into the pod's container.
     pub fn move_into_container(&self, process: u32) {
         let members = self.container_folder().join("cgroup.procs");
         fs::write(members, process.to_string()).expect("we are root");
@@ -55,7 +56,7 @@ impl Drop for PodCgroup {
     fn drop(&mut self) {
         let pod = self.root.join(&self.path);
         for _ in 0..200 {
-            // Busy until the last process has exited.
+            // The cgroup is busy until its last process has exited.
             if fs::remove_dir(pod.join("container")).is_ok() {
                 break;
             }
@@ -67,7 +68,7 @@ impl Drop for PodCgroup {
     }
 }
 
-/// The mounted hierarchies in which a pod may be, with its path there.
+/// The mounted cgroup hierarchies in which a pod may be, with the pod's path in each.
 fn mounted_hierarchies() -> Vec<(PathBuf, String)> {
     let mount = Path::new("/sys/fs/cgroup");
     let unified = match mount.join("cgroup.controllers").exists() {

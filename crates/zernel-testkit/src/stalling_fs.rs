@@ -13,11 +13,12 @@ use fuser::{
 };
 use rustix::mount::UnmountFlags;
 
-/// The kernel caches nothing, so every open of the file waits for an answer.
+/// How long the kernel may cache an answer: not at all, so every open of the file waits for an answer.
 const CACHE_TIME: Duration = Duration::ZERO;
 const FILE_INODE: INodeNo = INodeNo(2);
 
-/// A mounted file system with one file. Until [`Self::stop_answering`] it answers. When the file system is dropped, it answers again and is unmounted.
+/// A mounted file system with one file, which can stop answering. When this value is dropped, the file system answers
+/// again and is unmounted.
 pub struct StallingFs {
     gate: Arc<AnswerGate>,
     directory: PathBuf,
@@ -25,7 +26,7 @@ pub struct StallingFs {
 }
 
 impl StallingFs {
-    /// Mounts it on a directory. Every user may read and map its file.
+    /// Mounts the file system on a directory. Every user may read and map its file.
     pub fn mount(directory: &Path, name: &str, content: Vec<u8>) -> io::Result<Self> {
         let gate = Arc::<AnswerGate>::default();
         let files = OneFileFs {
@@ -43,12 +44,12 @@ impl StallingFs {
         })
     }
 
-    /// Answers nothing from now on.
+    /// Makes the file system answer no request from now on.
     pub fn stop_answering(&self) {
         self.gate.set_closed(true);
     }
 
-    /// Answers again.
+    /// Makes the file system answer requests again, those that wait included.
     pub fn answer_again(&self) {
         self.gate.set_closed(false);
     }
@@ -57,7 +58,7 @@ impl StallingFs {
 impl Drop for StallingFs {
     fn drop(&mut self) {
         self.answer_again();
-        // A process may still map the file.
+        // The file system is unmounted lazily, because a process may still map the file.
         let _ = rustix::mount::unmount(&self.directory, UnmountFlags::DETACH);
     }
 }

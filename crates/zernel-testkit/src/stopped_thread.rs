@@ -1,18 +1,18 @@
-//! Stops one thread of another process while the others run, to test what depends on it.
+//! Stops one thread of another process while its other threads run, to test what waits for that thread.
 
 use std::fs;
 use std::io;
 use std::marker::PhantomData;
 
-/// A thread that is stopped until this is dropped. Needs root.
+/// A thread of another process that is stopped until this value is dropped. Needs root.
 pub struct StoppedThread {
     tid: libc::pid_t,
-    /// Only the thread that stopped it may let it run again.
+    /// Keeps this value on its thread: only the thread that stopped another one may let it run again.
     stays_on_thread: PhantomData<*const ()>,
 }
 
 impl StoppedThread {
-    /// Stops the thread of a process that has this name.
+    /// Stops the thread with this name in a process.
     pub fn stop_named(pid: u32, name: &str) -> io::Result<Self> {
         for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
             let comm = fs::read_to_string(task.path().join("comm"))?;
@@ -34,7 +34,7 @@ impl StoppedThread {
         };
         ptrace(libc::PTRACE_INTERRUPT, tid)?;
         let mut status = 0;
-        // SAFETY: a system call that writes one integer.
+        // SAFETY: the system call writes one integer.
         match unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL) } {
             -1 => Err(io::Error::last_os_error()),
             _ => Ok(stopped),
@@ -44,13 +44,13 @@ impl StoppedThread {
 
 impl Drop for StoppedThread {
     fn drop(&mut self) {
-        // A thread that was killed meanwhile needs no release.
+        // If the thread was killed meanwhile, it needs no release.
         let _ = ptrace(libc::PTRACE_DETACH, self.tid);
     }
 }
 
 fn ptrace(request: libc::c_uint, tid: libc::pid_t) -> io::Result<()> {
-    // SAFETY: these requests read and write no memory.
+    // SAFETY: the requests that are passed here read and write no memory.
     match unsafe { libc::ptrace(request, tid, 0, 0) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),

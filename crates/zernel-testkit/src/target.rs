@@ -1,6 +1,6 @@
-//! Targets: processes on the software GPU that a test observes. A test starts its own program again, and the environment
-//! names the role that the new process runs. It waits for the test, calls the software GPU's libraries, and reports
-//! that it is done. The truth log has all its calls.
+//! Targets: processes on the software GPU that a test observes. A test starts its own program again, and the
+//! environment names the role that the new process runs. The target waits for the test, calls the software GPU's
+//! libraries, and reports that it is done. The truth log contains all calls of the target.
 
 use std::ffi::{CString, c_void};
 use std::fs::File;
@@ -19,17 +19,17 @@ use zernel_softgpu::truth::TruthLog;
 
 /// The variable that names the role of a target.
 pub const ROLE_VARIABLE: &str = "ZERNEL_TARGET_ROLE";
-/// The variable with the number of rounds.
+/// The variable with the number of rounds of a target.
 pub const ROUNDS_VARIABLE: &str = "ZERNEL_TARGET_ROUNDS";
-/// The variable that names the directory of the libraries.
+/// The variable that names the directory of the software GPU's libraries.
 pub const LIBRARIES_VARIABLE: &str = "ZERNEL_TARGET_LIBRARIES";
-/// The variable that names the directory of the stage.
+/// The variable that names the directory of the stage, which its targets share.
 const DIRECTORY_VARIABLE: &str = "ZERNEL_TARGET_DIRECTORY";
 
-/// Code that a target runs, with the number of rounds.
+/// The function that a target runs; its second argument is the number of rounds.
 pub type TargetRole = fn(&Driver, u64);
 
-/// Runs the role that the environment names. `None` if this process is no target.
+/// Runs the role that the environment names. Returns `None` if this process is no target.
 pub fn run_role(roles: &[(&str, TargetRole)]) -> Option<ExitCode> {
     let wanted = env::var(ROLE_VARIABLE).ok()?;
     let (_, role) = roles.iter().find(|(name, _)| *name == wanted)?;
@@ -45,25 +45,25 @@ pub fn run_role(roles: &[(&str, TargetRole)]) -> Option<ExitCode> {
 
 fn wait_for_line() {
     let input = std::io::stdin().as_fd().try_clone_to_owned();
-    // Byte by byte: the rest of the input is for the program that this process may exec.
+    // The line is read byte by byte: the rest of the input is for the program that this process may exec.
     let mut input = File::from(input.expect("a pipe"));
     let mut byte = [0];
     while byte != *b"\n" && input.read(&mut byte).expect("a pipe") > 0 {}
 }
 
-/// Reports in a target that a part of the work is done, and waits for the next line.
+/// In a target: reports that a part of the work is done, and waits until the test starts the next part.
 pub fn end_part_and_wait() {
     println!("done");
     wait_for_line();
 }
 
-/// The directory of the stage, in a target. All targets of a stage share it.
+/// In a target: the directory of the stage, which all targets of the stage share.
 pub fn stage_directory() -> PathBuf {
     PathBuf::from(env::var_os(DIRECTORY_VARIABLE).expect("a target has a stage"))
 }
 
-/// Held exclusively by tests whose targets would change the sampling of other tests: an observer observes the whole
-/// machine.
+/// A lock held by all tests with targets. A test whose targets would change the sampling of other tests holds it
+/// exclusively: an observer observes the whole machine.
 static MACHINE_LOCK: RwLock<()> = RwLock::new(());
 
 #[allow(dead_code)] // held, not read
@@ -72,20 +72,21 @@ enum MachineClaim {
     Alone(RwLockWriteGuard<'static, ()>),
 }
 
-/// The software GPU in a directory of its own, with its truth log. A test has one stage at a time.
+/// The directory of one test: the software GPU's libraries, and the truth log of the test's targets. A test has one
+/// stage at a time.
 pub struct Stage {
     directory: tempfile::TempDir,
     _claim: MachineClaim,
 }
 
 impl Stage {
-    /// A stage beside those of other tests.
+    /// Creates a stage. Other tests may have stages at the same time.
     pub fn new(prologue: Prologue) -> Self {
         let guard = MACHINE_LOCK.read().unwrap_or_else(PoisonError::into_inner);
         Self::with_claim(prologue, MachineClaim::Shared(guard))
     }
 
-    /// A stage while no other test has one.
+    /// Creates a stage when no other test has one, and keeps other tests waiting until it is dropped.
     pub fn with_machine_alone(prologue: Prologue) -> Self {
         let guard = MACHINE_LOCK.write().unwrap_or_else(PoisonError::into_inner);
         Self::with_claim(prologue, MachineClaim::Alone(guard))
@@ -106,12 +107,12 @@ impl Stage {
         self.directory.path()
     }
 
-    /// The path of a library, such as `libcuda.so.1`.
+    /// The path of a library of the stage, such as `libcuda.so.1`.
     pub fn library_path(&self, name: &str) -> PathBuf {
         self.path().join("lib").join(name)
     }
 
-    /// The truth log of all targets so far.
+    /// Reads the truth log of all targets that ran so far.
     pub fn read_truth_log(&self) -> TruthLog {
         TruthLog::read(&self.path().join("log")).expect("a readable log")
     }
@@ -127,7 +128,7 @@ impl Stage {
         self.target_command_of(&program, role, rounds)
     }
 
-    /// The command that starts a target with a copy of this program, or with a program that execs this one.
+    /// The command that starts a target by running `program`: a copy of this program, or a program that execs this one.
     pub fn target_command_of(&self, program: &Path, role: &str, rounds: u64) -> Command {
         let mut command = Command::new(program);
         command
@@ -142,14 +143,14 @@ impl Stage {
     }
 }
 
-/// A running target.
+/// A running target process. It is killed on drop.
 pub struct Target {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
 }
 
 impl Target {
-    /// Starts a target by a command of [`Stage::target_command`].
+    /// Starts a target by a command that [`Stage::target_command`] returned.
     pub fn start(command: &mut Command) -> Self {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("this program runs");
@@ -157,37 +158,37 @@ impl Target {
         Self { child, output }
     }
 
-    /// Its pid.
+    /// Pid of the target.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Starts its work, or the next part of it.
+    /// Starts the target's work, or the next part of it.
     pub fn start_part(&mut self) {
         let input = self.child.stdin.as_mut().expect("piped");
         input.write_all(b"go\n").expect("the target listens");
     }
 
-    /// Waits until its work is done. The process runs until it is dropped.
+    /// Waits until the target reports that its work is done. The process keeps running until this value is dropped.
     pub fn wait_until_done(&mut self) {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("the target speaks");
         assert_eq!(line, "done\n", "the target did not finish its work");
     }
 
-    /// Starts the next part of its work, and waits until that is done.
+    /// Starts the next part of the target's work, and waits until that part is done.
     pub fn run_part(&mut self) {
         self.start_part();
         self.wait_until_done();
     }
 
-    /// Lets it exit, and waits for the exit.
+    /// Lets the target exit, and waits until it has exited.
     pub fn let_exit(mut self) {
         self.start_part();
         assert!(self.wait_for_exit().success());
     }
 
-    /// Kills it, and waits for the exit.
+    /// Kills the target, and waits until it has exited.
     pub fn kill(mut self) {
         self.child.kill().expect("our child");
         self.wait_for_exit();
@@ -243,7 +244,7 @@ macro_rules! as_word {
 
 pub use crate::{call, try_call};
 
-/// The address of a value that a function stores.
+/// The address of a value, as the place where a function stores its result.
 pub fn out_pointer<T>(value: &mut T) -> *mut c_void {
     ptr::from_mut(value).cast()
 }
@@ -260,12 +261,12 @@ impl Driver {
         }
     }
 
-    /// Opens the device and makes its context current.
+    /// Opens the first device and makes its primary context current.
     pub fn open_first_device(&self) {
         self.open_device(0);
     }
 
-    /// Opens any device and makes its context current.
+    /// Opens the device with this number and makes its primary context current.
     pub fn open_device(&self, device: u64) {
         let mut context = 0_u64;
         call!(self.cuda, "cuInit", 0);
@@ -278,12 +279,12 @@ impl Driver {
         call!(self.cuda, "cuCtxSetCurrent", context);
     }
 
-    /// A kernel that does nothing, to be launched.
+    /// Loads a kernel that takes no time, and returns its handle.
     pub fn load_empty_kernel(&self) -> u64 {
         self.load_kernel("nothing", Duration::from_nanos(1))
     }
 
-    /// A kernel that takes this time.
+    /// Loads a kernel that takes the given time, and returns its handle.
     pub fn load_kernel(&self, name: &str, time: Duration) -> u64 {
         let image = format!("softgpu kernel {name} {}\n", time.as_nanos());
         let image = CString::new(image).expect("no zero inside");
@@ -305,7 +306,7 @@ impl Driver {
         function
     }
 
-    /// `cuLaunchKernel` on the default stream.
+    /// Calls `cuLaunchKernel` on the default stream.
     pub fn launch_kernel(&self, function: u64) {
         call!(
             self.cuda,
@@ -324,7 +325,7 @@ impl Driver {
         );
     }
 
-    /// `cuLaunchCooperativeKernel` on the default stream.
+    /// Calls `cuLaunchCooperativeKernel` on the default stream.
     pub fn launch_cooperatively(&self, function: u64) {
         call!(
             self.cuda,
@@ -342,7 +343,7 @@ impl Driver {
         );
     }
 
-    /// Copies a batch to the device.
+    /// Copies a batch to an address on the device.
     pub fn copy_to_device(&self, device: u64, batch: &mut [u8]) {
         let bytes = batch.len();
         call!(
@@ -354,29 +355,29 @@ impl Driver {
         );
     }
 
-    /// Waits for the default stream.
+    /// Waits until all work in the default stream is done.
     pub fn synchronize(&self) {
         call!(self.cuda, "cuStreamSynchronize", 0);
     }
 
-    /// Allocates memory of the device, and returns its address.
+    /// Allocates memory on the device, and returns its address.
     pub fn allocate_memory(&self, bytes: u64) -> u64 {
         let mut address = 0_u64;
         call!(self.cuda, "cuMemAlloc_v2", out_pointer(&mut address), bytes);
         address
     }
 
-    /// Frees what [`Self::allocate`] returned.
+    /// Frees the memory that [`Self::allocate_memory`] returned.
     pub fn free_memory(&self, address: u64) {
         call!(self.cuda, "cuMemFree_v2", address);
     }
 
-    /// `libcuda.so.1`.
+    /// The loaded `libcuda.so.1`.
     pub fn cuda(&self) -> &Library {
         &self.cuda
     }
 
-    /// `libnccl.so.2`.
+    /// The loaded `libnccl.so.2`.
     pub fn nccl(&self) -> &Library {
         &self.nccl
     }

@@ -1,5 +1,5 @@
-//! Tests with needs: root, BPF, a virtual machine. Trials run on machines that meet their needs and are listed as
-//! skipped on others.
+//! Tests that need something from the machine: root, BPF, a virtual machine. Such tests (trials) run on machines that
+//! meet their needs and are listed as skipped on others.
 //!
 //! A test file with `harness = false` lists its trials:
 //!
@@ -30,10 +30,10 @@ use crate::Need;
 /// The variable that names needs whose trials must not be skipped.
 pub const REQUIRE_VARIABLE: &str = "ZERNEL_REQUIRE";
 
-/// Prefix of the kind of a skipped trial; the reason follows.
+/// The beginning of a skipped trial's kind, as it is printed; the reason follows.
 const SKIPPED_PREFIX: &str = "skipped: ";
 
-/// Names of all needs. A machine has one version of cgroups.
+/// The names of all needs. A machine has one version of cgroups, so it meets only one of the needs for them.
 const NEED_NAMES: [&str; 11] = [
     "root",
     "bpf",
@@ -48,7 +48,7 @@ const NEED_NAMES: [&str; 11] = [
     "fuse",
 ];
 
-/// A test that runs where all its needs are met.
+/// Makes a test that runs only where all its needs are met.
 pub fn trial(name: &str, needs: &[Need], test: impl FnOnce() + Send + 'static) -> Trial {
     trial_requiring(
         &env::var(REQUIRE_VARIABLE).unwrap_or_default(),
@@ -58,7 +58,7 @@ pub fn trial(name: &str, needs: &[Need], test: impl FnOnce() + Send + 'static) -
     )
 }
 
-/// `must_be_met`: the value of [`REQUIRE_VARIABLE`].
+/// Makes a test like [`trial`], where `must_be_met` is the value of [`REQUIRE_VARIABLE`].
 fn trial_requiring(
     must_be_met: &str,
     name: &str,
@@ -70,7 +70,7 @@ fn trial_requiring(
             test();
             Ok(())
         }),
-        // Fails if it is run with `--ignored`.
+        // A skipped trial fails if `--ignored` makes it run.
         Ok(NeedsResult::Unmet(why)) => Trial::test(name, {
             let why = why.clone();
             move || Err(why.into())
@@ -81,14 +81,15 @@ fn trial_requiring(
     }
 }
 
-/// Whether a trial has what it needs.
+/// Whether a machine has what a trial needs.
 #[derive(Debug, PartialEq, Eq)]
 enum NeedsResult {
     Met,
     Unmet(String),
 }
 
-/// The needs that must be met; an unknown name is a mistake that would let skips pass.
+/// Splits the list of needs that must be met. An unknown name is an error, because it would let trials be skipped
+/// unnoticed.
 fn parse_required_needs(list: &str) -> Result<Vec<&str>, String> {
     let names = list
         .split(',')
@@ -104,7 +105,8 @@ fn parse_required_needs(list: &str) -> Result<Vec<&str>, String> {
         .collect()
 }
 
-/// Whether all needs are met, or the reasons why not. An error if a need that is required is not met.
+/// Checks the needs of a trial: all are met, or the reasons why not. Returns an error if a need that must be met is
+/// not.
 fn check_needs(needs: &[Need], required: &[&str]) -> Result<NeedsResult, String> {
     let unmet: Vec<_> = needs
         .iter()
@@ -124,7 +126,7 @@ fn check_needs(needs: &[Need], required: &[&str]) -> Result<NeedsResult, String>
     }
 }
 
-/// Runs the trials as `cargo test` expects it. Prints each skipped trial and a count at the end.
+/// Runs the trials as `cargo test` expects it. Prints each skipped trial and a count of them at the end.
 pub fn main(trials: impl IntoIterator<Item = Trial>) -> ExitCode {
     let arguments = Arguments::from_args();
     let trials: Vec<Trial> = trials.into_iter().collect();

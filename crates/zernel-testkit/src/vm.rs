@@ -1,12 +1,11 @@
-//! Virtual machines with other kernels than this machine's: the needs for them, and the kernels to
-//! boot. A trial that runs its own program on another kernel starts here.
+//! Kernels for virtual machines in which trials run their own program, and the needs of such trials.
 
 use zernel_lab::kernel::BadKernelVersion;
 use zernel_lab::{Kernel, KernelCache, KernelRequest};
 
 use crate::Need;
 
-/// The need for a virtual machine with sched_ext, its kernel downloaded.
+/// The need for a virtual machine whose kernel has sched_ext. The check downloads the kernel.
 #[must_use]
 pub fn newest_kernel_need() -> Need {
     Need {
@@ -15,7 +14,7 @@ pub fn newest_kernel_need() -> Need {
     }
 }
 
-/// The need for a virtual machine with the oldest kernel that we support, downloaded.
+/// The need for a virtual machine with the oldest kernel that Zernel supports. The check downloads the kernel.
 #[must_use]
 pub fn oldest_kernel_need() -> Need {
     Need {
@@ -24,7 +23,7 @@ pub fn oldest_kernel_need() -> Need {
     }
 }
 
-/// The kernel of a version such as `6.12`, downloaded.
+/// Downloads the newest kernel of a version such as `6.12`, or takes it from the cache.
 ///
 /// # Errors
 /// The version is malformed, this machine boots no virtual machines, or the download fails.
@@ -33,7 +32,7 @@ pub fn obtain_kernel_of_version(version: &str) -> Result<Kernel, String> {
     obtain_kernel(&request.map_err(|error: BadKernelVersion| error.to_string())?)
 }
 
-/// A kernel, downloaded.
+/// Downloads the kernel of a request, or takes it from the cache.
 ///
 /// # Errors
 /// This machine boots no virtual machines, or the download fails.

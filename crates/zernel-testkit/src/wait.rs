@@ -1,13 +1,13 @@
-//! Waiting for a condition that soon holds on any machine. Every wait of a test uses this module: if the condition never
-//! holds, the test fails after a minute and names it.
+//! Waits for conditions that soon hold on any machine. Every wait of a test uses this module: if the condition never
+//! holds, the test fails after a minute and names the condition.
 
 use std::fmt::Display;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time limit of a condition. It is long enough for a loaded machine.
+/// Time limit of a wait for a condition. It is long enough for a loaded machine.
 const CONDITION_TIME_LIMIT: Duration = Duration::from_secs(60);
-/// The pause between two attempts starts here and doubles up to the longest. Quick conditions are seen
+/// The pause between two attempts starts at this length and doubles up to [`MAX_PAUSE`]. Quick conditions are seen
 /// quickly, and conditions that start a process do not load the machine.
 const MIN_PAUSE: Duration = Duration::from_millis(1);
 const MAX_PAUSE: Duration = Duration::from_millis(50);
@@ -17,7 +17,7 @@ pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
     eventually_within(CONDITION_TIME_LIMIT, what, condition);
 }
 
-/// Waits until a condition holds, with another limit than a minute.
+/// Waits until a condition holds, and panics after `limit`.
 pub fn eventually_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let attempt = || condition().then_some(()).ok_or("the condition is false");
     retry::<_, &str>(limit, what, attempt);

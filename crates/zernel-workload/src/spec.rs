@@ -163,7 +163,8 @@ impl WorkloadSpec {
 
     /// Checks every setting of the workload before its first worker exists.
     ///
-    /// # Errors The first invalid setting, with its group and field.
+    /// # Errors
+    /// The first invalid setting, with its group and field.
     pub fn check(&self) -> Result<()> {
         let mut names = BTreeSet::new();
         if let Some(twice) = self

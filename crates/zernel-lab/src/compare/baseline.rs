@@ -1,11 +1,11 @@
-//! A report of an earlier day, to fail against.
+//! Compares a report with an earlier one, the baseline, and lists what became worse.
 
 use super::statistics::{SignTest, SignTestOutcome, median};
 use super::{ComparisonReport, ScenarioReport, SchedulerRow};
 
 /// The change of a median that counts where there are too few seeds for the sign test, in percent.
 const LARGEST_CHANGE_PERCENT: f64 = 5.0;
-/// Seeds that the sign test needs.
+/// Number of seeds that the sign test needs.
 const SEEDS_FOR_SIGN_TEST: usize = 6;
 
 /// What became worse than in the baseline: a verdict, or the compared figure by the sign test over the seeds that both

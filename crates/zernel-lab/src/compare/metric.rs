@@ -6,20 +6,21 @@ use zernel_workload::WorkType;
 use crate::scenario::Scenario;
 use crate::scenario::figures::{RunFigures, exact_quantile};
 
-/// The figure by which schedulers are compared: that of the first group of `training`, else of the first group.
+/// The figure by which schedulers are compared in a scenario: a figure of the first group of `training`, or of the
+/// first group if the scenario has no training.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metric {
-    /// The group.
+    /// The name of the group.
     pub group: String,
-    /// The figure.
+    /// Which figure of the group is compared.
     pub kind: MetricKind,
 }
 
-/// A figure of a group.
+/// A figure of a group that schedulers are compared by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MetricKind {
-    /// Steps, or rounds, per second.
+    /// Steps per second, or rounds per second for a group without steps.
     Rate,
     /// The 99th percentile of the wake-up latency, in microseconds.
     WakeP99,
@@ -44,7 +45,7 @@ impl Metric {
         Self { group, kind }
     }
 
-    /// Its value in a run.
+    /// The value of the figure in a run; `None` if the run measured none.
     pub(super) fn value_in_run(&self, figures: &RunFigures) -> Option<f64> {
         let group = figures.find_group(&self.group)?;
         let us = |ns: u64| ns as f64 / 1e3;
@@ -55,13 +56,13 @@ impl Metric {
         }
     }
 
-    /// Whether a larger value is better.
+    /// Whether a larger value of the figure is better.
     #[must_use]
     pub fn higher_is_better(&self) -> bool {
         self.kind == MetricKind::Rate
     }
 
-    /// What it is, with its unit.
+    /// The name of the figure, with its unit.
     #[must_use]
     pub fn label(&self) -> String {
         let what = match self.kind {

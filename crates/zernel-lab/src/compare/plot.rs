@@ -1,4 +1,4 @@
-//! One scenario as an SVG: one line per scheduler, one dot per seed, a bar at the median.
+//! Draws one scenario as an SVG: one line per scheduler, one dot per seed, a bar at the median.
 
 use super::{ScenarioReport, SchedulerRow};
 
@@ -37,7 +37,7 @@ pub(super) fn render_svg(report: &ScenarioReport) -> String {
     lines.join("\n")
 }
 
-/// The horizontal axis, from 0.
+/// The horizontal axis, which begins at 0.
 struct Axis {
     largest_value: f64,
 }
@@ -63,7 +63,7 @@ impl Axis {
     }
 }
 
-/// The start of the file and its title.
+/// The beginning of the SVG file, and the title of the plot.
 fn opening_lines(report: &ScenarioReport, height: f64) -> Vec<String> {
     let direction = match report.metric.higher_is_better() {
         true => "more is better",

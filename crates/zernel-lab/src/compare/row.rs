@@ -1,4 +1,4 @@
-//! One scheduler in one scenario, over all seeds.
+//! The figures of one scheduler in one scenario, over all seeds.
 
 use serde::{Deserialize, Serialize};
 use zernel_workload::Histogram;
@@ -10,22 +10,22 @@ use crate::scenario::Scenario;
 use crate::scenario::figures::{GroupFigures, RunFigures, exact_quantile};
 use crate::scenario_run::RunResult;
 
-/// One scheduler in one scenario, over all seeds. Quantiles are over the samples of all seeds together.
+/// The figures of one scheduler in one scenario, over all seeds. Quantiles are over the samples of all seeds together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerRow {
-    /// The scheduler's name.
+    /// The name of the scheduler.
     pub scheduler: String,
-    /// The worst verdict over the seeds.
+    /// The worst verdict over all seeds.
     pub verdict: Verdict,
-    /// The first finding that is not a pass.
+    /// The first finding that is not a pass, as text.
     pub problem: Option<String>,
     /// The compared figure by seed; `None` where a run measured nothing.
     pub by_seed: Vec<Option<f64>>,
-    /// Its median.
+    /// The median of the compared figure over all seeds.
     pub median: Option<f64>,
-    /// Steps, or rounds, per second: the median over the seeds.
+    /// Steps per second, or rounds per second for a group without steps: the median over the seeds.
     pub rate: Option<f64>,
-    /// Steps of all seeds.
+    /// Number of steps of all seeds.
     pub steps: usize,
     /// Median step time in milliseconds.
     pub step_p50_ms: Option<f64>,
@@ -39,11 +39,11 @@ pub struct SchedulerRow {
     pub wake_max_us: Option<f64>,
     /// CPU time of the group per step, in milliseconds.
     pub cpu_ms_per_step: Option<f64>,
-    /// CPUs that noise used on average.
+    /// Number of CPUs that the groups of the key `noise` used on average.
     pub noise_cpus: Option<f64>,
     /// The longest wait of any task, in milliseconds.
     pub longest_wait_ms: Option<f64>,
-    /// Against the first scheduler.
+    /// The comparison with the first scheduler, by the sign test.
     pub against_first: SignTest,
 }
 
@@ -113,7 +113,7 @@ fn worst_verdict_of_runs(runs: &[&RunResult]) -> Verdict {
     verdicts.max().unwrap_or(Verdict::Skip)
 }
 
-/// The text of the first finding that is not a pass.
+/// The text of a run's first finding that is not a pass.
 fn first_problem(runs: &[&RunResult]) -> Option<String> {
     let mut findings = runs.iter().flat_map(|run| &run.findings);
     let problem = findings.find(|finding| finding.verdict != Verdict::Pass);

@@ -1,34 +1,34 @@
-//! The sign test.
+//! The sign test, by which two schedulers are compared over several seeds.
 
 use serde::{Deserialize, Serialize};
 
-/// The largest p of a difference that counts: what six wins of six give (1/64).
+/// The largest p at which a difference counts: that of six wins in six pairs (1/64).
 pub const LARGEST_P_VALUE: f64 = 0.016;
 
-/// Pairs of runs with the same seed.
+/// The result of comparing two schedulers: pairs of runs with the same seed.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct SignTest {
-    /// Pairs in which the second is better.
+    /// Number of pairs in which the second scheduler is better.
     pub wins: u32,
-    /// Pairs in which the second is worse.
+    /// Number of pairs in which the second scheduler is worse.
     pub losses: u32,
-    /// Equal pairs, which do not count.
+    /// Number of pairs with equal figures, which do not count.
     pub ties: u32,
 }
 
-/// What a sign test shows.
+/// What a sign test shows about the second scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignTestOutcome {
-    /// The second is better.
+    /// The second scheduler is better.
     Better,
-    /// The second is worse.
+    /// The second scheduler is worse.
     Worse,
-    /// Neither is shown.
+    /// The test shows neither that the second scheduler is better nor that it is worse.
     Undecided,
 }
 
 impl SignTest {
-    /// Compares pairs (first, second).
+    /// Compares pairs of figures (first scheduler, second scheduler) with the same seed.
     #[must_use]
     pub fn from_pairs(pairs: impl IntoIterator<Item = (f64, f64)>, higher_is_better: bool) -> Self {
         let mut test = Self::default();
@@ -47,7 +47,7 @@ impl SignTest {
         test
     }
 
-    /// The chance that two equal schedulers differ at least this much in this direction.
+    /// The probability that two equal schedulers differ at least this much in this direction.
     #[must_use]
     pub fn p_value(&self) -> f64 {
         let pairs = self.wins + self.losses;
@@ -58,7 +58,7 @@ impl SignTest {
         tail_sum / 2_f64.powi(i32::try_from(pairs).unwrap_or(i32::MAX))
     }
 
-    /// What it shows by the rule that is stated before the runs.
+    /// What the test shows by the rule that is fixed before the runs.
     #[must_use]
     pub fn outcome(&self) -> SignTestOutcome {
         match self.p_value() <= LARGEST_P_VALUE {
@@ -75,7 +75,7 @@ fn binomial(trials: u32, successes: u32) -> f64 {
     })
 }
 
-/// The middle value; the mean of the middle two of an even number.
+/// The median: the middle value, or the mean of the middle two values for an even number.
 #[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();

@@ -1,4 +1,4 @@
-//! A report as text, in the form of a Markdown table.
+//! Formats the result of a comparison as a table of text, in the form of Markdown.
 
 use std::fmt;
 
@@ -48,7 +48,7 @@ impl fmt::Display for ScenarioReport {
                 .iter()
                 .zip(&widths)
                 .map(|(cell, width)| format!("{cell:<width$}"));
-            // A bar inside a cell would end the cell.
+            // A `|` inside a cell would end the cell, so it is replaced.
             let padded: Vec<String> = padded.map(|cell| cell.replace(" | ", " / ")).collect();
             writeln!(formatter, "| {} |", padded.join(" | "))
         };

@@ -1,20 +1,21 @@
-//! Whether a kernel's type information (BTF) lets BPF schedulers load.
+//! Finds out from a kernel's type information (BTF) whether BPF schedulers load.
 //!
 //! Some functions that the kernel offers to schedulers have a last argument `aux` which the kernel fills in itself. The
-//! public prototype must not show it: the build tools move it to a second function, named `…_impl`. Kernels built
-//! with tools that do not know this keep it, and then the verifier refuses every scheduler: `func_proto incompatible
-//! with vmlinux`. Debian's 7.2.12 (pahole 1.30) is such a kernel, its 7.2.13 (pahole 1.32) is not.
+//! public prototype must not show this argument: the build tools move it to a second function, named `…_impl`. If the
+//! build tools do not know this, the argument stays in the public prototype, and the verifier refuses every scheduler:
+//! `func_proto incompatible with vmlinux`. Debian's 7.2.12 (pahole 1.30) is such a kernel, its 7.2.13 (pahole 1.32) is
+//! not.
 
 use std::collections::BTreeSet;
 
 use thiserror::Error;
 
-/// A text that is no BTF.
+/// The bytes are not valid BTF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the kernel's type information (BTF) is damaged")]
 pub struct BadBtf;
 
-/// Names of the functions for schedulers whose prototype shows the argument that the kernel fills in. With one of them
+/// Names of the functions for schedulers whose prototype shows the argument that the kernel fills in. If there is one,
 /// no BPF scheduler loads.
 ///
 /// # Errors
@@ -52,7 +53,7 @@ const PARAMETER_BYTES: usize = 8;
 const KIND_FUNC: u32 = 12;
 const KIND_FUNC_PROTO: u32 = 13;
 
-/// Bytes that follow a type of this kind with this number of members.
+/// Number of bytes that follow a type of this kind with this number of members.
 fn trailing_bytes(kind: u32, members: usize) -> Result<usize, BadBtf> {
     const KIND_INT: u32 = 1;
     const KIND_ARRAY: u32 = 3;
@@ -74,16 +75,16 @@ fn trailing_bytes(kind: u32, members: usize) -> Result<usize, BadBtf> {
     }
 }
 
-/// One type.
+/// One type in the type information.
 struct BtfType<'a> {
     kind: u32,
     name_offset: u32,
-    /// The type that it refers to, for functions.
+    /// For a function: the id of the type that is its prototype.
     target_id: u32,
     member_bytes: &'a [u8],
 }
 
-/// The types of a BTF, in the order of their ids from 1 on.
+/// All types, in the order of their ids from 1 on.
 #[derive(Clone)]
 struct BtfTypes<'a> {
     type_bytes: &'a [u8],
@@ -96,7 +97,7 @@ impl<'a> BtfTypes<'a> {
         if magic != Some(BTF_MAGIC) {
             return Err(BadBtf);
         }
-        // Offsets count from the end of the header.
+        // Offsets in the BTF header count from the end of the header.
         let header_bytes = read_word(btf, 4)? as usize;
         let section = |offset: usize| {
             let start = header_bytes
@@ -149,7 +150,7 @@ impl<'a> Iterator for BtfTypes<'a> {
     }
 }
 
-/// The little-endian word at an offset.
+/// The little-endian 32-bit word at an offset.
 fn read_word(bytes: &[u8], offset: usize) -> Result<u32, BadBtf> {
     let word = bytes.get(offset..).and_then(|rest| rest.first_chunk());
     word.map(|bytes| u32::from_le_bytes(*bytes)).ok_or(BadBtf)
@@ -169,7 +170,7 @@ mod tests {
         place.unwrap() as u32 + 1
     }
 
-    /// A function and its prototype, which is the type with the next id.
+    /// Adds a function and its prototype, which is the type with the next id.
     fn function_and_prototype(id: u32, function_name: &str, parameters: &[&str]) -> Vec<u8> {
         let mut words = vec![name_offset(function_name), KIND_FUNC << 24, id + 1];
         words.extend([0, KIND_FUNC_PROTO << 24 | parameters.len() as u32, 0]);
@@ -223,7 +224,7 @@ mod tests {
             for value in [0, 1, 0x7f, 0xff] {
                 let mut changed = good.clone();
                 changed[position] = value;
-                // Whatever the answer, it comes without a panic.
+                // Damaged BTF gives an answer or an error, but never a panic.
                 let _ = malformed_scheduler_functions(&changed);
             }
         }

@@ -1,7 +1,7 @@
-//! Kernels kept on disk, so that each is fetched once.
+//! The cache of kernels on disk, so that each kernel is downloaded only once.
 //!
-//! One folder per kernel: `<cache>/kernels/<release>/{vmlinuz,config}`. A folder appears atomically, so any
-//! number of processes may read and fetch at once.
+//! One folder per kernel: `<cache>/kernels/<release>/{vmlinuz,config}`. A complete folder appears atomically, so any
+//! number of processes may read and add kernels at once.
 
 use std::env;
 use std::fs;
@@ -12,23 +12,23 @@ use crate::kernel_package::{PackagedKernel, kernels_in_packages};
 
 use super::{Kernel, KernelError, KernelRequest, KernelVersion, file_error};
 
-/// Searched in this order. Backports come first: the shortest list, with the newest kernels that do not
-/// change every day. Suites without support come last.
+/// Debian's suites, in the order in which they are searched. Backports come first: their list is the shortest, and has
+/// the newest kernels that do not change every day. Suites without support come last.
 const DEBIAN_SUITES: [&str; 5] = ["trixie-backports", "trixie", "bookworm", "sid", "bullseye"];
 
-/// A file in the cache: the release of the kernel that is booted when none is named.
+/// Name of a file in the cache, which contains the release of the kernel that is booted by default.
 const DEFAULT_KERNEL_FILE: &str = "chosen";
 
-/// A kernel that Debian offers.
+/// A kernel that a Debian suite offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AvailableKernel {
-    /// Its release.
+    /// The release of the kernel.
     pub version: KernelVersion,
-    /// The suite that holds it.
+    /// The name of the suite that offers the kernel.
     pub suite: &'static str,
 }
 
-/// The folder for everything that is fetched or built once.
+/// The folder for everything that the lab downloads or builds only once.
 pub(crate) fn cache_folder() -> Result<PathBuf, KernelError> {
     let nonempty_path_variable = |name| {
         env::var_os(name)
@@ -41,7 +41,7 @@ pub(crate) fn cache_folder() -> Result<PathBuf, KernelError> {
         .ok_or(KernelError::NoCacheFolder)
 }
 
-/// The folder that holds fetched kernels.
+/// A folder that holds downloaded kernels.
 #[derive(Debug, Clone)]
 pub struct KernelCache {
     folder: PathBuf,
@@ -53,14 +53,14 @@ impl KernelCache {
         cache_folder().map(Self::in_folder)
     }
 
-    /// A cache in a given folder, which need not exist yet.
+    /// The cache in a given folder, which need not exist yet.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into().join("kernels"),
         }
     }
 
-    /// The newest kernel that fits, from the cache if it has one, else fetched from Debian.
+    /// Returns the newest kernel that fits the request: from the cache if it has one, else downloaded from Debian.
     pub fn obtain_kernel(&self, request: &KernelRequest) -> Result<Kernel, KernelError> {
         match self.newest_cached(request)? {
             Some(kernel) => Ok(kernel),
@@ -68,7 +68,7 @@ impl KernelCache {
         }
     }
 
-    /// The newest kernel in the cache that fits. Never touches the network.
+    /// The newest kernel in the cache that fits the request. Never uses the network.
     pub fn newest_cached(&self, request: &KernelRequest) -> Result<Option<Kernel>, KernelError> {
         let mut fulfilling_kernels: Vec<Kernel> = self
             .cached_kernels()?
@@ -79,8 +79,8 @@ impl KernelCache {
         Ok(fulfilling_kernels.pop())
     }
 
-    /// Fetches the newest kernel that fits from Debian, whatever the cache holds. Kernels that turn out not to load
-    /// schedulers stay in the cache, so that they are not fetched again.
+    /// Downloads the newest kernel that fits the request from Debian, whatever the cache holds. Kernels that turn out
+    /// not to load schedulers stay in the cache, so that they are not downloaded again.
     pub fn fetch_newest(&self, request: &KernelRequest) -> Result<Kernel, KernelError> {
         let mut offered_versions = Vec::new();
         let mut unusable_kernels = Vec::new();
@@ -88,7 +88,8 @@ impl KernelCache {
         for suite in DEBIAN_SUITES {
             let (suite, kernels) = match fetch_suite_with_kernels(suite) {
                 Ok(suite_and_kernels) => suite_and_kernels,
-                // A mirror may lack one suite and have the others.
+                // A mirror may lack one suite and have the others, so a failure is reported only if no suite can be
+                // read.
                 Err(error) => {
                     first_failure = first_failure.or(Some(error));
                     continue;
@@ -99,7 +100,8 @@ impl KernelCache {
             for packaged_kernel in
                 candidates.filter(|kernel| request.may_be_fulfilled_by(&kernel.version))
             {
-                // The releases of a series were built with the same tools.
+                // All releases of a series were built with the same tools, so if one of them loads no scheduler, the
+                // others are not tried.
                 let series = packaged_kernel.version.numbers().get(..2);
                 if failed_series.contains(&series) {
                     continue;
@@ -122,7 +124,8 @@ impl KernelCache {
         }
     }
 
-    /// Every kernel that Debian offers, oldest first. Suites that cannot be read are left out, unless none can.
+    /// Lists every kernel that Debian offers, oldest first. Suites that cannot be read are left out, unless none can be
+    /// read.
     pub fn kernels_offered_by_debian(&self) -> Result<Vec<AvailableKernel>, KernelError> {
         let mut available: Vec<AvailableKernel> = Vec::new();
         let mut first_failure = None;
@@ -141,7 +144,7 @@ impl KernelCache {
         match first_failure {
             Some(error) if available.is_empty() => Err(error.into()),
             _ => {
-                // Of a kernel in two suites, the one that is searched first stays.
+                // If two suites offer the same kernel, the suite that is searched first counts.
                 available.sort_by(|left, right| left.version.cmp(&right.version));
                 available.dedup_by(|later, earlier| later.version == earlier.version);
                 Ok(available)
@@ -149,7 +152,7 @@ impl KernelCache {
         }
     }
 
-    /// The kernel to boot when none is named: the one chosen by [`KernelCache::set_default_kernel`].
+    /// The kernel that is booted by default: the one chosen by [`KernelCache::set_default_kernel`].
     pub fn default_kernel(&self) -> Result<Option<Kernel>, KernelError> {
         let path = self.folder.join(DEFAULT_KERNEL_FILE);
         match fs::read_to_string(&path) {
@@ -159,8 +162,8 @@ impl KernelCache {
         }
     }
 
-    /// Makes a kernel the one to boot when none is named. It is copied into the cache, where it replaces one of the
-    /// same release; `None` returns to the newest one that loads schedulers.
+    /// Makes a kernel the one that is booted by default. The kernel is copied into the cache, where it replaces a
+    /// kernel of the same release. With `None`, the newest kernel that loads schedulers becomes the default again.
     pub fn set_default_kernel(&self, kernel: Option<&Kernel>) -> Result<(), KernelError> {
         let path = self.folder.join(DEFAULT_KERNEL_FILE);
         let Some(kernel) = kernel else {
@@ -178,7 +181,7 @@ impl KernelCache {
         fs::write(&path, release).map_err(|error| file_error(&path, error))
     }
 
-    /// The kernel of exactly this release in the cache.
+    /// The kernel in the cache that has exactly this release.
     pub fn kernel_of_release(&self, release: &str) -> Result<Kernel, KernelError> {
         let mut kernels = self.cached_kernels()?.into_iter();
         let kernel = kernels.find(|candidate| candidate.version.as_str() == release);
@@ -208,7 +211,7 @@ impl KernelCache {
         self.move_into_cache(&complete_folder).map(drop)
     }
 
-    /// A folder for putting a kernel together, removed when dropped.
+    /// Creates a temporary folder in which a kernel is put together. It is removed when dropped.
     fn create_workspace(&self) -> Result<tempfile::TempDir, KernelError> {
         fs::create_dir_all(&self.folder).map_err(|error| file_error(&self.folder, error))?;
         tempfile::Builder::new()
@@ -217,7 +220,7 @@ impl KernelCache {
             .map_err(|error| file_error(&self.folder, error))
     }
 
-    /// Every kernel in the cache. Folders without a complete kernel are skipped.
+    /// All kernels in the cache. Folders without a complete kernel are skipped.
     pub fn cached_kernels(&self) -> Result<Vec<Kernel>, KernelError> {
         let folders = match fs::read_dir(&self.folder) {
             Ok(folders) => folders,
@@ -252,7 +255,8 @@ impl KernelCache {
         self.move_into_cache(&complete_folder)
     }
 
-    /// Moves a complete kernel to its place. If another process was faster, its kernel is used.
+    /// Moves the folder of a complete kernel to its place in the cache. If another process was faster, its kernel is
+    /// used.
     fn move_into_cache(&self, complete_folder: &Path) -> Result<Kernel, KernelError> {
         let version = Kernel::from_folder(complete_folder)?.version;
         let cached_folder = self.folder.join(version.as_str());
@@ -282,7 +286,7 @@ fn fetch_suite_with_kernels(
     Ok((suite, kernels))
 }
 
-/// Moves image and configuration out of an unpacked package; newer ones keep them with the modules.
+/// Moves image and configuration out of an unpacked package; newer packages keep them with the modules.
 fn gather_image_and_config(
     unpacked_folder: &Path,
     release: &str,
@@ -396,7 +400,7 @@ mod tests {
             let chosen = cache.default_kernel().unwrap().unwrap();
             assert_eq!(chosen.version.as_str(), "6.19.0-mine");
             assert_eq!(chosen.has_option("CONFIG_BPF"), config.is_some());
-            // A kernel in the cache is not copied onto itself.
+            // A kernel that is already in the cache is not copied onto itself.
             cache
                 .set_default_kernel(Some(&cache.kernel_of_release("6.19.0-mine").unwrap()))
                 .unwrap();

@@ -9,8 +9,8 @@ use object::{Object, ObjectSection};
 
 use super::{KernelError, file_error};
 
-/// The release inside an image, by the x86 boot protocol: a magic word at 0x202, and at 0x20e where the
-/// text is, counted from 0x200. The builder's name follows the release in the text.
+/// The release inside a kernel image, by the x86 boot protocol: a magic word is at 0x202, and at 0x20e is the offset of
+/// the text, counted from 0x200. The builder's name follows the release in the text.
 pub(super) fn read_release(image: &Path) -> Result<String, KernelError> {
     const MAX_RELEASE_BYTES: usize = 128;
     let file = File::open(image).map_err(|error| file_error(image, error))?;
@@ -35,8 +35,8 @@ pub(super) fn read_release(image: &Path) -> Result<String, KernelError> {
     String::from_utf8(release.to_vec()).map_err(|_| not_an_image())
 }
 
-/// The BTF of the kernel in an image; none if the kernel has none or is not compressed with zstd, as Debian's kernels
-/// with sched_ext are.
+/// The BTF of the kernel in an image. `None` if the kernel has no BTF or is not compressed with zstd, as Debian's
+/// kernels with sched_ext are.
 pub(super) fn read_btf(image: &Path) -> Option<Vec<u8>> {
     let image = fs::read(image).ok()?;
     let mut vmlinux = Vec::new();
@@ -49,7 +49,8 @@ pub(super) fn read_btf(image: &Path) -> Option<Vec<u8>> {
     btf.data().ok().map(<[u8]>::to_vec)
 }
 
-/// The compressed kernel, by the x86 boot protocol: it lies behind the setup code, whose size in sectors is at 0x1f1.
+/// The compressed kernel in an image, by the x86 boot protocol: it follows the setup code, whose size in sectors is at
+/// 0x1f1.
 fn compressed_kernel(image: &[u8]) -> Option<&[u8]> {
     const SECTOR_BYTES: usize = 512;
     const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];

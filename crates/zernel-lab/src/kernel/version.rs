@@ -1,4 +1,4 @@
-//! Kernel versions as Debian writes them, in their order.
+//! Kernel versions as Debian writes them, and their order.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -6,34 +6,34 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// A kernel's release, the text `uname -r` prints, for example `6.18.15+deb13-cloud-amd64`.
+/// A kernel's release, which is the text that `uname -r` prints, for example `6.18.15+deb13-cloud-amd64`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelVersion {
     release: String,
     numbers: Vec<u32>,
-    /// A candidate comes before the release it leads to.
+    /// Number of a release candidate. A release candidate comes before the release that it leads to.
     release_candidate: Option<u32>,
-    /// Debian's own count, in releases such as `6.1.0-50-cloud-amd64`.
+    /// Debian's own number, in releases such as `6.1.0-50-cloud-amd64`.
     debian_build: u32,
 }
 
-/// A text that does not start with a kernel version.
+/// The text does not start with a kernel version.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("`{0}` is not a kernel version; one looks like 6.18 or 6.18.15")]
 pub struct BadKernelVersion(pub(crate) String);
 
 impl KernelVersion {
-    /// Whether the version's first numbers are these: 6.12.107 starts with 6.12, but not with 6.1.
+    /// Whether the first numbers of the version are these: 6.12.107 starts with 6.12, but not with 6.1.
     pub fn starts_with_numbers(&self, numbers: &[u32]) -> bool {
         self.numbers.starts_with(numbers)
     }
 
-    /// The version's numbers, for example 6, 18 and 15.
+    /// The numbers of the version, for example 6, 18 and 15.
     pub fn numbers(&self) -> &[u32] {
         &self.numbers
     }
 
-    /// The text `uname -r` prints.
+    /// The release as text, as `uname -r` prints it.
     pub fn as_str(&self) -> &str {
         &self.release
     }
@@ -61,7 +61,7 @@ impl FromStr for KernelVersion {
     }
 }
 
-/// Parses a version such as `6.18.15` into its numbers; `None` if the text has anything but numbers and dots.
+/// Parses a version such as `6.18.15` into its numbers; `None` if the text contains anything but numbers and dots.
 pub(super) fn parse_version_numbers(text: &str) -> Option<Vec<u32>> {
     text.split('.').map(|number| number.parse().ok()).collect()
 }

@@ -7,26 +7,26 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Where the cgroups are made. The virtual machine has no other user of them.
+/// The folder in which the cgroups are made. The virtual machine has no other user of cgroups.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
-/// The period of `cpu.max`, the kernel's default.
+/// The period of `cpu.max` in microseconds, which is the kernel's default.
 const CPU_MAX_PERIOD_US: u64 = 100_000;
 
-/// A cgroup of a scenario.
+/// A cgroup as a scenario file states it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScenarioCgroup {
-    /// Its path below the root, such as `a` or `a/b`.
+    /// The path of the cgroup below the root, such as `a` or `a/b`.
     pub name: String,
-    /// The groups that start in it.
+    /// The names of the groups that start in the cgroup.
     pub groups: Vec<String>,
-    /// `cpu.weight`, 1 to 10000.
+    /// The cgroup's `cpu.weight`, 1 to 10000.
     pub weight: Option<u32>,
-    /// `cpuset.cpus`.
+    /// The cgroup's `cpuset.cpus`.
     pub cpus: Option<BTreeSet<usize>>,
-    /// `cpu.max`: CPU time per 100 ms.
+    /// CPU time that the cgroup may use per 100 ms, in milliseconds (`cpu.max`).
     pub max_ms_per_100ms: Option<u64>,
-    /// `cpu.idle`.
+    /// Whether the cgroup runs only when no other task wants the CPU (`cpu.idle`).
     pub idle: Option<bool>,
 }
 
@@ -70,7 +70,7 @@ impl ScenarioCgroup {
         .flatten()
     }
 
-    /// Makes its folder with its settings. Its parent must exist.
+    /// Makes the folder of the cgroup and writes its settings. The parent of the cgroup must exist.
     pub(super) fn create_in_kernel(&self) -> io::Result<()> {
         let folder = cgroup_folder(&self.name);
         if let Some(parent) = folder.parent() {
@@ -80,7 +80,7 @@ impl ScenarioCgroup {
         self.write_settings()
     }
 
-    /// Writes its settings.
+    /// Writes the settings of the cgroup to its files.
     pub(super) fn write_settings(&self) -> io::Result<()> {
         let folder = cgroup_folder(&self.name);
         self.kernel_files_and_values()
@@ -92,9 +92,9 @@ fn cgroup_folder(name: &str) -> PathBuf {
     Path::new(CGROUP_ROOT).join(name)
 }
 
-/// Moves processes into a leaf of their own below a cgroup, or below the root, and gives the leaf's path.
+/// Makes a leaf below a cgroup, or below the root, moves processes into the leaf, and returns its path.
 ///
-/// A leaf has no controllers: it counts CPU time, also that of processes which have exited, and changes nothing for the
+/// A leaf has no controllers: it counts CPU time, also that of processes that have exited, and changes nothing for the
 /// scheduler.
 pub(super) fn move_to_leaf_cgroup(
     parent: Option<&str>,
@@ -117,7 +117,7 @@ pub(super) fn move_to_leaf_cgroup(
     Ok(path)
 }
 
-/// CPU time that the processes of a cgroup have used, in nanoseconds.
+/// CPU time that all processes of a cgroup have used so far, in nanoseconds.
 pub(super) fn used_cpu_ns(path: &Path) -> u64 {
     let text =
         fs::read_to_string(Path::new(CGROUP_ROOT).join(path).join("cpu.stat")).unwrap_or_default();
@@ -138,13 +138,13 @@ pub(super) fn set_frozen(name: &str, is_frozen: bool) -> io::Result<()> {
     )
 }
 
-/// Switches a CPU on or off.
+/// Switches a CPU off or on.
 pub(super) fn set_cpu_online(cpu: usize, is_online: bool) -> io::Result<()> {
     let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
     write_existing_file(Path::new(&file), if is_online { "1" } else { "0" })
 }
 
-/// Writes to a file that exists. Errors name the file and the text.
+/// Writes a text to a file that exists. Errors name the file and the text.
 fn write_existing_file(path: &Path, text: &str) -> io::Result<()> {
     let result = fs::OpenOptions::new()
         .write(true)

@@ -7,36 +7,37 @@ use zernel_workload::{SchedPolicy, WorkSpec, WorkType};
 
 use super::{Scenario, ScenarioAction, ScenarioCgroup, TimedAction};
 
-/// The slice that the control `slice` asks EEVDF for: a fortieth of the default.
+/// The slice that the control `slice` asks EEVDF for: a fortieth of the kernel's default.
 const SHORT_SLICE_US: u64 = 100;
 /// The real-time priority of the control `fifo`.
 const FIFO_PRIORITY: u32 = 50;
 /// The largest `cpu.weight`.
 const LARGEST_WEIGHT: u32 = 10_000;
-/// The group of spinners that keeps CPUs busy in `ref`.
+/// The name of the group of spinners that keeps CPUs busy under the control `ref`.
 const IDLE_SPINNERS_GROUP: &str = "idle-spinners";
 
-/// A change of a scenario under EEVDF. Training means the groups of the key `training`, with the
-/// loaders that they fork; noise those of the key `noise`.
+/// A change of a scenario under EEVDF. "Training" means the groups of the key `training`, with the loaders that they
+/// fork; "noise" means the groups of the key `noise`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EevdfControl {
-    /// Training at nice -20.
+    /// Training runs at nice -20.
     Nice,
-    /// Training at SCHED_FIFO.
+    /// Training runs at SCHED_FIFO.
     Fifo,
-    /// Training in a cgroup with `cpu.weight` 10000.
+    /// Training runs in a cgroup with `cpu.weight` 10000.
     Weight,
-    /// Noise in a cgroup with `cpu.idle`.
+    /// Noise runs in a cgroup with `cpu.idle`.
     Idle,
-    /// Training with an EEVDF slice of 100 µs.
+    /// Training runs with an EEVDF slice of 100 µs.
     Slice,
-    /// The upper bound: training at SCHED_FIFO, without noise, beside one SCHED_IDLE spinner per CPU. The
-    /// spinners keep the CPUs as busy as noise does, because an emulated CPU is faster while others idle.
+    /// The upper bound of what a scheduler can reach: training at SCHED_FIFO, without noise, beside one SCHED_IDLE
+    /// spinner per CPU. The spinners keep the CPUs as busy as noise does, because an emulated CPU is faster while other
+    /// CPUs idle.
     Reference,
 }
 
 impl EevdfControl {
-    /// All of them.
+    /// All controls.
     pub const ALL: [Self; 6] = [
         Self::Nice,
         Self::Fifo,
@@ -46,7 +47,7 @@ impl EevdfControl {
         Self::Reference,
     ];
 
-    /// Its name on a command line.
+    /// The name of the control on a command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -59,7 +60,7 @@ impl EevdfControl {
         }
     }
 
-    /// The scenario with this change, or why the change means nothing there.
+    /// The scenario with this control, or why the control means nothing in it.
     ///
     /// # Errors
     /// The scenario names no training, or no noise.
@@ -129,7 +130,7 @@ fn set_fifo_policy(group: &mut WorkSpec) {
     group.nice = None;
 }
 
-/// Changes the cgroups of some groups. Groups without a cgroup get a common one.
+/// Changes the cgroups of some groups. Groups without a cgroup get one in common.
 fn change_cgroups(
     scenario: &mut Scenario,
     groups: &[String],

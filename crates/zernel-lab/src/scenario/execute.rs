@@ -1,7 +1,7 @@
-//! The virtual machine's side: makes the cgroups, starts the scheduler and the groups, runs the steps,
-//! and measures.
+//! The part of a run that the virtual machine executes: it makes the cgroups, starts the scheduler and the groups, runs
+//! the steps, and measures.
 //!
-//! It runs above every scheduler under test (SCHED_FIFO), so that it still measures when a scheduler
+//! The measuring program runs above every scheduler under test (SCHED_FIFO), so that it still measures when a scheduler
 //! stalls. Workers are spawned before the scheduler is loaded and start after it.
 
 use std::path::{Path, PathBuf};
@@ -26,14 +26,14 @@ mod companion_programs;
 
 use companion_programs::{ObserverProcess, RunningScheduler};
 
-/// Time between two samples of the tasks.
+/// Time between two samples of the states of all tasks.
 const SAMPLE_INTERVAL_MS: u64 = 100;
-/// Time between the first reading of all CPU time, which takes a while, and the measured time.
+/// Time between the first reading of all CPU time, which takes a while, and the start of the measurement.
 const READING_BEFORE_WINDOW_MS: u64 = 200;
-/// The phase that ends a step of a training job.
+/// The phase whose end is the end of a training job's step.
 const STEP_END_PHASE: &str = "OptimizerStep";
 
-/// Runs a plan in this machine, as root, and measures. `program` is this program's file.
+/// Runs a plan in this virtual machine, as root, and measures. `program` is the path of this program's file.
 ///
 /// # Errors
 /// The scenario could not be started: a cgroup or a worker was refused, or the scheduler did not load.
@@ -70,12 +70,12 @@ fn sleep_until(moment_ns: u64) {
     }
 }
 
-/// A group of a running scenario.
+/// A group of a running scenario: its workers and what was measured about them.
 struct RunningGroup {
     spec: WorkSpec,
     handle: Option<WorkloadHandle>,
     pids: Vec<i32>,
-    /// The cgroups that it was in. They hold no other group.
+    /// The cgroups that the group was in. They hold no other group.
     leaf_cgroups: Vec<PathBuf>,
     sampler: TaskSampler,
     counters_at_begin: GroupCounters,
@@ -83,7 +83,7 @@ struct RunningGroup {
     reports: Vec<WorkerReport>,
 }
 
-/// The counters of a group at one moment.
+/// The counters of a group at one moment, to be compared with those at another moment.
 #[derive(Default, Clone)]
 struct GroupCounters {
     cpu_ns: u64,
@@ -112,7 +112,7 @@ impl RunningGroup {
         })
     }
 
-    /// Moves it to a cgroup.
+    /// Moves the group to another cgroup.
     fn move_to_cgroup(&mut self, cgroup: Option<&str>) -> Result<(), String> {
         let placed = cgroup::move_to_leaf_cgroup(cgroup, &self.spec.name, &self.pids);
         let leaf = placed.map_err(|error| error.to_string())?;
@@ -147,7 +147,7 @@ impl RunningGroup {
         }
     }
 
-    /// Stops the workers and keeps their reports.
+    /// Stops the workers of the group and keeps their reports.
     fn stop(&mut self) {
         if let Some(handle) = self.handle.take() {
             self.reports = handle.stop_and_collect();
@@ -201,8 +201,8 @@ impl RunningGroup {
     }
 }
 
-/// Durations of the steps that ended in the measured time: those of the first trainer of a job, or those of all
-/// inference workers.
+/// Durations of the steps that ended during the measurement: those of a job's first trainer, or those of all inference
+/// workers.
 fn step_durations_ns(
     work: &WorkType,
     reports: &[WorkerReport],
@@ -236,7 +236,7 @@ fn step_durations_ns(
     }
 }
 
-/// A CPU that was switched off for a while.
+/// A CPU that was switched off for a while during the scenario.
 struct OfflinePeriod {
     cpu: usize,
     since: Instant,
@@ -244,7 +244,7 @@ struct OfflinePeriod {
 }
 
 impl OfflinePeriod {
-    /// The CPU, and how long it was off since a reading.
+    /// The CPU, and how long it was off since the reading of the CPU time.
     fn cpu_and_time_since(&self, reading: &CpuTimeReading) -> (usize, Duration) {
         let until = self.until.unwrap_or_else(Instant::now);
         let since = self.since.max(reading.read_at());
@@ -252,16 +252,16 @@ impl OfflinePeriod {
     }
 }
 
-/// A scenario that runs.
+/// A scenario that is running in the virtual machine.
 struct ScenarioExecution<'a> {
     scenario: &'a Scenario,
     topology: Topology,
     groups: Vec<RunningGroup>,
-    /// Programs beside the groups, by name and cgroup.
+    /// The programs that run beside the groups, by name and cgroup.
     companion_cgroups: Vec<(String, PathBuf)>,
     started_ns: u64,
     window_span_ns: (u64, u64),
-    /// All CPU time shortly before the measured time.
+    /// A reading of all CPU time shortly before the measurement.
     first_reading: Option<CpuTimeReading>,
     offline_periods: Vec<OfflinePeriod>,
     account: Option<CpuTimeFigures>,
@@ -269,7 +269,7 @@ struct ScenarioExecution<'a> {
 }
 
 impl<'a> ScenarioExecution<'a> {
-    /// Makes the cgroups and the workers of the groups that start at once.
+    /// Makes the cgroups, and spawns the workers of the groups that start at once.
     fn create_cgroups_and_workers(scenario: &'a Scenario) -> Result<Self, String> {
         for cgroup in &scenario.cgroups {
             let failed = |error| format!("cgroup `{}`: {error}", cgroup.name);
@@ -303,7 +303,7 @@ impl<'a> ScenarioExecution<'a> {
         Ok(())
     }
 
-    /// Starts the groups, each after its offset.
+    /// Starts the groups, each after its delay.
     fn start_groups(&mut self, plan: &GuestPlan) {
         self.started_ns = now_ns();
         let offset = |group: &RunningGroup| {
@@ -323,7 +323,7 @@ impl<'a> ScenarioExecution<'a> {
         }
     }
 
-    /// Goes through the steps and samples in between.
+    /// Runs the steps at their moments, and samples the tasks in between.
     fn run_steps_and_sample(&mut self) {
         let begin_ms = self.scenario.warmup_ms;
         let end_ms = begin_ms + self.scenario.duration_ms;
@@ -358,7 +358,7 @@ impl<'a> ScenarioExecution<'a> {
         }
     }
 
-    /// The cgroups of all groups and companions, by name.
+    /// The cgroups of all groups and of the programs beside them, by name.
     fn names_and_cgroups(&self) -> Vec<(String, PathBuf)> {
         let leaf_cgroups = |group: &RunningGroup| -> Vec<(String, PathBuf)> {
             let name = &group.spec.name;
@@ -373,7 +373,7 @@ impl<'a> ScenarioExecution<'a> {
     }
 
     fn read_first_cpu_time(&mut self) {
-        // One attempt only, because this thread occupies a CPU meanwhile.
+        // The CPU time is read only once, because this thread occupies a CPU meanwhile.
         self.first_reading = CpuTimeReading::read_once(&self.names_and_cgroups()).ok();
     }
 
@@ -475,9 +475,9 @@ impl<'a> ScenarioExecution<'a> {
         Ok(())
     }
 
-    /// Stops all groups and computes the figures.
+    /// Stops all groups and computes the figures of the run.
     fn stop_and_compute_figures(mut self) -> RunFigures {
-        // Frozen workers cannot stop.
+        // Cgroups are thawed first: frozen workers cannot stop.
         for cgroup in &self.scenario.cgroups {
             let _ = cgroup::set_frozen(&cgroup.name, false);
         }

@@ -1,4 +1,4 @@
-//! The figures of a run.
+//! The figures of a run: what was measured in the virtual machine.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,44 +8,44 @@ use zernel_workload::Histogram;
 
 use crate::cpu_time_account::CpuTimeAccount;
 
-/// The figures of one run, as the virtual machine prints them.
+/// All figures of one run, in the form in which the virtual machine prints them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RunFigures {
-    /// The measured time.
+    /// Length of the measurement.
     pub window_ns: u64,
-    /// The scheduler.
+    /// What became of the scheduler in the run.
     pub scheduler: SchedulerFigures,
-    /// One per group, in the scenario's order.
+    /// The figures of each group, in the scenario's order.
     pub groups: Vec<GroupFigures>,
-    /// Where the CPU time went; `None` if it could not be read.
+    /// Where the CPU time of the run went; `None` if it could not be read.
     pub account: Option<CpuTimeFigures>,
     /// What went wrong in the guest, such as a step that the kernel refused.
     pub problems: Vec<String>,
 }
 
-/// Where the CPU time of all CPUs went, in CPUs.
+/// How the time of all CPUs was used, in CPUs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct CpuTimeFigures {
-    /// CPUs of the machine, which the rest must add up to.
+    /// Number of CPUs of the virtual machine, which all other figures must add up to.
     pub cpus: usize,
-    /// The groups, and the observer.
+    /// CPUs that each group and the observer used.
     pub groups: Vec<(String, f64)>,
-    /// Kernel threads.
+    /// CPUs that kernel threads used.
     pub kernel: f64,
-    /// Other processes: the measuring program, the scheduler's own.
+    /// CPUs that other processes used: the measuring program, and the scheduler's program.
     pub other: f64,
-    /// Idle time.
+    /// CPUs that were idle.
     pub idle: f64,
-    /// Time in which CPUs were switched off.
+    /// CPUs that were switched off, in proportion to the time.
     pub offline: f64,
-    /// Whether all add up to the CPUs.
+    /// Whether all parts add up to the number of CPUs.
     pub adds_up: bool,
-    /// CPUs that missed ticks, with the time in seconds: the emulator did not execute them.
+    /// CPUs that missed ticks, with the time in seconds: the emulator did not execute these CPUs.
     pub stuck: Vec<(usize, f64)>,
 }
 
 impl CpuTimeFigures {
-    /// All parts together.
+    /// The sum of all parts, in CPUs.
     #[must_use]
     pub fn sum_cpus(&self) -> f64 {
         let groups: f64 = self.groups.iter().map(|(_, cpus)| cpus).sum();
@@ -56,7 +56,7 @@ impl CpuTimeFigures {
 impl fmt::Display for CpuTimeFigures {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut names_and_cpus: Vec<(&str, f64)> = Vec::new();
-        // A group that was moved is there once per cgroup.
+        // A group that was moved has one entry for each of its cgroups.
         for (name, cpus) in &self.groups {
             match names_and_cpus.iter_mut().find(|(known, _)| known == name) {
                 Some((_, sum)) => *sum += cpus,
@@ -101,58 +101,59 @@ impl From<CpuTimeAccount> for CpuTimeFigures {
     }
 }
 
-/// The scheduler's part in a run.
+/// What became of the scheduler in a run.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SchedulerFigures {
-    /// Whether the run asked for a sched_ext scheduler.
+    /// Whether the run was to use a sched_ext scheduler.
     pub expected: bool,
-    /// The name of the loaded one; empty when none was.
+    /// The name of the sched_ext scheduler that was loaded; empty if none was loaded.
     pub loaded: String,
-    /// Whether it was still loaded at the end of the measured time.
+    /// Whether the scheduler was still loaded at the end of the measurement.
     pub at_end: bool,
-    /// The last lines that it printed.
+    /// The last lines that the scheduler's program printed.
     pub output: String,
 }
 
-/// What one group did in the measured time.
+/// The figures of one group during the measurement.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct GroupFigures {
-    /// Its name.
+    /// The name of the group.
     pub name: String,
-    /// Its workers.
+    /// Number of workers of the group.
     pub workers: usize,
-    /// CPU time of its workers, their threads and the processes that they forked.
+    /// CPU time of the group's workers, their threads and the processes that they forked, in nanoseconds.
     pub cpu_ns: u64,
-    /// Time that tasks waited for a CPU, without tasks that had exited at the end.
+    /// Time that tasks of the group waited for a CPU, in nanoseconds. Tasks that had exited at the end do not count.
     pub run_delay_ns: u64,
-    /// Rounds of its workers.
+    /// Rounds that the workers of the group did.
     pub rounds: u64,
-    /// The longest time that one of its tasks was found runnable and not running.
+    /// The longest time, in nanoseconds, for which one task of the group was seen runnable and not running.
     pub longest_wait_ns: u64,
-    /// The longest time between two rounds of a worker that did not block, warm-up included.
+    /// The longest time between two rounds of a worker that was not blocked, in nanoseconds. Rounds during the warm-up
+    /// count too.
     pub largest_gap_ns: u64,
-    /// Workers that never ran.
+    /// Number of workers that never ran.
     pub never_ran: usize,
-    /// Workers that ended before they should, and how.
+    /// The workers that ended before they should, and how.
     pub ended_early: Vec<String>,
-    /// Settings that the kernel refused.
+    /// The settings of workers that the kernel refused.
     pub refused_settings: Vec<String>,
-    /// The CPUs that workers were seen on.
+    /// The CPUs on which the group's workers were seen.
     pub cpus_used: BTreeSet<usize>,
-    /// Wake-up latencies of its workers.
+    /// Wake-up latencies of the group's workers.
     pub wake_latency: Histogram,
-    /// Durations of training steps, or times from request to answer.
+    /// Durations of training steps, or times from request to answer, in nanoseconds.
     pub steps_ns: Vec<u64>,
 }
 
 impl RunFigures {
-    /// The figures of a group.
+    /// The figures of the group with this name.
     #[must_use]
     pub fn find_group(&self, name: &str) -> Option<&GroupFigures> {
         self.groups.iter().find(|group| group.name == name)
     }
 
-    /// CPUs that some groups used on average.
+    /// CPUs that these groups used on average.
     #[must_use]
     pub fn cpus_used_by_groups(&self, names: &[String]) -> f64 {
         let used = names.iter().filter_map(|name| self.find_group(name));
@@ -162,7 +163,7 @@ impl RunFigures {
 }
 
 impl GroupFigures {
-    /// Steps, or rounds of a group that has no steps, per second.
+    /// Steps of the group per second, or rounds if the group has no steps.
     #[must_use]
     pub fn rate_per_second(&self, window_ns: u64) -> f64 {
         let count = match self.steps_ns.is_empty() {

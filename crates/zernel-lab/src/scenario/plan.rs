@@ -1,4 +1,4 @@
-//! The input of the virtual machine: one scenario, seeded, under one scheduler.
+//! The plan of a run, which is the input of the virtual machine: one scenario, changed by a seed, under one scheduler.
 
 use std::path::PathBuf;
 
@@ -8,41 +8,41 @@ use super::seed::{self, StartOffsetsUs};
 use super::{EevdfControl, Scenario};
 use crate::peer_schedulers::{PEER_SCHEDULERS, PeerCache, PeerScheduler, find_peer_scheduler};
 
-/// Where the plan is in the virtual machine.
+/// Path of the plan in the virtual machine.
 pub const PLAN_PATH: &str = "/lab/plan.json";
-/// Where the guest program is in the virtual machine.
+/// Path of the guest program in the virtual machine.
 pub const GUEST_PROGRAM_PATH: &str = "/lab/zernel";
-/// Where a scheduler given by path is in the virtual machine.
+/// Path in the virtual machine of a scheduler that the user gave by path.
 pub const SCHEDULER_PROGRAM_PATH: &str = "/lab/scheduler";
 /// The name of this project's scheduler on a command line.
 const ZERNEL_SCHEDULER_NAME: &str = "zernel";
 
-/// A scheduler to run a scenario under.
+/// The scheduler under which a scenario runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SchedulerChoice {
-    /// The kernel's own.
+    /// The kernel's own scheduler.
     Eevdf,
-    /// The kernel's own, with settings that an administrator could make.
+    /// The kernel's own scheduler, with settings that an administrator could make.
     EevdfWithControl(EevdfControl),
-    /// One of the lab's schedulers, which this program contains, by name.
+    /// One of the lab's schedulers, by name. The guest program contains it.
     LabScheduler(String),
     /// `zernel sched` with these arguments.
     Zernel(Vec<String>),
-    /// A program that loads a sched_ext scheduler.
+    /// Any program that loads a sched_ext scheduler.
     Program {
-        /// The program on this machine.
+        /// The path of the program on this machine.
         path: PathBuf,
-        /// Its arguments.
+        /// The arguments of the program.
         arguments: Vec<String>,
     },
 }
 
 impl SchedulerChoice {
-    /// Reads `eevdf`, a control, `zernel[:ARGUMENTS]`, one of `lab_schedulers`, the name of a peer, or
-    /// `PATH[:ARGUMENTS]`.
+    /// Parses `eevdf`, a control, `zernel[:ARGUMENTS]`, one of `lab_schedulers`, the name of a peer (a public
+    /// scheduler), or `PATH[:ARGUMENTS]`.
     ///
     /// # Errors
-    /// It is none of these, and no such file exists.
+    /// The text names none of these, and no such file exists.
     pub fn parse_argument(text: &str, lab_schedulers: &[&str]) -> Result<Self, String> {
         if text == "eevdf" {
             return Ok(Self::Eevdf);
@@ -77,7 +77,7 @@ impl SchedulerChoice {
         })
     }
 
-    /// A peer with these arguments, or with those that its authors recommend.
+    /// A public scheduler with these arguments, or with those that its authors recommend.
     fn from_peer(peer: PeerScheduler, arguments: Vec<String>) -> Result<Self, String> {
         let cache = PeerCache::from_environment().map_err(|error| error.to_string())?;
         let path = cache.program_path(peer).ok_or_else(|| {
@@ -91,7 +91,7 @@ impl SchedulerChoice {
         Ok(Self::Program { path, arguments })
     }
 
-    /// Its name in tables.
+    /// The name of the scheduler in tables.
     #[must_use]
     pub fn name(&self) -> String {
         match self {
@@ -106,7 +106,7 @@ impl SchedulerChoice {
         }
     }
 
-    /// How it is loaded in the virtual machine.
+    /// How the scheduler is loaded in the virtual machine.
     fn guest_command(&self) -> SchedulerCommand {
         match self {
             Self::Eevdf | Self::EevdfWithControl(_) => SchedulerCommand::None,
@@ -122,25 +122,25 @@ fn name_with_arguments(name: &str, arguments: &[String]) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// How the virtual machine loads the scheduler.
+/// How the virtual machine loads a scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SchedulerCommand {
-    /// It loads none.
+    /// No sched_ext scheduler is loaded.
     None,
-    /// The guest program contains it.
+    /// The guest program contains the scheduler, and loads it.
     #[serde(rename = "Own")]
     LabScheduler(String),
-    /// The guest program's `sched`, with these arguments.
+    /// The guest program loads the scheduler when it runs as `zernel sched` with these arguments.
     Zernel(Vec<String>),
-    /// [`SCHEDULER_PROGRAM_PATH`], with these arguments.
+    /// The program at [`SCHEDULER_PROGRAM_PATH`] loads the scheduler when it runs with these arguments.
     Program(Vec<String>),
 }
 
-/// The option of a scheduler that names a map of hints.
+/// The option by which a user passes a map of hints to a scheduler.
 const HINT_MAP_OPTION: &str = "--task-hint-map";
 
 impl SchedulerCommand {
-    /// Path of the map in which the scheduler expects hints, if it does.
+    /// Path of the BPF map in which the scheduler expects hints; `None` if it expects none.
     #[must_use]
     pub fn hint_map_path(&self) -> Option<&str> {
         let Self::Program(arguments) = self else {
@@ -153,19 +153,19 @@ impl SchedulerCommand {
     }
 }
 
-/// The input of the virtual machine.
+/// The plan of a run: what the virtual machine gets as input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GuestPlan {
-    /// The scenario, with the control and the seed applied.
+    /// The scenario, with the changes of the control and the seed.
     pub scenario: Scenario,
-    /// Delays of the groups' starts, in microseconds.
+    /// The delay of each group's start, in microseconds.
     pub start_offsets: StartOffsetsUs,
-    /// The scheduler.
+    /// How the scheduler of the run is loaded.
     pub scheduler: SchedulerCommand,
 }
 
 impl GuestPlan {
-    /// The plan of one run.
+    /// Makes the plan of one run.
     ///
     /// # Errors
     /// The control means nothing in this scenario.

@@ -1,7 +1,7 @@
-//! The effect of a seed: start times of the groups, and durations of their work.
+//! The effect of a seed on a scenario: start times of the groups, and durations of their work.
 //!
-//! A deterministic run repeats to the last digit, so one run shows one order of events. Seeds give
-//! many orders, and a comparison counts how many of them a scheduler wins.
+//! A deterministic run repeats exactly, so one run shows one order of events. Seeds give many orders, and a comparison
+//! counts how many of them a scheduler wins.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use zernel_workload::WorkType;
 
 use super::Scenario;
 
-/// Numbers from a seed (splitmix64).
+/// Random numbers that a seed determines (splitmix64).
 struct SeededRandom(u64);
 
 impl SeededRandom {
@@ -21,16 +21,16 @@ impl SeededRandom {
         word ^ (word >> 31)
     }
 
-    /// A number from 0 to 1.
+    /// A random number from 0 to 1.
     fn next_fraction(&mut self) -> f64 {
         (self.next_word() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
-/// Delays of the groups' starts, in microseconds.
+/// The delay of each group's start, in microseconds.
 pub(super) type StartOffsetsUs = BTreeMap<String, u64>;
 
-/// Changes the service times of a scenario, and gives the start offsets.
+/// Changes the service times of a scenario, and returns the delays of its groups.
 pub(super) fn apply_seed(scenario: &mut Scenario, seed: u64) -> Result<StartOffsetsUs, String> {
     let mut random = SeededRandom(seed);
     let mut offsets = StartOffsetsUs::new();
@@ -44,7 +44,7 @@ pub(super) fn apply_seed(scenario: &mut Scenario, seed: u64) -> Result<StartOffs
     Ok(offsets)
 }
 
-/// The same work with every `_us` parameter changed by at most the share `spread`.
+/// The work type with every `_us` parameter changed by at most the share `spread`.
 fn vary_work(
     work: &WorkType,
     spread: f64,

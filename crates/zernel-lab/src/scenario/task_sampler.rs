@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// CPU and waiting time of a task so far.
+/// CPU time and waiting time that a task has had so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct TaskTimes {
     pub(super) cpu_ns: u64,
@@ -28,17 +28,17 @@ fn is_runnable(task: &Path) -> bool {
     state_in_stat(&stat) == Some('R')
 }
 
-/// The state in a `stat` file. The name before it may hold anything.
+/// The state of a task in the text of its `stat` file. The name of the task before the state may contain anything.
 fn state_in_stat(stat: &str) -> Option<char> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.trim_start().chars().next()
 }
 
-/// The tasks of a group between two samples.
+/// The tasks of a group, as the last sample found them.
 #[derive(Debug, Default)]
 pub(super) struct TaskSampler {
     tasks: BTreeMap<i32, SampledTask>,
-    /// Times of tasks that have ended.
+    /// CPU time and waiting time of tasks that have ended.
     times_of_ended_tasks: TaskTimes,
     longest_wait_ns: u64,
 }
@@ -46,12 +46,12 @@ pub(super) struct TaskSampler {
 #[derive(Debug, Clone, Copy, Default)]
 struct SampledTask {
     times: TaskTimes,
-    /// Time since which it was runnable at every sample and did not run.
+    /// Time since which a task was runnable at every sample and did not run.
     waiting_since_ns: Option<u64>,
 }
 
 impl TaskSampler {
-    /// Samples the threads of these processes and of their descendants.
+    /// Takes a sample of the threads of these processes and of their descendants.
     pub(super) fn sample_processes(&mut self, pids: &[i32], now_ns: u64) {
         let mut sampled_tasks = BTreeMap::new();
         let mut processes = pids.to_vec();
@@ -101,7 +101,7 @@ impl TaskSampler {
         }
     }
 
-    /// CPU and waiting time of all tasks so far, also of those that have ended.
+    /// CPU time and waiting time of all tasks so far, tasks that have ended included.
     pub(super) fn total_times(&self) -> TaskTimes {
         let times = self.tasks.values().map(|sampled| sampled.times);
         times.fold(self.times_of_ended_tasks, |sum, task_times| TaskTimes {

@@ -1,4 +1,4 @@
-//! One boot: started, watched to its end, and judged.
+//! One boot of the virtual machine: its start, its end, and what the end means.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -16,25 +16,25 @@ use crate::qemu::{self, QemuProcess, QemuPrograms};
 
 use super::{Accelerator, CommandOutcome, CommandStatus, PartialOutput, VmError, VmSpec};
 
-/// How often the guest's progress is looked at.
+/// Time between two checks of the guest's progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long a guest may take to switch itself off after the command of a deterministic run. It prints to the console
-/// then, so the console is complete only after QEMU's exit.
+/// How long a guest may take to switch itself off after the command of a deterministic run. The guest prints to the
+/// console while it switches itself off, so the console is complete only after QEMU's exit.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long an attempt may take until the command starts, and the command from then on.
+/// Time limits of a boot: until the command starts, and from then on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AttemptLimits {
     pub(super) boot_limit: Duration,
     pub(super) command_limit: Duration,
 }
 
-/// One boot that is over.
+/// A boot that has ended, and what it left.
 #[derive(Debug)]
 pub(super) struct BootAttempt {
     ending: BootEnding,
-    /// None when the command was never started.
+    /// When the command was started; `None` if it never was.
     boot_time: Option<Duration>,
     total_time: Duration,
 }
@@ -52,7 +52,7 @@ enum BootEnding {
 }
 
 impl BootAttempt {
-    /// Boots the machine and waits for its end. QEMU has exited when this returns.
+    /// Boots the virtual machine and waits for its end. QEMU has exited when this function returns.
     pub(super) fn boot_and_wait(
         programs: &QemuPrograms,
         arguments: &[OsString],
@@ -76,7 +76,7 @@ impl BootAttempt {
         let mut boot_time = None;
         let mut command_end = None;
         loop {
-            // Checked before the files are read, because QEMU writes nothing after its exit.
+            // Whether QEMU has exited is checked before the files are read, because QEMU writes nothing after its exit.
             let qemu_exit_status = qemu.exit_status().map_err(folder_unusable)?;
             let progress = GuestProgress::parse_status(&folder.read_text(guest::STATUS_FILE)?);
             let now = start.elapsed();
@@ -111,8 +111,8 @@ impl BootAttempt {
         }
     }
 
-    /// Whether another boot may end better: the command was not started, and KVM failed in any way or the
-    /// emulated kernel crashed. A boot that is only slow would be slow again.
+    /// Whether another boot may start the command: this boot did not, and KVM failed in any way or the emulated kernel
+    /// crashed. If a boot is only slow, the next one would be slow too.
     pub(super) fn should_boot_again(&self, accelerator: Accelerator) -> bool {
         let has_crashed = matches!(self.ending, BootEnding::QemuExited(status) if status.success());
         let was_interrupted = matches!(self.ending, BootEnding::Interrupted);
@@ -120,7 +120,7 @@ impl BootAttempt {
         self.boot_time.is_none() && !was_interrupted && (uses_kvm || has_crashed)
     }
 
-    /// What the boot's end means to the caller.
+    /// Turns the end of this boot into the result of the run.
     pub(super) fn into_outcome(
         self,
         folder: &RunFolder,
@@ -195,7 +195,8 @@ fn exceeded_limit(
     }
 }
 
-/// A guest that went away in good order: crashed (which restarts it, which ends QEMU), or switched off.
+/// The error for a guest that ended before the command: its kernel crashed (which ends QEMU), or it switched itself
+/// off.
 fn error_of_ended_guest(partial_output: Box<PartialOutput>) -> VmError {
     let panic = partial_output
         .console_log
@@ -210,7 +211,7 @@ fn error_of_ended_guest(partial_output: Box<PartialOutput>) -> VmError {
     }
 }
 
-/// The files of one run, removed on drop.
+/// The folder with the files of one run, removed on drop.
 #[derive(Debug)]
 pub(super) struct RunFolder {
     folder: TempDir,
@@ -235,7 +236,7 @@ impl RunFolder {
         self.folder.path()
     }
 
-    /// Empties what an earlier attempt wrote.
+    /// Empties the files that an earlier boot wrote.
     fn clear_output_files(&self) -> Result<(), VmError> {
         for name in [
             guest::STDOUT_FILE,
@@ -258,7 +259,7 @@ impl RunFolder {
         Ok(String::from_utf8_lossy(&self.read_bytes(name)?).into_owned())
     }
 
-    /// What to compare with another run. QEMU must have written everything.
+    /// What can be compared with another run. QEMU must have exited, so that it has written everything.
     pub(super) fn read_deterministic_run_record(&self) -> Result<DeterministicRunRecord, VmError> {
         if !self.file_path(qemu::THREADS_EVIDENCE_FILE).exists() {
             let message = self.read_text(qemu::LOG_FILE)?.trim().to_owned();

@@ -1,4 +1,4 @@
-//! How a run can fail, and what is left of it then.
+//! Why a run can fail, and what a failed run leaves.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::initramfs::InitramfsError;
 use crate::qemu;
 
-/// How much of the console an error repeats.
+/// Number of bytes of the console that an error message contains.
 const CONSOLE_TAIL_LINES: usize = 20;
 
 /// Why a command could not be run to its end.
@@ -24,51 +24,51 @@ pub enum VmError {
         qemu::QEMU_PROGRAM
     )]
     QemuMissing,
-    /// The program that ties QEMU's life to ours is not installed.
+    /// The program setpriv, by which QEMU dies with its parent, is not installed.
     #[error("setpriv is not on PATH; install the package util-linux")]
     SetprivMissing,
-    /// There is nothing to make the guest's first process of.
+    /// The guest's first process needs a busybox, and none is installed.
     #[error("busybox is not on PATH; install the package busybox-static")]
     BusyboxMissing,
-    /// A busybox that needs libraries cannot be the guest's first process.
+    /// The busybox of this machine is linked dynamically, so it cannot be the guest's first process.
     #[error("{path} is not statically linked; install the package busybox-static in its place", path = path.display())]
     BusyboxNotStatic {
-        /// The busybox found.
+        /// The path of the busybox that was found.
         path: PathBuf,
     },
     /// The program to run is neither among the guest's files nor on this machine.
     #[error("there is no program {program} on this machine to run in the guest", program = program.display())]
     ProgramMissing {
-        /// The program as it was given.
+        /// The program that the caller gave.
         program: PathBuf,
     },
-    /// An argument or a variable's name that cannot be handed to a program.
+    /// An argument, or the name of a variable, cannot be passed to a program in the guest.
     #[error(
         "{word:?} cannot be passed into the guest: no zero bytes, and in variable names only letters, digits and _"
     )]
     BadArgumentOrVariableName {
-        /// The text.
+        /// The argument or the name.
         word: OsString,
     },
-    /// The guest's files could not be put together.
+    /// The archive with the guest's files could not be made.
     #[error(transparent)]
     Initramfs(#[from] InitramfsError),
     /// A file of the run could not be written or read.
     #[error("cannot use {path} for running a VM: {source}", path = path.display())]
     FileUnusable {
-        /// The file or folder.
+        /// The path of the file or folder.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// QEMU did not start, or ended by itself with an error.
+    /// QEMU did not start, or exited by itself with an error.
     #[error("QEMU failed ({status}): {message}\n{partial_output}")]
     QemuFailed {
-        /// How it ended.
+        /// The exit status of QEMU.
         status: ExitStatus,
-        /// Its error output.
+        /// The error output of QEMU.
         message: String,
-        /// What is left of the run.
+        /// What the command and the kernel had printed.
         partial_output: Box<PartialOutput>,
     },
     /// KVM cannot run this guest on this machine.
@@ -82,25 +82,25 @@ pub enum VmError {
     /// The guest's kernel crashed.
     #[error("the guest's kernel crashed: {message}\n{partial_output}")]
     KernelPanic {
-        /// The kernel's message.
+        /// The kernel's message about the crash.
         message: String,
-        /// What is left of the run.
+        /// What the command and the kernel had printed.
         partial_output: Box<PartialOutput>,
     },
     /// The guest switched itself off before the command ended.
     #[error("the guest switched itself off before the command ended\n{partial_output}")]
     GuestStopped {
-        /// What is left of the run.
+        /// What the command and the kernel had printed.
         partial_output: Box<PartialOutput>,
     },
-    /// The command took too long.
+    /// The command did not end within its time limit.
     #[error(
         "the command did not end within {limit:?} and was stopped with its VM\n{partial_output}"
     )]
     CommandTimedOut {
-        /// The time it had.
+        /// The time limit of the command.
         limit: Duration,
-        /// What is left of the run.
+        /// What the command and the kernel had printed.
         partial_output: Box<PartialOutput>,
     },
     /// The guest of a deterministic run did not switch itself off after the command.
@@ -118,10 +118,10 @@ pub enum VmError {
         "the command reached the limit of virtual time and was stopped with its VM; shorten it or raise the limit\n{partial_output}"
     )]
     VirtualTimeLimitReached {
-        /// What is left of the run.
+        /// What the command and the kernel had printed.
         partial_output: Box<PartialOutput>,
     },
-    /// QEMU ran without the library of deterministic runs.
+    /// QEMU ran without the preloaded library that makes a run deterministic.
     #[error(
         "the run is not deterministic: QEMU did not load a library of the lab, because it is not linked dynamically to glibc, or no \
          program in the temporary directory may be executed (then set TMPDIR); QEMU's messages: {message}"
@@ -130,26 +130,26 @@ pub enum VmError {
         /// The error output of QEMU.
         message: String,
     },
-    /// The guest never came as far as starting the command.
+    /// The guest did not start the command within the time limit of a boot.
     #[error(
         "the guest did not start the command within {limit:?}; give it more time\n{partial_output}"
     )]
     BootTimedOut {
-        /// The time it had.
+        /// The time limit of the boot.
         limit: Duration,
-        /// What is left of the run.
+        /// What the command and the kernel had printed.
         partial_output: Box<PartialOutput>,
     },
-    /// The caller wanted no more of it.
+    /// The caller's interrupt flag ended the run.
     #[error("interrupted")]
     Interrupted {
-        /// What is left of the run.
+        /// What the command and the kernel had printed.
         partial_output: Box<PartialOutput>,
     },
 }
 
 impl VmError {
-    /// What the command had written, if it was started at all.
+    /// What the command and the kernel had printed, if the command was started at all.
     #[must_use]
     pub fn partial_output(&self) -> Option<&PartialOutput> {
         match self {
@@ -176,17 +176,17 @@ impl VmError {
 }
 
 fn has_undefined_cpu_flags(console: &str) -> bool {
-    /// The flags that a processor has. The others are always 0.
+    /// The bits of the flags register that a processor has. All other bits are always 0.
     const DEFINED_FLAGS: u32 = 0x003f_7fd7;
     let flags = |rest: &str| u32::from_str_radix(rest.get(..8)?, 16).ok();
     let printed = console.split("EFLAGS: ").skip(1).filter_map(flags);
     printed.into_iter().any(|flags| flags & !DEFINED_FLAGS != 0)
 }
 
-/// What a run that failed leaves behind.
+/// What the command and the kernel had printed before a run failed.
 #[derive(Debug, Clone)]
 pub struct PartialOutput {
-    /// What the kernel printed.
+    /// What the guest's kernel had printed.
     pub console_log: String,
     /// What the command had written to its stdout.
     pub stdout: Vec<u8>,

@@ -54,7 +54,7 @@ exports! { "cuda" =>
         }
     }
 
-    /// The tables are private to NVIDIA's own libraries: there is nothing to return.
+    /// Returns no table: export tables are private to NVIDIA's own libraries.
     fn cuGetExportTable(_call, table: Out<*const c_void>, _identity: u64) -> Outcome {
         table.set_if_wanted(std::ptr::null());
         Err(NOT_SUPPORTED)

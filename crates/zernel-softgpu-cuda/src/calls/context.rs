@@ -1,4 +1,4 @@
-//! Primary contexts and contexts.
+//! Functions for primary contexts and other contexts.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,9 +12,9 @@ use crate::context::{
 use crate::driver::initialised_driver;
 use crate::status::{CudaError, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, Outcome};
 
-/// All flags a context may have.
+/// The bits that the flags of a context may have.
 const CONTEXT_FLAGS_MASK: u32 = 0xff;
-/// `CU_LIMIT_*`: stack, printf buffer, heap, sync depth, pending launches, L2 granularity, persisting L2.
+/// The values of `CU_LIMIT_*`: stack, printf buffer, heap, sync depth, pending launches, L2 granularity, persisting L2.
 const CONTEXT_LIMITS: [usize; 7] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
 
 fn check_flags(flags: u32) -> Result<u32, CudaError> {
@@ -173,7 +173,7 @@ exports! { "cuda" =>
         Ok(value.set(*CONTEXT_LIMITS.get(limit as usize).ok_or(INVALID_VALUE)?)?)
     }
 
-    /// The simulated device has no stacks, heaps or buffers that could be made bigger.
+    /// Limits cannot be changed: the simulated device has no stacks, heaps or buffers that could be made bigger.
     fn cuCtxSetLimit(_call, limit: u32, _value: usize) -> Outcome {
         current_context()?;
         CONTEXT_LIMITS.get(limit as usize).map(|_| ()).ok_or(INVALID_VALUE)
@@ -188,7 +188,7 @@ exports! { "cuda" =>
         current_context().map(drop)
     }
 
-    /// All simulated devices live in the same host memory, so access is always there.
+    /// All simulated devices live in the same host memory, so every context can always access every device.
     fn cuCtxEnablePeerAccess(_call, peer: u64, _flags: u32) -> Outcome {
         current_context()?;
         check_is_context(peer)

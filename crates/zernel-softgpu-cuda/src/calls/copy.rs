@@ -1,4 +1,4 @@
-//! Copies and fills.
+//! Functions that copy and fill memory.
 
 use zernel_softgpu::abi_arguments::In;
 use zernel_softgpu::clock::WaitMethod;
@@ -14,22 +14,22 @@ use crate::types::{Copy2D, Copy3D, CopySide2D, CopySide3D};
 use CallReturn::{AtOnce, WhenDone};
 use ClaimedPlace::{Device, Host, Unified};
 
-/// The kind of an address, as the caller states it.
+/// The type of a memory address, as the caller states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClaimedPlace {
     Device,
     Host,
-    /// The caller does not state it; the driver knows from the address.
+    /// The caller does not state the type; the driver finds it out from the address.
     Unified,
 }
 
-/// The real kind of one side of a copy.
+/// The actual type of the memory at one side of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CopyPlace {
     Device,
     /// Host memory that the driver knows, so that the device can reach it at any time.
     Pinned,
-    /// Any other host memory.
+    /// Host memory that the driver does not know.
     Pageable,
 }
 
@@ -51,14 +51,14 @@ fn check_claim(claim: ClaimedPlace, address: u64, bytes: u64) -> Result<CopyPlac
     Ok(place)
 }
 
-/// When the call returns.
+/// When a function that copies returns to its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CallReturn {
     AtOnce,
     WhenDone,
 }
 
-/// Bytes from the first to the last of a side.
+/// The number of bytes between the first and the last byte of one side of a copy.
 fn extent_of_side(pitch: u64, copy: &MemoryCopy) -> u64 {
     copy.rows.saturating_sub(1) * pitch + copy.width
 }
@@ -92,8 +92,8 @@ fn submit_copy(
     if destination == CopyPlace::Pageable || source == CopyPlace::Pageable {
         wait_for_copies(&stream, call);
     }
-    // As documented: a synchronous copy within the device is not waited for, an asynchronous one into
-    // pageable memory is.
+    // As CUDA documents it: the caller of a synchronous copy within the device does not wait, and the caller of an
+    // asynchronous copy into pageable memory does.
     let waits = match returns {
         WhenDone => !within_device,
         AtOnce => destination == CopyPlace::Pageable && !stream.stream.is_capturing(),
@@ -116,7 +116,7 @@ fn copy_linear(
     submit_copy(call, row, claims, stream_handle, returns)
 }
 
-/// Waits until the stream has made its copies: the program may free pageable memory when the call returns.
+/// Waits until the stream has made its copies: the program may free pageable memory when the copy function returns.
 fn wait_for_copies(stream: &StreamObject, call: &OpenCall) {
     if stream.stream.is_deferred() && !stream.stream.is_capturing() {
         let marker = stream.stream.submit_marker(call.symbol());
@@ -184,7 +184,7 @@ fn copy_2d(
     )
 }
 
-/// One layer of a side.
+/// One layer of one side of a three-dimensional copy.
 fn layer_of_side(side: &CopySide3D, z: usize) -> CopySide2D {
     let offset = (side.z + z) * side.height * side.pitch;
     CopySide2D {
@@ -198,7 +198,7 @@ fn layer_of_side(side: &CopySide3D, z: usize) -> CopySide2D {
     }
 }
 
-/// Layer by layer.
+/// Copies three-dimensional data, one layer after the other.
 fn copy_3d(
     call: &mut OpenCall,
     description: &Copy3D,
@@ -344,7 +344,7 @@ exports! { "cuda" =>
         submit_fill(call, memory_fill(destination, value, 4, count), stream_handle)
     }
 
-    /// Managed memory is where it is: nothing moves, but the stream is checked.
+    /// Managed memory never moves, so a prefetch only checks the stream.
     per_thread(cuMemPrefetchAsync_ptsz)
     fn cuMemPrefetchAsync(
         call, address: u64, bytes: usize, _device: i32, stream_handle: u64,

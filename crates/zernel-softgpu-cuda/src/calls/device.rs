@@ -1,4 +1,4 @@
-//! Device management.
+//! Functions that describe devices.
 
 use std::ffi::c_char;
 
@@ -68,7 +68,7 @@ exports! { "cuda" =>
         Ok(minor.set(device::COMPUTE_CAPABILITY.1)?)
     }
 
-    /// All simulated devices live in the same host memory.
+    /// All simulated devices live in the same host memory, so each can access the memory of each other.
     fn cuDeviceCanAccessPeer(_call, can_access: Out<i32>, device: i32, peer: i32) -> Outcome {
         initialised_driver()?.device(device)?;
         initialised_driver()?.device(peer)?;
@@ -81,7 +81,7 @@ exports! { "cuda" =>
         initialised_driver()?.device(device)?;
         initialised_driver()?.device(peer)?;
         match attribute {
-            // Performance rank; access; native atomics; array access.
+            // The attributes between two devices: performance rank, access, native atomics, array access.
             1 => Ok(value.set(0)?),
             2 => Ok(value.set(1)?),
             3 | 4 => Ok(value.set(0)?),
@@ -94,11 +94,11 @@ exports! { "cuda" =>
     }
 }
 
-/// `CUdevice_attribute`: what the simulated device has; 0 for what it has not.
+/// The value of a `CUdevice_attribute` of a simulated device; 0 for a feature that it lacks.
 fn attribute_value(attribute: i32, index: usize) -> Option<i32> {
     const KNOWN_ATTRIBUTES: std::ops::RangeInclusive<i32> = 1..=143;
     let value = match attribute {
-        // Limits of a launch.
+        // Attributes for the limits of a launch.
         1..=3 => 1024,
         4 => 64,
         5 => i32::MAX,
@@ -111,25 +111,25 @@ fn attribute_value(attribute: i32, index: usize) -> Option<i32> {
         39 => 2048,
         81 | 97 => 233_472,
         106 => 32,
-        // Clocks in kHz, units, bus width, cache.
+        // Attributes for clocks in kHz, number of units, bus width and cache.
         13 => device::SM_CLOCK_MHZ as i32 * 1000,
         16 => device::MULTIPROCESSOR_COUNT,
         36 => device::MEMORY_CLOCK_MHZ as i32 * 1000,
         37 => 5120,
         38 => 50 << 20,
         40 => 3,
-        // Alignment of textures and surfaces.
+        // Attributes for the alignment of textures and surfaces.
         14 | 30 => 512,
         51 => 32,
-        // Concurrent kernels and copies, host mapping, unified addressing, priorities, managed memory,
-        // cooperative launch, host registration, virtual memory, pools.
+        // Attributes for features that the device has: concurrent kernels and copies, host mapping, unified addressing,
+        // priorities, managed memory, cooperative launch, host registration, virtual memory, pools.
         15 | 19 | 31 | 41 | 78 | 79 | 80 | 83 | 89 | 90 | 91 | 95 | 99 | 102 | 115 => 1,
-        // PCI address.
+        // Attributes for the PCI address.
         33 => device::pci_bus(index) as i32,
         75 => device::COMPUTE_CAPABILITY.0,
         76 => device::COMPUTE_CAPABILITY.1,
         87 => 2,
-        // Memory synchronisation domains.
+        // Attribute for the number of memory synchronisation domains.
         126 => 4,
         _ => 0,
     };

@@ -1,4 +1,4 @@
-//! Events.
+//! Functions for events.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -21,10 +21,10 @@ const EVENT_BLOCKING_SYNC: u32 = 1;
 const EVENT_DISABLE_TIMING: u32 = 2;
 const EVENT_INTERPROCESS: u32 = 4;
 
-/// All events.
+/// All events that exist, by handle.
 pub(super) static EVENTS: Registry<EventObject> = Registry::new();
 
-/// An event, with the state of its last record.
+/// An event, and where it was last recorded.
 #[derive(Debug)]
 pub(super) struct EventObject {
     flags: u32,
@@ -34,7 +34,7 @@ pub(super) struct EventObject {
 
 #[derive(Debug, Clone, Default)]
 enum LastRecord {
-    /// Never recorded, which counts as done.
+    /// The event was never recorded, which counts as done.
     #[default]
     Nothing,
     InStream(Arc<Completion>),
@@ -48,7 +48,7 @@ impl EventObject {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When the stream got to the last record.
+    /// The moment at which the stream reaches the event's last record.
     pub(super) fn completion(&self) -> Option<Arc<Completion>> {
         match &*self.lock_last_record() {
             LastRecord::InStream(completion) => Some(Arc::clone(completion)),
@@ -56,7 +56,7 @@ impl EventObject {
         }
     }
 
-    /// The place in a capture of the last record.
+    /// The place in a graph capture at which the event was last recorded.
     pub(super) fn capture_point(&self) -> Option<CapturePoint> {
         match &*self.lock_last_record() {
             LastRecord::InCapture(point) => Some(point.clone()),
@@ -64,7 +64,7 @@ impl EventObject {
         }
     }
 
-    /// The completion to look at or wait for, if there is one.
+    /// The completion of the event's last record, to query or wait for; `None` if the event was never recorded.
     fn completion_to_await(&self) -> Result<Option<Arc<Completion>>, CudaError> {
         match &*self.lock_last_record() {
             LastRecord::Nothing => Ok(None),
@@ -83,7 +83,7 @@ impl EventObject {
         }
     }
 
-    /// When the event happened, for time measurement.
+    /// The time at which the event happened, for `cuEventElapsedTime`.
     fn recorded_time(&self) -> Result<u64, CudaError> {
         if self.flags & EVENT_DISABLE_TIMING != 0 {
             return Err(INVALID_HANDLE);

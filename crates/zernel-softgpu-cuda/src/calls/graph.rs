@@ -1,4 +1,4 @@
-//! Stream capture and graphs.
+//! Functions for stream capture and graphs.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,7 @@ static GRAPHS: Registry<GraphObject> = Registry::new();
 static EXECUTABLE_GRAPHS: Registry<ExecutableGraph> = Registry::new();
 static NEXT_CAPTURE_ID: AtomicU64 = AtomicU64::new(1);
 
-/// A graph to launch. Launches of the same graph run one after another, even in different streams.
+/// A graph that can be launched. Launches of the same graph run one after another, even in different streams.
 #[derive(Debug)]
 struct ExecutableGraph {
     graph: Arc<Graph>,
@@ -36,7 +36,7 @@ impl ExecutableGraph {
     fn launch(&self, stream: &StreamObject, symbol: &'static LoggedSymbol) -> Outcome {
         let graph = StreamWork::Graph(Arc::clone(&self.graph));
         if stream.stream.is_capturing() {
-            // It becomes part of the graph being recorded, and is never launched itself.
+            // A graph launched in a capturing stream becomes part of the captured graph, and is not launched itself.
             return stream.submit_or_capture(graph, symbol);
         }
         let launched = self.last_launch.lock();
@@ -50,7 +50,7 @@ impl ExecutableGraph {
     }
 }
 
-/// A graph, with a handle for each node.
+/// A graph of the program, with a handle for each of its nodes.
 #[derive(Debug, Default)]
 struct GraphObject(Mutex<NamedGraph>);
 
@@ -87,7 +87,7 @@ impl NamedGraph {
         self.handles[self.handles.len() - 1]
     }
 
-    /// Indices of the nodes that `handles` name.
+    /// The indices of the nodes that `handles` refer to.
     fn node_indices(&self, handles: In<u64>, count: usize) -> Result<Vec<usize>, CudaError> {
         let index_of = |position| {
             let wanted = handles.get_at(position)?;
@@ -112,7 +112,7 @@ fn instantiate_graph(executable: &Out<u64>, handle: u64) -> Outcome {
     Ok(executable.set(EXECUTABLE_GRAPHS.insert(Arc::new(object)))?)
 }
 
-/// `CUgraphNodeType`.
+/// The `CUgraphNodeType` of a graph node.
 fn node_type(work: &StreamWork) -> i32 {
     match work {
         StreamWork::Kernel { .. } | StreamWork::External { .. } => 0,
@@ -142,7 +142,7 @@ fn capture_info(
 }
 
 exports! { "cuda" =>
-    /// Modes make no difference: no call is forbidden while another stream captures.
+    /// The capture mode makes no difference: no call is forbidden while another stream captures.
     per_thread(cuStreamBeginCapture_v2_ptsz)
     fn cuStreamBeginCapture_v2(call, handle: u64, mode: i32) -> Outcome {
         let stream = stream_of_handle(call, handle)?;
@@ -190,7 +190,7 @@ exports! { "cuda" =>
         Ok(status.set(i32::from(stream.stream.is_capturing()))?)
     }
 
-    /// Graph and dependencies of a capture under way are not given out.
+    /// This function does not return the graph and the dependencies of a running capture.
     per_thread(cuStreamGetCaptureInfo_v2_ptsz)
     fn cuStreamGetCaptureInfo_v2(
         call, handle: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>, dependencies: Out<u64>,

@@ -1,4 +1,4 @@
-//! Kernel launches.
+//! Functions that launch kernels.
 
 use zernel_softgpu::abi_arguments::In;
 use zernel_softgpu::exports;
@@ -9,7 +9,7 @@ use crate::kernel::function_of_handle;
 use crate::status::{INVALID_VALUE, Outcome};
 use crate::types::LaunchConfiguration;
 
-/// Blocks and threads of a launch are checked, but do not change how long it takes.
+/// Launches a kernel. The numbers of blocks and threads are checked, but do not change how long the kernel takes.
 fn launch_kernel(
     call: &mut OpenCall,
     handle: u64,

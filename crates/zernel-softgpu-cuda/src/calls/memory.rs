@@ -1,4 +1,4 @@
-//! Memory: allocation on device and host, and what an address is.
+//! Functions for memory: allocation on device and host, and attributes of addresses.
 
 use std::ffi::c_void;
 
@@ -14,10 +14,10 @@ use crate::status::{
     NOT_SUPPORTED, OUT_OF_MEMORY, Outcome,
 };
 
-/// Rows of pitched memory start at multiples of this.
+/// Rows of pitched memory start at multiples of this number of bytes.
 const PITCH_BYTES: usize = 512;
 
-/// Passed by value, and so on the stack.
+/// `CUipcMemHandle`, which is passed by value and so on the stack.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct IpcHandle {
@@ -71,7 +71,7 @@ exports! { "cuda" =>
     }
 
     fn cuMemAllocManaged(call, address: Out<u64>, bytes: usize, flags: u32) -> Outcome {
-        // Attached globally or to the host.
+        // The allowed flags: the memory is attached globally (1) or to the host (2).
         if ![1, 2].contains(&flags) {
             return Err(INVALID_VALUE);
         }
@@ -79,7 +79,7 @@ exports! { "cuda" =>
         Ok(address.set(allocated)?)
     }
 
-    /// Waits for the device first, as the real one does, because work under way may use the memory.
+    /// `cuMemFree` waits for the device first, as in the real driver, because running work may use the memory.
     fn cuMemFree_v2(call, address: u64) -> Outcome {
         call.object = address;
         let context = current_context()?;
@@ -99,7 +99,7 @@ exports! { "cuda" =>
     }
 
     fn cuMemHostAlloc(call, address: Out<u64>, bytes: usize, flags: u32) -> Outcome {
-        // Portable, mapped for the device, write-combined.
+        // The allowed flags: portable, mapped for the device, write-combined.
         if flags & !7 != 0 {
             return Err(INVALID_VALUE);
         }
@@ -144,7 +144,7 @@ exports! { "cuda" =>
     fn cuMemHostGetFlags(_call, flags: Out<u32>, address: u64) -> Outcome {
         current_context()?;
         ADDRESS_SPACE.find_range(address).filter(|range| range.kind == MemoryKind::Host).ok_or(INVALID_VALUE)?;
-        // All host memory is portable and mapped for the device.
+        // All host memory of the driver is portable and mapped for the device.
         Ok(flags.set(3)?)
     }
 
@@ -167,7 +167,8 @@ exports! { "cuda" =>
         Ok(())
     }
 
-    /// Unlike the single query this one never fails for an address that is not CUDA's: it says zero.
+    /// Unlike `cuPointerGetAttribute`, this function never fails for an address that CUDA does not know: it stores
+    /// zero.
     fn cuPointerGetAttributes(
         _call, count: u32, attributes: In<i32>, values: In<u64>, address: u64,
     ) -> Outcome {
@@ -187,7 +188,8 @@ exports! { "cuda" =>
     fn cuPointerSetAttribute(_call, _value: u64, attribute: i32, address: u64) -> Outcome {
         initialised_driver()?;
         ADDRESS_SPACE.find_range(address).ok_or(INVALID_VALUE)?;
-        // Synchronous memory operations: copies between host and device are never reordered here.
+        // The only attribute that can be set asks for synchronous memory operations. Copies between host and device are
+        // never reordered here, so setting it changes nothing.
         match attribute {
             6 => Ok(()),
             _ => Err(NOT_SUPPORTED),
@@ -215,7 +217,7 @@ exports! { "cuda" =>
     }
 }
 
-/// A value in the width that C expects.
+/// The value of a pointer attribute, in the width in which C expects it.
 enum AttributeValue {
     Word(u64),
     Half(u32),
@@ -236,7 +238,7 @@ impl AttributeValue {
     }
 }
 
-/// `CUpointer_attribute` of an address, with zeroes for one that is not CUDA's.
+/// The value of a `CUpointer_attribute` of an address; zero for an address that CUDA does not know.
 fn pointer_attribute(
     attribute: i32,
     address: u64,
@@ -245,7 +247,7 @@ fn pointer_attribute(
     let of_range = |value: fn(&MemoryRange) -> u64| range.map_or(0, value);
     let is = |test: fn(MemoryKind) -> bool| range.is_some_and(|range| test(range.kind));
     let value = match attribute {
-        // Context, memory type (host 1, device 2), device and host address.
+        // Attributes: context, memory type (host 1, device 2), device address and host address.
         1 => AttributeValue::Word(of_range(|range| range.context)),
         2 => {
             AttributeValue::Half(of_range(|range| if range.kind.is_host() { 1 } else { 2 }) as u32)
@@ -255,12 +257,12 @@ fn pointer_attribute(
             AttributeValue::Word(address)
         }
         4 => AttributeValue::Word(0),
-        // Synchronous memory operations, buffer id, managed, device ordinal.
+        // Attributes: synchronous memory operations, buffer id, managed memory, device ordinal.
         6 => AttributeValue::Byte(false),
         7 => AttributeValue::Word(of_range(|range| range.start)),
         8 => AttributeValue::Byte(is(|kind| kind == MemoryKind::Managed)),
         9 => AttributeValue::Half(range.map_or(-2, device_ordinal_of).cast_unsigned()),
-        // IPC, start and length of the range, mapped, handle types, RDMA, access.
+        // Attributes: IPC, start and length of the range, mapped, handle types, RDMA, access.
         10 | 15 => AttributeValue::Byte(false),
         11 => AttributeValue::Word(of_range(|range| range.start)),
         12 => AttributeValue::Word(of_range(|range| range.bytes)),

@@ -1,4 +1,4 @@
-//! Modules, libraries, functions and what is known about them.
+//! Functions for modules, libraries and kernels.
 
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
@@ -39,8 +39,8 @@ fn get_function(found: &Out<u64>, module: u64, name: &Text) -> Outcome {
     Ok(found.set(object.function_handle(module, &name.get()?)?)?)
 }
 
-/// `CUfunction_attribute` of any kernel: threads per block, then sizes and versions of nothing in
-/// particular.
+/// The value of a `CUfunction_attribute`, equal for all kernels: threads per block, then sizes and versions that no
+/// simulated kernel has.
 fn function_attribute(attribute: i32, handle: u64) -> Result<i32, CudaError> {
     function_of_handle(handle)?;
     match attribute {
@@ -94,7 +94,7 @@ exports! { "cuda" =>
         Ok(count.set(module.kernel_count() as u32)?)
     }
 
-    /// No image has variables.
+    /// No image of the software GPU has variables.
     fn cuModuleGetGlobal_v2(
         _call, _address: Out<u64>, _bytes: Out<usize>, module: u64, _name: Text,
     ) -> Outcome {
@@ -102,7 +102,7 @@ exports! { "cuda" =>
         Err(NOT_FOUND)
     }
 
-    /// Lazily, as the real one by default.
+    /// Reports lazy loading, the default of the real driver.
     fn cuModuleGetLoadingMode(_call, mode: Out<i32>) -> Outcome {
         initialised_driver()?;
         Ok(mode.set(2)?)
@@ -151,7 +151,7 @@ exports! { "cuda" =>
         Ok(value.set(function_attribute(attribute, handle)?)?)
     }
 
-    /// Shared memory and carve-outs mean nothing to a kernel that only takes time.
+    /// Shared memory and cache preferences change nothing for a kernel that only takes time.
     fn cuFuncSetAttribute(_call, handle: u64, attribute: i32, _value: i32) -> Outcome {
         function_attribute(attribute, handle).map(drop)
     }
@@ -160,7 +160,7 @@ exports! { "cuda" =>
         function_of_handle(handle).map(drop)
     }
 
-    /// Valid until the module is unloaded.
+    /// The name stays valid until the module is unloaded.
     fn cuFuncGetName(_call, name: Out<*const c_char>, handle: u64) -> Outcome {
         Ok(name.set(function_of_handle(handle)?.name.as_ptr())?)
     }

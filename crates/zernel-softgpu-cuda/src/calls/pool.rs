@@ -1,7 +1,7 @@
-//! Memory pools and allocation in stream order.
+//! Functions for memory pools, and for allocation in stream order.
 //!
-//! A simulated pool releases freed memory to the device at once and ignores the release threshold. So its
-//! reserved and used bytes are the same.
+//! A simulated pool releases freed memory to the device at once and ignores the release threshold. So the reserved
+//! bytes of a pool are always its used bytes.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -49,7 +49,7 @@ impl MemoryPool {
         let pool = Self {
             handle,
             device: Arc::clone(device),
-            // The three ways of reuse are on; the release threshold is 0.
+            // A new pool allows the three ways to reuse memory (value 1 each), and has a release threshold of 0.
             settings: [1, 1, 1, 0].map(AtomicU64::new),
             used_bytes: AtomicU64::new(0),
             most_used_bytes: AtomicU64::new(0),
@@ -175,7 +175,7 @@ exports! { "cuda" =>
         Ok(pool.set(MemoryPool::create(device))?)
     }
 
-    /// Memory still allocated from it stays valid.
+    /// Memory that was allocated from the destroyed pool stays valid.
     fn cuMemPoolDestroy(_call, pool_handle: u64) -> Outcome {
         pool_of_handle(pool_handle)?;
         let mut devices = DEVICE_POOLS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -225,14 +225,14 @@ exports! { "cuda" =>
         match attribute {
             1..=3 => pool.settings[attribute as usize - 1].store(flag()?, Relaxed),
             4 => pool.settings[3].store(number()?, Relaxed),
-            // The high-water marks can only be reset.
+            // A program can only reset the high-water marks of a pool, not set them.
             6 | 8 if number()? == 0 => pool.most_used_bytes.store(pool.used_bytes.load(Relaxed), Relaxed),
             _ => return Err(INVALID_VALUE),
         }
         Ok(())
     }
 
-    /// All simulated devices live in the same host memory, so access cannot be taken away.
+    /// All simulated devices live in the same host memory, so a pool's access cannot be taken away.
     fn cuMemPoolSetAccess(
         _call, pool_handle: u64, descriptions: In<AccessDescription>, count: usize,
     ) -> Outcome {

@@ -1,4 +1,4 @@
-//! Streams.
+//! Functions for streams.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ exports! { "cuda" =>
         Ok(())
     }
 
-    /// Work already in it is still done.
+    /// Destroys a stream. Work that is already in the stream is still done.
     fn cuStreamDestroy_v2(call, handle: u64) -> Outcome {
         call.stream = handle;
         current_context()?;
@@ -69,7 +69,7 @@ exports! { "cuda" =>
         stream_of_handle(call, handle)?.synchronize(call.symbol())
     }
 
-    /// An event recorded in a capture takes the stream into it.
+    /// If the event was recorded in a graph capture, the waiting stream joins that capture.
     per_thread(cuStreamWaitEvent_ptsz)
     fn cuStreamWaitEvent(call, handle: u64, event: u64, flags: u32) -> Outcome {
         call.object = event;
@@ -123,7 +123,7 @@ exports! { "cuda" =>
         Ok(device.set(stream_of_handle(call, handle)?.context()?.ordinal)?)
     }
 
-    /// The function runs on a thread of the driver after all earlier work of the stream.
+    /// The driver calls the program's function on a thread of its own, after all earlier work of the stream.
     per_thread(cuLaunchHostFunc_ptsz)
     fn cuLaunchHostFunc(
         call, handle: u64, function: Option<extern "C" fn(*mut c_void)>, argument: u64,
@@ -158,7 +158,7 @@ exports! { "cuda" =>
     }
 }
 
-/// `CUstreamCallback`: stream, status, argument.
+/// `CUstreamCallback`, a program's function with the arguments stream, status and user data.
 type StreamCallback = extern "C" fn(u64, i32, u64);
 
 struct CallbackLaunch {

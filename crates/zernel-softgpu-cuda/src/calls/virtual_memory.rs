@@ -1,4 +1,4 @@
-//! Virtual memory management.
+//! Functions for virtual memory management.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,7 +17,7 @@ use crate::types::{AccessDescription, AllocationProperties, MemoryLocation};
 
 static PHYSICAL_ALLOCATIONS: Registry<PhysicalAllocation> = Registry::new();
 
-/// What a generic allocation handle stands for. Mappings keep the memory when the handle is released.
+/// The object behind a `CUmemGenericAllocationHandle`. Mappings keep the memory when the handle is released.
 #[derive(Debug)]
 struct PhysicalAllocation {
     memory: Arc<PhysicalMemory>,
@@ -52,7 +52,7 @@ exports! { "cuda" =>
         }
     }
 
-    /// The requested address is a hint and is ignored.
+    /// The address that the caller requests is a hint, and is ignored.
     fn cuMemAddressReserve(
         call, address: Out<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64,
     ) -> Outcome {

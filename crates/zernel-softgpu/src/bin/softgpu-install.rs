@@ -1,5 +1,5 @@
-//! `softgpu-install [--prologue push|endbr64|mov|sub] DIRECTORY`: puts the software `libcuda.so.1`,
-//! `libnccl.so.2` and `libnvidia-ml.so.1` there, for `LD_LIBRARY_PATH`.
+//! `softgpu-install [--prologue push|endbr64|mov|sub] DIRECTORY`: copies the software `libcuda.so.1`, `libnccl.so.2`
+//! and `libnvidia-ml.so.1` to DIRECTORY, for `LD_LIBRARY_PATH`.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -5,17 +5,17 @@ use std::sync::atomic::AtomicU64;
 use super::log::{self, ThreadLog};
 use crate::clock;
 
-/// The identity of an exported function.
+/// An exported function, as the truth log identifies it.
 #[derive(Debug)]
 pub struct LoggedSymbol {
     pub(super) library: &'static str,
     pub(super) name: &'static str,
-    /// Its place in the symbol table of this process's file, and the generation of that file.
+    /// Index of the function in the symbol table of this process's log file, and the generation of that file.
     pub(super) index_and_generation: AtomicU64,
 }
 
 impl LoggedSymbol {
-    /// The function `name` of `library` (`"cuda"`, `"nccl"`).
+    /// Creates the symbol of the function `name` of `library` (`"cuda"`, `"nccl"`).
     #[must_use]
     pub const fn new(library: &'static str, name: &'static str) -> Self {
         Self {
@@ -26,15 +26,15 @@ impl LoggedSymbol {
     }
 }
 
-/// A call under way. Its body fills in what the call was about.
+/// A running call of an exported function. The body of the function stores here what the log needs.
 #[derive(Debug)]
 pub struct OpenCall {
     /// Bytes that the call allocates, frees, copies or reduces.
     pub bytes: u64,
-    /// The stream it names, as the caller spelled it.
+    /// The stream that the call names, as the caller spelled it.
     pub stream: u64,
-    /// The object of the call: the address allocated or freed, the function launched, the event, the graph, the
-    /// communicator; for making a communicator the first eight bytes of its unique id.
+    /// The object that the call is about: the address allocated or freed, the function launched, the event, the graph,
+    /// the communicator; for making a communicator the first eight bytes of its unique id.
     pub object: u64,
     /// Whether stream 0 means the calling thread's own default stream.
     pub per_thread_default_stream: bool,
@@ -50,7 +50,7 @@ struct OpenLogEntry {
 }
 
 impl OpenCall {
-    /// Counts the entry.
+    /// Counts the entry of a thread into the function.
     #[inline]
     #[must_use]
     pub fn enter_call(symbol: &'static LoggedSymbol, per_thread_default_stream: bool) -> Self {
@@ -72,7 +72,7 @@ impl OpenCall {
         self.symbol
     }
 
-    /// Counts the return.
+    /// Counts the return of the call with its result.
     #[inline]
     pub fn leave_call(self, result: i32) {
         if let Some(logged) = self.log {

@@ -1,4 +1,4 @@
-//! Layout of a truth file. Everything is a 64-bit word in the machine's byte order.
+//! Layout of a truth log file. The file consists of 64-bit words in the machine's byte order.
 //!
 //! | offset | what |
 //! |---|---|
@@ -13,23 +13,22 @@ pub(super) const HEADER_BYTES: usize = 4096;
 pub(super) const HEADER_MAGIC: usize = 0;
 pub(super) const HEADER_PID: usize = 1;
 pub(super) const HEADER_START_TIME: usize = 2;
-/// Two words of text.
+/// Index of the first of two header words with the name of the library.
 pub(super) const HEADER_LIBRARY: usize = 3;
 
 pub(super) const SYMBOL_BYTES: usize = 64;
 pub(super) const MAX_SYMBOLS: usize = 512;
 pub(super) const BLOCKS_OFFSET: usize = HEADER_BYTES + MAX_SYMBOLS * SYMBOL_BYTES;
 
-/// Block header: kind, thread id, length of the whole block in bytes.
+/// Number of words in the header of a block: kind, thread id, length of the whole block in bytes.
 pub(super) const BLOCK_HEADER_WORDS: usize = 8;
 pub(super) const BLOCK_KIND: usize = 0;
 pub(super) const BLOCK_TID: usize = 1;
 pub(super) const BLOCK_BYTES: usize = 2;
 
-/// Block of counters: first how often each symbol was entered, then the returns. A return entry is
-/// its key ([`return_key`]), the number of calls, and the bytes. Entry `i` of the first
-/// [`MAX_SYMBOLS`] belongs to symbol `i` returning 0; the rest is an open-addressed table for
-/// everything else.
+/// The kind of a block of counters: first how often each symbol was entered, then the returns. A return entry is a key
+/// ([`return_key`]), the number of calls, and their bytes. Entry `i` of the first [`MAX_SYMBOLS`] is for symbol `i`
+/// returning 0; the other entries are an open-addressed table for all other results.
 pub(super) const KIND_COUNTERS: u64 = 1;
 pub(super) const ENTERED_COUNTS_OFFSET: usize = BLOCK_HEADER_WORDS;
 pub(super) const RETURN_ENTRIES_OFFSET: usize = ENTERED_COUNTS_OFFSET + MAX_SYMBOLS;
@@ -39,7 +38,7 @@ pub(super) const COUNTER_BLOCK_BYTES: usize =
     ((RETURN_ENTRIES_OFFSET + (MAX_SYMBOLS + MAX_FAILURE_KINDS) * RETURN_WORDS) * WORD_BYTES)
         .next_multiple_of(4096);
 
-/// Block of events of [`EVENT_WORDS`] words; an unused one is all zero.
+/// The kind of a block of events of [`EVENT_WORDS`] words; all words of an unused event are zero.
 pub(super) const KIND_EVENTS: u64 = 2;
 pub(super) const EVENT_WORDS: usize = 8;
 pub(super) const EVENT_ENTER: usize = 0;
@@ -48,7 +47,7 @@ pub(super) const EVENT_BYTES: usize = 2;
 pub(super) const EVENT_STREAM: usize = 3;
 pub(super) const EVENT_OBJECT: usize = 4;
 pub(super) const EVENT_RESULT: usize = 5;
-/// Symbol in the low half, kind in the high one; never zero in a used event.
+/// Index of the event word with the symbol in its low half and the kind in its high half; never zero in a used event.
 pub(super) const EVENT_KIND_AND_SYMBOL: usize = 6;
 pub(super) const EVENT_BLOCK_BYTES: usize = 1 << 20;
 pub(super) const EVENTS_PER_BLOCK: usize =
@@ -57,12 +56,12 @@ pub(super) const EVENTS_PER_BLOCK: usize =
 pub(super) const EVENT_CALL: u64 = 1;
 pub(super) const EVENT_DEVICE: u64 = 2;
 
-/// The key of a return entry, from its symbol and result; never zero.
+/// The key of a return entry, which combines symbol and result; never zero.
 pub(super) fn return_key(symbol: usize, result: i32) -> u64 {
     (symbol as u64 + 1) << 32 | u64::from(result.cast_unsigned())
 }
 
-/// Symbol and result of a return entry.
+/// The symbol and the result that a return entry's key combines.
 pub(super) fn split_return_key(key: u64) -> (usize, i32) {
     ((key >> 32) as usize - 1, (key as u32).cast_signed())
 }

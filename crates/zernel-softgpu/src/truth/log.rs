@@ -1,4 +1,4 @@
-//! The writing side: one file per process and library, one block per thread.
+//! Writes the truth log: one file per process and library, one block per thread.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -15,7 +15,8 @@ use super::call::{LoggedSymbol, OpenCall};
 use super::format::*;
 use crate::{clock, config, process, sys};
 
-/// Number of forks from the first process to this one. A file of another generation belongs to an ancestor.
+/// Number of forks from the first process to this one. A log file of another generation belongs to an ancestor of this
+/// process.
 static FORK_GENERATION: AtomicU32 = AtomicU32::new(1);
 static PROCESS_LOG: AtomicPtr<LogFile> = AtomicPtr::new(ptr::null_mut());
 
@@ -23,7 +24,7 @@ thread_local! {
     static THREAD_LOG: Cell<Option<&'static ThreadLog>> = const { Cell::new(None) };
 }
 
-/// The directory of the log; `None` without a log.
+/// The directory of the truth log; `None` without a log.
 fn log_directory() -> Option<&'static Path> {
     static LOG_DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
     LOG_DIRECTORY
@@ -45,7 +46,7 @@ pub(super) fn is_logging() -> bool {
     log_directory().is_some()
 }
 
-/// One process's file of one library.
+/// The log file of one process for one library.
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: PathBuf,
@@ -61,14 +62,14 @@ struct LogSize {
     symbols: usize,
 }
 
-/// This process's log, opened at first use.
+/// The log file of this process, opened at first use.
 ///
-/// Lock-free, because a fork may happen while another thread is in here: of several threads that create
-/// a file at the same time one installs it, and the others remove theirs.
+/// This function takes no lock, because a fork may happen while another thread is inside it. Of several threads that
+/// create a file at the same time one installs its file, and the others remove theirs.
 fn log_of_process(library: &str) -> Option<&'static LogFile> {
     let directory = log_directory()?;
     let current = || {
-        // SAFETY: LOG is null or a leaked Box, which lives for ever.
+        // SAFETY: PROCESS_LOG is null or a leaked Box, which lives for ever.
         unsafe { PROCESS_LOG.load(Acquire).as_ref() }
     };
     if let Some(log) = current() {
@@ -82,13 +83,13 @@ fn log_of_process(library: &str) -> Option<&'static LogFile> {
         .compare_exchange(ptr::null_mut(), own, AcqRel, Acquire)
         .is_err()
     {
-        // A file that cannot be removed is an empty log, which is still correct.
+        // If this thread's file cannot be removed, it stays as an empty log, which is still correct.
         let _ = std::fs::remove_file(path);
     }
     current()
 }
 
-/// Ends the process: without the requested truth log every comparison would be wrong.
+/// Ends the process, because without the requested truth log every comparison would be wrong.
 fn abort_without_log(directory: &Path, error: &io::Error) -> ! {
     eprintln!(
         "softgpu: cannot write the truth log in {} ({} is set): {error}",
@@ -102,7 +103,7 @@ impl LogFile {
     fn create(directory: &Path, library: &str) -> io::Result<Self> {
         let process = process::ProcessIdentity::of_this_process();
         std::fs::create_dir_all(directory)?;
-        // One process may exec several programs. The time makes the names of their files differ.
+        // One process may exec several programs. The time in the names of their log files makes the names differ.
         let (pid, start_time, now) = (process.pid, process.start_time, clock::now_ns());
         let path = directory.join(format!("{pid}-{start_time}-{now}-{library}.truth"));
         let file = OpenOptions::new()
@@ -128,7 +129,7 @@ impl LogFile {
         })
     }
 
-    /// Appends a block for the calling thread.
+    /// Appends a block for the calling thread to the file.
     fn new_block(&self, kind: u64, bytes: usize) -> &'static [AtomicU64] {
         let mut log_size = self.log_size.lock().unwrap_or_else(PoisonError::into_inner);
         let block = self
@@ -143,7 +144,7 @@ impl LogFile {
         block
     }
 
-    /// Gives `symbol` its place in this file's table.
+    /// Gives `symbol` an index in the symbol table of this log file.
     fn register_symbol(&self, symbol: &LoggedSymbol, generation: u32) -> usize {
         let mut log_size = self.log_size.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = known_symbol_index(symbol, generation) {
@@ -178,7 +179,8 @@ fn store_text(words: &[AtomicU64], text: &str) {
     }
 }
 
-/// The block of one thread. Only that thread writes it, so an addition is a load and a store.
+/// The counters and events of one thread in a log file. Only that thread writes it, so an addition is a load and a
+/// store.
 #[derive(Debug)]
 pub(super) struct ThreadLog {
     log: &'static LogFile,
@@ -187,7 +189,7 @@ pub(super) struct ThreadLog {
     events: Cell<&'static [AtomicU64]>,
 }
 
-/// The calling thread's log.
+/// The log of the calling thread.
 pub(super) fn log_of_thread(library: &str) -> Option<&'static ThreadLog> {
     let generation = FORK_GENERATION.load(Relaxed);
     match THREAD_LOG.get() {
@@ -201,8 +203,8 @@ fn add_to_word(word: &AtomicU64, value: u64) {
 }
 
 impl ThreadLog {
-    /// The block is never freed: destructors of other thread-local values may still call exported functions
-    /// after this one's destructor.
+    /// The log of a thread is never freed: destructors of other thread-local values may still call exported functions
+    /// after the destructor of this one.
     fn open(library: &str, generation: u32) -> Option<&'static Self> {
         let log = log_of_process(library)?;
         let thread: &'static Self = Box::leak(Box::new(Self {
@@ -250,7 +252,7 @@ impl ThreadLog {
         );
     }
 
-    /// The next event of this thread, already stamped as entered; none if only counting.
+    /// The next event of this thread, already stamped as entered; `None` if only counts are logged.
     pub(super) fn begin_event(&self, symbol: usize) -> Option<&'static [AtomicU64]> {
         if !self.log.with_events {
             return None;
@@ -281,22 +283,22 @@ pub(super) fn end_event(event: &[AtomicU64], call: &OpenCall, result: i32, now: 
     event[EVENT_LEAVE].store(now, Release);
 }
 
-/// A piece of work as the simulated device did it.
+/// A piece of work of the simulated device, for the truth log.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceWork {
-    /// The call that asked for it.
+    /// The exported function that was called for the work.
     pub symbol: &'static LoggedSymbol,
-    /// The stream, as a handle.
+    /// The handle of the stream.
     pub stream: u64,
-    /// Bytes copied, filled or reduced.
+    /// Bytes that the work copied, filled or reduced.
     pub bytes: u64,
-    /// When the device work started, on the device clock (CLOCK_MONOTONIC).
+    /// Start of the device work on the device clock (CLOCK_MONOTONIC), in nanoseconds.
     pub start: u64,
-    /// When the device work ended; may be in the future.
+    /// End of the device work on the device clock, in nanoseconds; may be in the future.
     pub end: u64,
 }
 
-/// Logs device work, if events are logged.
+/// Adds device work to the truth log, if events are logged.
 pub fn log_device_work(work: &DeviceWork) {
     if !is_logging() {
         return;

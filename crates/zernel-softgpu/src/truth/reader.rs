@@ -1,4 +1,4 @@
-//! The reading side: files back into counts and events.
+//! Reads truth log files back as counts and events.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,43 +6,43 @@ use std::{fmt, fs, io};
 
 use super::format::*;
 
-/// The content of a directory of truth files.
+/// The content of a directory of truth log files.
 #[derive(Debug, Default, Clone)]
 pub struct TruthLog {
-    /// One entry per process and library.
+    /// One entry for each log file, that is for each process and library.
     pub processes: Vec<ProcessTruth>,
 }
 
-/// What one process did with one library.
+/// The calls of one process into one library.
 #[derive(Debug, Clone)]
 pub struct ProcessTruth {
-    /// Its process id.
+    /// Pid of the process.
     pub pid: u32,
     /// When the process started, in clock ticks after boot, as in `/proc/PID/stat`.
     pub start_time: u64,
-    /// `cuda` or `nccl`.
+    /// The name of the library: `cuda` or `nccl`.
     pub library: String,
-    /// How often each thread entered each function, by thread id and symbol.
+    /// How often each thread entered each function, by thread id and function name.
     pub entered: BTreeMap<(u32, String), u64>,
-    /// Calls that returned, by thread id, symbol and result.
+    /// The calls that returned, by thread id, function name and result.
     pub returned: BTreeMap<(u32, String, i32), ReturnedCalls>,
-    /// Every call and device work, by start; empty unless events were logged.
+    /// Every call and every piece of device work, ordered by start; empty unless events were logged.
     pub events: Vec<LoggedEvent>,
 }
 
-/// A number of calls and the bytes they were about.
+/// A number of calls that returned, and the bytes that they were about.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct ReturnedCalls {
-    /// Calls that returned.
+    /// Number of calls that returned.
     pub calls: u64,
-    /// Sum of their bytes.
+    /// Sum of the bytes of all these calls.
     pub bytes: u64,
 }
 
 /// Whether an event happened on the host or on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoggedEventKind {
-    /// A call, from entry to return.
+    /// A call of an exported function, from entry to return.
     Call,
     /// Work on the simulated device.
     Device,
@@ -51,28 +51,28 @@ pub enum LoggedEventKind {
 /// One call, or one piece of device work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoggedEvent {
-    /// Host or device.
+    /// Whether the event happened on the host or on the device.
     pub kind: LoggedEventKind,
-    /// The thread that called (or, for deferred device work, the driver's own).
+    /// The thread that called the function. For device work that ran later: a thread of the driver.
     pub tid: u32,
-    /// The function.
+    /// The name of the function that was called.
     pub symbol: String,
-    /// CLOCK_MONOTONIC at entry or start, ns.
+    /// Entry of the call or start of the device work on CLOCK_MONOTONIC, in nanoseconds.
     pub enter: u64,
-    /// CLOCK_MONOTONIC at return or end, ns; 0 if it never returned.
+    /// Return of the call or end of the device work on CLOCK_MONOTONIC, in nanoseconds; 0 if the call never returned.
     pub leave: u64,
-    /// Bytes allocated, freed, copied or reduced.
+    /// Bytes that the call allocated, freed, copied or reduced.
     pub bytes: u64,
-    /// The stream named by the caller.
+    /// The stream that the caller named.
     pub stream: u64,
-    /// The object of the call: the address allocated or freed, the function launched, the event, the graph, the
-    /// communicator; for making a communicator the first eight bytes of its unique id.
+    /// The object that the call is about: the address allocated or freed, the function launched, the event, the graph,
+    /// the communicator; for making a communicator the first eight bytes of its unique id.
     pub object: u64,
-    /// What it returned.
+    /// The result code that the call returned.
     pub result: i32,
 }
 
-/// A truth log that cannot be read.
+/// Why a truth log cannot be read.
 #[derive(Debug)]
 pub struct TruthError {
     path: PathBuf,
@@ -93,7 +93,7 @@ impl fmt::Display for TruthError {
 impl std::error::Error for TruthError {}
 
 impl TruthLog {
-    /// Reads every truth file in `directory`; processes may still be writing.
+    /// Reads every truth log file in `directory`; processes may still be writing these files.
     pub fn read(directory: &Path) -> Result<Self, TruthError> {
         let unreadable = |error: io::Error| TruthError {
             path: directory.to_owned(),
@@ -117,7 +117,7 @@ impl TruthLog {
         Ok(Self { processes })
     }
 
-    /// How often `symbol` was entered, by all threads of all processes.
+    /// How often threads of all processes entered the function `symbol`.
     #[must_use]
     pub fn entered_count(&self, symbol: &str) -> u64 {
         let entered = self.processes.iter().flat_map(|process| &process.entered);
@@ -127,7 +127,7 @@ impl TruthLog {
             .sum()
     }
 
-    /// Returns of all threads of all processes, by symbol and result.
+    /// The calls of all threads of all processes that returned, by function name and result.
     #[must_use]
     pub fn returned_calls(&self) -> BTreeMap<(String, i32), ReturnedCalls> {
         let mut totals = BTreeMap::<_, ReturnedCalls>::new();
@@ -141,7 +141,7 @@ impl TruthLog {
         totals
     }
 
-    /// Every event of every process, by start.
+    /// Every event of every process, ordered by start, with the pid of the process.
     #[must_use]
     pub fn events_of_all_processes(&self) -> Vec<(u32, &LoggedEvent)> {
         let mut events: Vec<_> = self
@@ -203,7 +203,7 @@ fn decode_text(words: &[u64]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Cuts the next block off; none at the end, or where a process died while appending one.
+/// Cuts the next block off `rest`; `None` at the end, or where a process died while it appended a block.
 fn next_block<'a>(rest: &mut &'a [u64]) -> Option<&'a [u64]> {
     let header = rest.get(..BLOCK_HEADER_WORDS)?;
     if header[BLOCK_KIND] == 0 {

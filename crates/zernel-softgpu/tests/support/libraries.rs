@@ -7,7 +7,7 @@ use std::ptr;
 
 use super::stage_path;
 
-/// Declares a library: its file name, and its functions.
+/// Declares a struct for a library: its file name, and the functions that tests call.
 macro_rules! library {
     ($(#[$attribute:meta])* $name:ident, $file:literal, { $($function:ident($($argument:ty),*);)* }) => {
         $(#[$attribute])*
@@ -17,7 +17,7 @@ macro_rules! library {
         }
 
         impl $name {
-            /// Loads it from the stage.
+            /// Loads the library from the stage of the test.
             pub(crate) fn load() -> Self {
                 let path = stage_path().join("lib").join($file);
                 // SAFETY: our own library, whose initialisers do nothing; the signatures are the
@@ -35,7 +35,7 @@ macro_rules! library {
 }
 
 library! {
-    /// `libcuda.so.1`.
+    /// The functions of `libcuda.so.1` that tests call.
     Cuda, "libcuda.so.1", {
         cuInit(u32);
         cuDeviceGetCount(*mut i32);
@@ -122,7 +122,7 @@ library! {
 }
 
 library! {
-    /// `libnccl.so.2`.
+    /// The functions of `libnccl.so.2` that tests call.
     Nccl, "libnccl.so.2", {
         ncclGetVersion(*mut i32);
         ncclGetUniqueId(*mut UniqueId);
@@ -179,13 +179,13 @@ pub(crate) struct KernelNode {
 #[repr(C)]
 pub(crate) struct UniqueId(pub(crate) [u8; 128]);
 
-/// Panics unless a call succeeded.
+/// Panics unless the result code of a call is success.
 #[track_caller]
 pub(crate) fn assert_success(code: i32) {
     assert_eq!(code, 0);
 }
 
-/// The value a call stores.
+/// The value that a call stores through its pointer.
 #[track_caller]
 pub(crate) fn value_stored_by<T: Default>(call: impl FnOnce(&mut T) -> i32) -> T {
     let mut value = T::default();
@@ -233,7 +233,7 @@ impl CudaProgram {
         value_stored_by(|address| (self.cuda.cuMemAlloc_v2)(address, bytes))
     }
 
-    /// Launches a kernel of this many nanoseconds.
+    /// Launches a kernel that takes `duration` nanoseconds.
     pub(crate) fn launch(&self, stream: u64, duration: u64) {
         let parameters = [&raw const duration];
         assert_success((self.cuda.cuLaunchKernel)(
@@ -269,14 +269,14 @@ impl CudaProgram {
         values
     }
 
-    /// Bytes in use on the device.
+    /// Number of bytes in use on the device.
     pub(crate) fn used_memory(&self) -> usize {
         let (mut free, mut total) = (0, 0);
         assert_success((self.cuda.cuMemGetInfo_v2)(&mut free, &mut total));
         total - free
     }
 
-    /// Milliseconds between two events.
+    /// Milliseconds between two recorded events.
     pub(crate) fn milliseconds_between(&self, start: u64, end: u64) -> f32 {
         let mut milliseconds = 0.0;
         assert_success((self.cuda.cuEventElapsedTime)(
@@ -290,7 +290,7 @@ impl CudaProgram {
     pub(crate) fn error_name(&self, code: i32) -> String {
         let mut name = ptr::null();
         assert_success((self.cuda.cuGetErrorName)(code, &mut name));
-        // SAFETY: a constant of the library.
+        // SAFETY: the library returns a constant string.
         unsafe { CStr::from_ptr(name) }
             .to_string_lossy()
             .into_owned()

@@ -1,7 +1,7 @@
 //! Shared code of the end-to-end tests: fresh processes, and the libraries as C programs see them.
 //!
-//! The libraries keep state per process and read the environment once, so each test runs in
-//! processes of its own: the test program runs itself, and an environment variable makes it a child.
+//! The libraries keep state per process and read the environment once, so each test runs in processes of its own: the
+//! test program starts itself again, and an environment variable gives the new process its role.
 
 #![allow(dead_code)] // each test program uses its own part
 
@@ -21,8 +21,8 @@ use zernel_testkit::eventually;
 const ROLE_VARIABLE: &str = "SOFTGPU_TEST_ROLE";
 const DIRECTORY_VARIABLE: &str = "SOFTGPU_TEST_DIRECTORY";
 
-/// The directory of one test: the installed libraries, the node's state, and the test's own files. Removed on
-/// drop.
+/// The directory of one test: the installed libraries, the node's state, and files that the test's processes exchange.
+/// Removed on drop.
 pub(crate) struct Stage {
     test: &'static str,
     path: PathBuf,
@@ -30,12 +30,12 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// A stage for the test function `test`.
+    /// Creates a stage for the test function called `test`.
     pub(crate) fn new(test: &'static str) -> Self {
         Self::with_prologue(test, Prologue::Push)
     }
 
-    /// A stage with libraries of another prologue.
+    /// Creates a stage whose libraries have another prologue.
     pub(crate) fn with_prologue(test: &'static str, prologue: Prologue) -> Self {
         let name = format!("{test}-{}-{}", prologue.name(), std::process::id());
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -48,13 +48,13 @@ impl Stage {
         }
     }
 
-    /// Sets a variable for the processes of this stage.
+    /// Sets an environment variable for the processes of this stage.
     pub(crate) fn set_variable(mut self, variable: &str, value: impl Display + Copy) -> Self {
         self.environment.push((variable.into(), value.to_string()));
         self
     }
 
-    /// With a truth log in [`Self::log_path`].
+    /// Lets the processes of this stage write a truth log in [`Self::log_path`].
     pub(crate) fn with_truth_log(self) -> Self {
         let log = self.log_path().display().to_string();
         self.set_variable(config::LOG_VARIABLE, log.as_str())
@@ -103,7 +103,7 @@ impl Drop for Stage {
     }
 }
 
-/// A process of a test. Killed if the test gives up on it.
+/// A process that a test started in a role. It is killed on drop.
 pub(crate) struct RoleProcess {
     child: Child,
     role: String,
@@ -144,12 +144,12 @@ impl Drop for RoleProcess {
     }
 }
 
-/// The role of this process; `None` in the test itself.
+/// The role of this process; `None` in the process of the test itself.
 pub(crate) fn role_of_process() -> Option<String> {
     env::var(ROLE_VARIABLE).ok()
 }
 
-/// Execs this test in another role, in the same process. Returns only if that fails.
+/// Execs the test program in another role, in the same process. Returns only if that fails.
 pub(crate) fn become_role(role: &str) -> std::io::Error {
     let arguments = env::args_os().skip(1);
     Command::new(env::current_exe().unwrap())
@@ -158,7 +158,7 @@ pub(crate) fn become_role(role: &str) -> std::io::Error {
         .exec()
 }
 
-/// The stage's directory, in a child.
+/// The directory of the stage, for a process in a role.
 pub(crate) fn stage_path() -> PathBuf {
     env::var_os(DIRECTORY_VARIABLE)
         .expect("only in a child")
@@ -181,25 +181,25 @@ pub(crate) fn publish_file(name: &str, content: &[u8]) {
     fs::rename(temporary, path).unwrap();
 }
 
-/// Waits for a file that another process publishes.
+/// Waits until another process has published a file in the stage, and reads it.
 pub(crate) fn wait_for_file(name: &str) -> Vec<u8> {
     let path = stage_path().join(name);
     eventually(name, || path.exists());
     fs::read(path).unwrap()
 }
 
-/// Runs `body` in a forked child and returns its result. `body` may call only the libraries: after the fork of
-/// a program with threads any other lock may be held.
+/// Runs `body` in a forked child and returns its result. `body` may call only the software GPU's libraries: after the
+/// fork of a process with threads, other locks may be held.
 pub(crate) fn in_forked_child(body: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child calls `body`, which keeps to the rule above, and `_exit`.
+    // SAFETY: the child calls `body`, which calls only those libraries, and `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let status = i32::from(!body());
-        // SAFETY: leaves without running the parent's destructors.
+        // SAFETY: leaves the child without running the parent's destructors.
         unsafe { libc::_exit(status) };
     }
     let mut status = -1;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for the child that was forked above.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(waited, child);
     status == 0

@@ -7,7 +7,7 @@ pub(crate) const NCCL_INT32: i32 = 2;
 pub(crate) const NCCL_FLOAT32: i32 = 7;
 pub(crate) const NCCL_SUM: i32 = 0;
 
-/// One rank's process.
+/// A process that is one rank of a communicator, with its stream.
 pub(crate) struct RankProcess {
     pub(crate) program: CudaProgram,
     pub(crate) nccl: Nccl,
@@ -17,7 +17,7 @@ pub(crate) struct RankProcess {
 }
 
 impl RankProcess {
-    /// Joins as the role says.
+    /// Joins the communicator as the rank that the role of this process names.
     pub(crate) fn join(ranks: usize) -> Self {
         let rank: usize = role_of_process().unwrap().parse().unwrap();
         let program = CudaProgram::new();

@@ -1,12 +1,12 @@
-//! The dependencies between crates of the workspace. Dev-dependencies are not restricted.
+//! The dependencies between crates of the workspace are as listed here. Dev-dependencies are not restricted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Each crate and the crates that it builds on. A crate may also name what these build on. Nothing builds
-/// on `zernel-testkit` and `zernel-testjob`: only tests use them.
+/// Each crate and the crates that it may depend on. It may also depend on the crates that those depend on. No crate
+/// depends on `zernel-testkit` or `zernel-testjob`: only tests use them.
 const ALLOWED_ARROWS: &[(&str, &[&str])] = &[
     (
         "zernel",
@@ -52,7 +52,7 @@ const ALLOWED_ARROWS: &[(&str, &[&str])] = &[
 
 type CrateGraph = BTreeMap<String, BTreeSet<String>>;
 
-/// The crates of the workspace and what each of them is built from.
+/// The crates of the workspace, and the crates of the workspace that each of them depends on.
 fn workspace_graph() -> CrateGraph {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let output = Command::new(cargo)
@@ -72,7 +72,8 @@ fn workspace_graph() -> CrateGraph {
     graph_of_metadata(&metadata)
 }
 
-/// Dependencies on other crates of the workspace (those with a path), without dev-dependencies.
+/// The dependency graph in the output of `cargo metadata`: dependencies on crates with a path, without
+/// dev-dependencies.
 fn graph_of_metadata(metadata: &Value) -> CrateGraph {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let name = |value: &Value| value["name"].as_str().expect("a name").to_owned();
@@ -98,7 +99,7 @@ fn graph_of(arrows: &[(&str, &[&str])]) -> CrateGraph {
     arrows.collect()
 }
 
-/// All crates that a crate depends on, directly or not. In a circle, a crate reaches itself.
+/// All crates that a crate depends on, directly or indirectly. In a circle, a crate depends on itself.
 fn reachable_crates(graph: &CrateGraph, from: &str) -> BTreeSet<String> {
     let mut reached = BTreeSet::new();
     let mut open: Vec<&str> = vec![from];
@@ -112,7 +113,7 @@ fn reachable_crates(graph: &CrateGraph, from: &str) -> BTreeSet<String> {
     reached
 }
 
-/// Crates that depend on themselves, directly or not.
+/// Crates that depend on themselves, directly or indirectly.
 fn crates_in_circles(graph: &CrateGraph) -> Vec<&String> {
     let names = graph.keys();
     names
@@ -120,7 +121,7 @@ fn crates_in_circles(graph: &CrateGraph) -> Vec<&String> {
         .collect()
 }
 
-/// Dependencies against the arrows.
+/// The dependencies in `graph` that `allowed` does not list.
 fn forbidden_dependencies(graph: &CrateGraph, allowed: &CrateGraph) -> Vec<String> {
     let arrows = graph
         .iter()

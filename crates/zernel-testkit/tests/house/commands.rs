@@ -1,5 +1,5 @@
 //! The commands that documents show exist: targets of make, crates, tests and benchmarks of cargo, scripts with their
-//! options, paths of the daemon, services, and files. `crates/zernel/tests/documented.rs` checks those of `zernel`.
+//! options, paths of the daemon, services, and files. `crates/zernel/tests/documented.rs` checks commands of `zernel`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,9 +9,9 @@ use zernel_testkit::documented::{DocumentedCommand, commands_of_page, documented
 
 use crate::workspace;
 
-/// Subcommands of cargo that documents may show.
+/// Subcommands of cargo that documents may use.
 const CARGO_SUBCOMMANDS: [&str; 6] = ["bench", "build", "check", "fmt", "test", "tree"];
-/// Folders of the repository whose files commands name.
+/// Folders of the repository whose files occur in documented commands.
 const NAMED_FOLDERS: [&str; 6] = [
     "deploy/",
     "docs/",
@@ -21,7 +21,7 @@ const NAMED_FOLDERS: [&str; 6] = [
     "truth/",
 ];
 
-/// What is wrong with a command.
+/// What is wrong with a documented command; `None` if it could be run.
 fn mistake_in_command(command: &DocumentedCommand) -> Option<String> {
     let arguments = &command.words[1..];
     let found = match &*command.words[0] {
@@ -41,7 +41,7 @@ fn read_repository_file(path: &str) -> String {
     fs::read_to_string(workspace().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// A placeholder for a name that the reader chooses.
+/// Whether a word is a placeholder for a name that the reader chooses.
 fn is_placeholder(word: &str) -> bool {
     word.chars().all(|c| c.is_ascii_uppercase() || c == '_') || word.contains('…')
 }
@@ -96,7 +96,7 @@ fn mistake_of_cargo(arguments: &[String]) -> Option<String> {
     Some(format!("no test has {missing} in its name"))
 }
 
-/// Whether a test or one of the modules beside it contains a text.
+/// Whether the source of a test, or of a module in the same folder, contains a text.
 fn any_source_contains(sources: &[PathBuf], text: &str) -> bool {
     let files = sources.iter().flat_map(|source| {
         let is_main = source.file_name().is_some_and(|name| name == "main.rs");
@@ -128,7 +128,7 @@ fn mistake_of_systemctl(arguments: &[String]) -> Option<String> {
     (!exists).then(|| format!("there is no service {unit}"))
 }
 
-/// Options before `--` must occur in the text of the script.
+/// An option of a script must occur in the text of the script. Options after `--` are not checked.
 fn mistake_of_script(script: &str, arguments: &[String]) -> Option<String> {
     let Ok(attributes) = fs::metadata(workspace().join(script)) else {
         return Some(format!("there is no {script}"));
@@ -143,7 +143,7 @@ fn mistake_of_script(script: &str, arguments: &[String]) -> Option<String> {
     Some(format!("{script} has no option {unknown}"))
 }
 
-/// A word that names files of this repository of which there are none.
+/// The first word of a command that names files of this repository of which there are none.
 fn missing_file(words: &[String]) -> Option<String> {
     let is_inside = |word: &&String| NAMED_FOLDERS.iter().any(|folder| word.starts_with(folder));
     let mut paths = words.iter().filter(is_inside);
@@ -151,7 +151,7 @@ fn missing_file(words: &[String]) -> Option<String> {
     Some(format!("there is no {missing}"))
 }
 
-/// Whether a path exists. A `*` or `NAME` in its last part stands for any text.
+/// Whether the path names an existing file. A `*` or `NAME` in its last part stands for any text.
 fn names_a_file(path: &str) -> bool {
     let path = workspace().join(path.replace("NAME", "*"));
     let name = path.file_name().unwrap_or_default().to_string_lossy();

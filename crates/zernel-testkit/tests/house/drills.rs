@@ -1,4 +1,4 @@
-//! The drills of CONTRIBUTING.md are changes that still apply to the sources.
+//! The example changes (drills) of CONTRIBUTING.md still apply to the sources.
 
 use std::fs;
 use std::path::{Path, PathBuf};

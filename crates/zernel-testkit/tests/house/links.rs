@@ -10,7 +10,7 @@ fn read_document(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// README.md, CONTRIBUTING.md and the pages in `docs`.
+/// The paths of README.md, CONTRIBUTING.md and the pages in `docs`.
 fn document_paths() -> Vec<PathBuf> {
     let entries = fs::read_dir(workspace().join("docs")).expect("a folder of documents");
     let paths = entries.map(|entry| entry.expect("readable").path());
@@ -20,7 +20,7 @@ fn document_paths() -> Vec<PathBuf> {
     documents
 }
 
-/// The targets of the links to other files: `[text](target)`.
+/// The targets of a document's links to other files: `target` in `[text](target)`.
 fn link_targets(text: &str) -> Vec<&str> {
     let rests = text.split("](").skip(1);
     let targets = rests.filter_map(|rest| rest.split_once(')'));
@@ -28,7 +28,7 @@ fn link_targets(text: &str) -> Vec<&str> {
     targets.filter(|target| !target.contains("://")).collect()
 }
 
-/// The anchors of the headings, as GitHub makes them.
+/// The anchors of a document's headings, as GitHub makes them.
 fn heading_anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter_map(|line| line.strip_prefix('#'));
     let anchor = |heading: &str| {
@@ -40,7 +40,7 @@ fn heading_anchors(text: &str) -> BTreeSet<String> {
     headings.map(anchor).collect()
 }
 
-/// Whether a link from a document leads to a file and, after `#`, to one of its headings.
+/// Whether a link in a document leads to a file that exists and, after `#`, to one of its headings.
 fn leads_somewhere(document: &Path, link: &str) -> bool {
     let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
     let target = match file.is_empty() {

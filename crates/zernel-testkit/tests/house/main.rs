@@ -17,13 +17,14 @@ use exceptions::{LONG_FILES, LONG_FUNCTIONS, SHARED_NAMES};
 use sources::product_sources;
 use zernel_testkit::documented::workspace;
 
-/// The most lines of a file, without its tests.
+/// The most lines that a file may have, without its tests.
 const MAX_FILE_LINES: usize = 600;
-/// The most lines of a function.
+/// The most lines that a function may have.
 const MAX_FUNCTION_LINES: usize = 60;
 
-/// Compares offenders with the exceptions. An offender without an exception is an error, and so is an exception without
-/// an offender. `found` maps each offender to its description.
+/// Compares the texts that break a rule with the exceptions from the rule. A text that breaks the rule without an
+/// exception is an error, and so is an exception without such a text. `found` maps each text that breaks the rule to
+/// its description.
 fn compare_with_exceptions(
     rule: &str,
     found: &BTreeMap<String, String>,

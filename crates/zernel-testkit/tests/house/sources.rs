@@ -1,4 +1,4 @@
-//! The source files of the product without their tests, and their measures.
+//! The source files of the product without their tests, and the lengths of their functions.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,21 +8,21 @@ use crate::tokens::{Token, tokenize};
 
 /// A source file without its test modules.
 pub(crate) struct SourceFile {
-    /// Relative to the workspace.
+    /// Path of the file, relative to the workspace.
     pub(crate) path: String,
-    /// Lines outside of test modules.
+    /// Number of lines outside of test modules.
     pub(crate) lines: usize,
     tokens: Vec<Token>,
 }
 
-/// A function and the number of its lines, from its name to its closing brace.
+/// A function, and the number of lines from its name to its closing brace.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MeasuredFunction {
     pub(crate) name: String,
     pub(crate) lines: usize,
 }
 
-/// All sources of the product: Rust and BPF, without files of tests.
+/// All source files of the product, Rust and BPF, without files that contain only tests.
 pub(crate) fn product_sources(workspace: &Path) -> Vec<SourceFile> {
     let crates = children_of_folder(&workspace.join("crates"));
     let folders = crates.into_iter().map(|folder| folder.join("src"));
@@ -68,7 +68,7 @@ fn test_modules(path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Where `#[cfg(test)] mod name` begins, and its `{` or `;`.
+/// The places where `#[cfg(test)] mod name` begins, each with the place of its `{` or `;`.
 fn test_module_starts(tokens: &[Token]) -> impl Iterator<Item = (usize, usize)> {
     const TEST_MODULE_START: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
     let starts = (0..tokens.len()).filter(|start| tokens_match(tokens, *start, &TEST_MODULE_START));
@@ -115,7 +115,7 @@ impl SourceFile {
         }
     }
 
-    /// Functions with a body.
+    /// The functions of the file that have a body, with their lengths.
     pub(crate) fn functions(&self) -> Vec<MeasuredFunction> {
         match self.path.ends_with(".rs") {
             true => self.rust_functions(),
@@ -137,7 +137,7 @@ impl SourceFile {
         functions.collect()
     }
 
-    /// At the outermost level a brace that follows `)` begins the body of a function.
+    /// The functions of a C file. At the outermost level a brace that follows `)` begins the body of a function.
     fn c_functions(&self) -> Vec<MeasuredFunction> {
         let (mut place, mut functions) = (0, Vec::new());
         while place < self.tokens.len() {
@@ -160,8 +160,8 @@ impl SourceFile {
         }
     }
 
-    /// Names of `pub struct`, `pub enum`, `pub trait` and `pub union`. A macro that declares `pub struct $name` names
-    /// no type itself.
+    /// The names that the file declares with `pub struct`, `pub enum`, `pub trait` and `pub union`. A macro that
+    /// declares `pub struct $name` names no type itself.
     pub(crate) fn public_types(&self) -> Vec<String> {
         let names = self.tokens.windows(3).filter_map(|window| {
             let is_type = ["struct", "enum", "trait", "union"].contains(&&*window[1].text);
@@ -172,7 +172,7 @@ impl SourceFile {
     }
 }
 
-/// The brace that closes the one at `open`; the last token where there is none.
+/// The place of the brace that closes the one at `open`; the last token if there is none.
 fn closing_brace(tokens: &[Token], open: usize) -> usize {
     let mut depth = 0_usize;
     for (place, token) in tokens.iter().enumerate().skip(open) {
@@ -186,7 +186,8 @@ fn closing_brace(tokens: &[Token], open: usize) -> usize {
     tokens.len() - 1
 }
 
-/// The brace that begins the body of the function at `name`. A declaration ends with `;` instead.
+/// The place of the brace that begins the body of the function at `name`; `None` for a declaration, which ends with `;`
+/// instead.
 fn body_of_signature(tokens: &[Token], name: usize) -> Option<usize> {
     let mut depth = 0_usize;
     for (place, token) in tokens.iter().enumerate().skip(name) {
@@ -201,7 +202,7 @@ fn body_of_signature(tokens: &[Token], name: usize) -> Option<usize> {
     None
 }
 
-/// The word before the arguments that end just before a brace.
+/// The word before the arguments that end just before the brace at `brace`: the name of a C function.
 fn name_before_arguments(tokens: &[Token], brace: usize) -> Option<usize> {
     let mut depth = 0_usize;
     for place in (0..brace).rev() {

@@ -68,7 +68,8 @@ impl Lexer<'_> {
         while !matches!(self.next_character(), None | Some('\n')) {}
     }
 
-    /// Block comments nest in Rust. In C they do not, but no comment of ours opens another one.
+    /// Skips a comment like `/* … */`. In Rust these comments nest. In C they do not, but no comment of ours opens
+    /// another one.
     fn skip_block_comment(&mut self) {
         let (mut depth, mut last) = (1, self.next_character());
         while depth > 0 {
@@ -97,7 +98,8 @@ impl Lexer<'_> {
         }
     }
 
-    /// Ends at a quote with as many `#` as before the first quote. Also skips the `#` of `r#name`.
+    /// Skips a raw string. It ends at a quote with as many `#` as before the first quote. Also skips the `#` of
+    /// `r#name`.
     fn skip_raw_string(&mut self) {
         let mut hashes = 0;
         while self.characters.next_if_eq(&'#').is_some() {
@@ -117,7 +119,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// A character literal, or the quote of a lifetime.
+    /// Skips a character literal, or the quote of a lifetime.
     fn skip_character(&mut self) {
         let mut ahead = self.characters.clone();
         match (ahead.next(), ahead.next()) {

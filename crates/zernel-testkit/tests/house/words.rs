@@ -1,4 +1,5 @@
-//! Comments, documents, messages and names use the words of the field and name their subject.
+//! No text of the repository contains a word of a list: comments, documents, messages and names use the words of the
+//! field and name their subject.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,31 +38,31 @@ const DENIED_PHRASES: &[(&str, &str)] = &[
     ("his", "name the owner"),
 ];
 
-/// Phrases in which a denied word is right.
+/// Phrases that may contain a denied word.
 const ALLOWED_PHRASES: &[&str] = &[
-    // A verdict and its name in JSON.
+    // A verdict of `zernel`, and its name in JSON.
     "can't tell",
     "cannot tell",
-    // Time that has passed, as in "it has gone 60 s without a collective".
+    // In "it has gone 60 s without a collective", the word means time that has passed.
     "has gone",
-    // A field of the snapshot.
+    // A field of the snapshot has this name.
     "gone_ranks",
-    // People.
+    // Users and engineers are people.
     "user who",
     "users who",
     "engineers who",
 ];
 
-/// Files where one phrase is right, with the reason.
+/// Files in which one denied phrase is right, each with the reason.
 const FILE_EXCEPTIONS: &[(&str, &str)] = &[
-    // The value `gone` in the JSON of `zernel hang`.
+    // In the JSON of `zernel hang`, `gone` is a value.
     ("crates/zernel/src/hang/analysis.rs", "gone"),
     ("crates/zernel/tests/hang/main.rs", "gone"),
-    // Part of the recorded truth.
+    // This script is part of the recorded truth.
     ("truth/job.py", "so many"),
 ];
 
-/// Sealed or generated files, texts of others, and the lists above.
+/// Files that are not checked: sealed or generated files, texts of others, and the lists above.
 const UNREAD_FILES: &[&str] = &[
     "Cargo.lock",
     "LICENSE",
@@ -74,7 +75,7 @@ const UNREAD_FILES: &[&str] = &[
     "truth/held_out_5/",
 ];
 
-/// A word of a text.
+/// A word of a text, with its line.
 struct TextWord<'a> {
     text: &'a str,
     line: usize,
@@ -82,7 +83,8 @@ struct TextWord<'a> {
     continues_phrase: bool,
 }
 
-/// The words of a text. Parts of a name like `one_two` are words of their own. A comment continues on the next line.
+/// The words of a text. The parts of a name like `one_two` are separate words. A comment that is continued on the next
+/// line is one text.
 fn words_of_text(text: &str) -> Vec<TextWord<'_>> {
     let mut words = Vec::new();
     let mut continues = true;
@@ -110,13 +112,13 @@ fn words_of_text(text: &str) -> Vec<TextWord<'_>> {
     words
 }
 
-/// `somebody` for `somebody's`, without quotes.
+/// The word without the ending `'s` and without quotes: `somebody` for `somebody's`.
 fn without_genitive(word: &str) -> &str {
     let word = word.trim_matches('\'');
     word.strip_suffix("'s").unwrap_or(word)
 }
 
-/// Whether the words from `start` are those of `phrase`.
+/// Whether the words from `start` on are those of `phrase`.
 fn is_phrase_at(words: &[TextWord<'_>], start: usize, phrase: &[TextWord<'_>]) -> bool {
     let Some(found) = words.get(start..start + phrase.len()) else {
         return false;
@@ -129,7 +131,7 @@ fn is_phrase_at(words: &[TextWord<'_>], start: usize, phrase: &[TextWord<'_>]) -
     found.iter().skip(1).all(|word| word.continues_phrase) && found.iter().zip(phrase).all(is_equal)
 }
 
-/// Whether an allowed phrase covers the words from `start` to `end`.
+/// Whether a phrase of [`ALLOWED_PHRASES`] covers the words from `start` to `end`.
 fn is_allowed(words: &[TextWord<'_>], start: usize, end: usize) -> bool {
     ALLOWED_PHRASES.iter().any(|allowed| {
         let allowed = self::words_of_text(allowed);
@@ -139,7 +141,7 @@ fn is_allowed(words: &[TextWord<'_>], start: usize, end: usize) -> bool {
     })
 }
 
-/// The denied phrases of a text: the line, the phrase and what to write instead.
+/// The denied phrases of a text: the line, the phrase, and what to write instead.
 fn denied_phrases_in(text: &str) -> Vec<(usize, &'static str, &'static str)> {
     let words = words_of_text(text);
     let rules: Vec<_> = DENIED_PHRASES
@@ -158,7 +160,7 @@ fn denied_phrases_in(text: &str) -> Vec<(usize, &'static str, &'static str)> {
     found
 }
 
-/// The paths of all files in the repository that are read.
+/// The paths of all files in the repository that are checked.
 fn paths_to_read() -> Vec<String> {
     let mut git = Command::new("git");
     git.args(["ls-files", "-z"]).current_dir(workspace());

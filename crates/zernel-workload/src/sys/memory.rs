@@ -52,7 +52,8 @@ impl SharedMapping {
 
     /// The `count` values of type `T` that start `offset` bytes into the region. Fork safe.
     ///
-    /// # Panics If the values do not lie inside the region or are not aligned, which is a mistake in the caller's
+    /// # Panics
+    /// If the values do not lie inside the region or are not aligned, which is a mistake in the caller's
     /// layout.
     pub(crate) fn slice<T: SharedPlain>(&self, offset: usize, count: usize) -> &[T] {
         let end = count

@@ -16,27 +16,27 @@ const SCHED_EXT_STATE_PATH: &str = "/sys/kernel/sched_ext/state";
 const LOADED_SCHEDULER_PATH: &str = "/sys/kernel/sched_ext/root/ops";
 const SCHEDULER_LOG_PATH: &str = "/run/scheduler.log";
 const OBSERVER_LOG_PATH: &str = "/run/observer.log";
-/// The observer's name in an account.
+/// The name of the observer in an account of CPU time.
 const OBSERVER_NAME: &str = "observer";
-/// The observer pins this when it is ready.
+/// The observer pins this BPF map when it is ready.
 const HEARTBEAT_PATH: &str = "/sys/fs/bpf/zernel/heartbeat";
-/// Time that a program has to become ready. A large BPF scheduler takes seconds to verify.
+/// Time that a program has to become ready. The kernel takes seconds to verify a large BPF scheduler.
 const READY_LIMIT: Duration = Duration::from_secs(20);
-/// Time that a program has to end after SIGINT.
+/// Time that a program has to exit after SIGINT.
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// Time between two checks.
+/// Time between two checks whether a program is ready or has exited.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The part of a program's output that a result carries.
+/// Length of the end of a program's output that a result contains.
 const KEPT_OUTPUT_BYTES: usize = 2000;
 
-/// The scheduler under test.
+/// The running scheduler under test.
 pub(super) struct RunningScheduler {
     child: Option<Child>,
     figures: SchedulerFigures,
 }
 
 impl RunningScheduler {
-    /// Starts it and waits until the kernel has enabled it.
+    /// Starts the scheduler and waits until the kernel has enabled it.
     pub(super) fn start(command: &SchedulerCommand, program: &Path) -> Result<Self, String> {
         let mut process = match command {
             SchedulerCommand::None => {
@@ -87,12 +87,12 @@ impl RunningScheduler {
         }
     }
 
-    /// Records whether it is still loaded.
+    /// Records whether the scheduler is still loaded.
     pub(super) fn record_whether_loaded(&mut self) {
         self.figures.at_end = read_trimmed(SCHED_EXT_STATE_PATH) == "enabled";
     }
 
-    /// Ends it.
+    /// Ends the scheduler's program.
     pub(super) fn stop(&mut self) -> SchedulerFigures {
         if let Some(mut child) = self.child.take() {
             stop_process(&mut child);
@@ -102,14 +102,14 @@ impl RunningScheduler {
     }
 }
 
-/// `zernel observe`, in a cgroup of its own.
+/// `zernel observe`, running in a cgroup of its own.
 pub(super) struct ObserverProcess {
     child: Child,
     leaf_cgroup: PathBuf,
 }
 
 impl ObserverProcess {
-    /// Starts it, with hints at a path if the scheduler reads them.
+    /// Starts `zernel observe`. It exports hints to the map at a path if the scheduler reads hints.
     pub(super) fn start(program: &Path, hint_map_path: Option<&str>) -> Result<Self, String> {
         let mut command = Command::new(program);
         command.arg("observe");
@@ -132,7 +132,7 @@ impl ObserverProcess {
         }
     }
 
-    /// Its name in an account, and its cgroup.
+    /// The name of the observer in an account of CPU time, and its cgroup.
     pub(super) fn name_and_cgroup(&self) -> (String, PathBuf) {
         (OBSERVER_NAME.to_owned(), self.leaf_cgroup.clone())
     }
@@ -156,7 +156,7 @@ fn spawn_with_log(command: &mut Command, log_path: &str) -> Result<Child, String
     spawned.map_err(|error| format!("cannot start {}: {error}", command.get_program().display()))
 }
 
-/// Waits until a program is ready; false when it ended or took too long.
+/// Waits until a program is ready; false if the program exited or took too long.
 fn wait_until_ready(child: &mut Child, is_ready: impl Fn() -> bool) -> bool {
     let begin = Instant::now();
     while !is_ready() {
@@ -169,7 +169,7 @@ fn wait_until_ready(child: &mut Child, is_ready: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Asks a program to end, and kills it if it does not.
+/// Asks a program to exit by SIGINT, and kills it if it does not.
 fn stop_process(child: &mut Child) {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     if let Some(pid) = pid {
@@ -179,7 +179,7 @@ fn stop_process(child: &mut Child) {
     while matches!(child.try_wait(), Ok(None)) && begin.elapsed() < END_LIMIT {
         thread::sleep(POLL_INTERVAL);
     }
-    // Both fail only when it has ended.
+    // The kill and the wait fail only if the program has already exited.
     let _ = child.kill();
     let _ = child.wait();
 }
