@@ -1,5 +1,5 @@
-//! Compares the Rust mirrors of shared types and constants with the BTF of the compiled objects. A change on one side
-//! alone fails these tests.
+//! Compares the Rust mirrors of shared types and constants with the BTF of the compiled objects. A type that is
+//! changed only in C or only in Rust fails these tests.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ const PHASE_RULE_MIRRORS: &[Mirrors] = &[
     },
 ];
 
-/// Each compiled object with the mirrors of its types.
+/// Calls `check` with each compiled BPF object and the Rust mirrors of its types.
 fn for_each_object(check: impl Fn(&Btf<'_>, &[Mirrors])) {
     let [trace, scan] = discovery::BOUNDARY;
     for (name, object, mirrors) in [

@@ -1,11 +1,10 @@
 //! Work on files of other users, in a child process with a deadline.
 //!
 //! A file may be on a file system that never answers: FUSE, or NFS with a dead server. A thread that waits for such a file
-//! cannot be killed. While it waits, its process cannot exit, and the probes of its process stay attached. So work that
+//! system cannot be killed. While the thread waits, its process cannot exit, and its probes stay attached. So work that
 //! opens, reads, closes or attaches to a file of another user runs in a child process. The child has none of its parent's
-//! descriptors but those that the work needs, and a limit on its memory. If it misses its deadline it is killed. If the
-//! kernel does not let it die, it stays, and the daemon goes on without it. So a child keeps no probe attached: it hands each
-//! link over to its parent at once. Each tenant has a number of children at a time.
+//! descriptors but those that the work needs, and a limit on its memory. A child that misses its deadline is killed. If a
+//! killed child cannot die, the daemon goes on without it. A child hands each link over to its parent at once.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -36,14 +35,13 @@ use crate::probe_link::ProbeLink;
 const MAX_CHILD_MEMORY_BYTES: u64 = 64 << 20;
 /// Largest result.
 const MAX_RESULT_BYTES: usize = 16 << 20;
-/// How often a wait looks whether its thread is asked to stop.
+/// Interval at which a thread that waits for a child process checks whether the thread is asked to stop.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The byte that lets a child begin. Before that the parent opens a handle of it, which it could not do if the child had
-/// ended and SIGCHLD is ignored.
+/// The byte that lets a child begin, sent once the parent has a handle of it: a child that ended may have none.
 const BEGIN_BYTE: u8 = 1;
 
-/// Most child processes that work on the files of one tenant at a time. Those that cannot be killed count too.
+/// The most children that work for one tenant at a time. Child processes that cannot be killed count too.
 const MAX_CHILDREN_OF_TENANT: usize = 16;
 /// Most child processes of all tenants together.
 const MAX_CHILDREN: usize = 64;
@@ -51,7 +49,7 @@ const MAX_CHILDREN: usize = 64;
 const RESERVED_CHILDREN: usize = 16;
 const MIN_CHILDREN_OF_TENANT: usize = 2;
 
-/// All children that have not ended.
+/// All child processes that have not ended.
 static LIVING_CHILDREN: Mutex<LivingChildren> = Mutex::new(LivingChildren {
     tenants: BTreeMap::new(),
     ending_children: Vec::new(),
@@ -61,7 +59,7 @@ static LIVING_CHILDREN: Mutex<LivingChildren> = Mutex::new(LivingChildren {
 struct LivingChildren {
     /// Number of children by tenant.
     tenants: BTreeMap<Tenant, usize>,
-    /// Those that were killed, or have sent their results.
+    /// Child processes that were killed or have sent their results, and have not ended yet.
     ending_children: Vec<Child>,
 }
 
@@ -71,16 +69,16 @@ const NO_WAIT: Timespec = Timespec {
 };
 
 thread_local! {
-    /// Whether this thread is asked to stop, if it can be.
+    /// The flag that asks this thread to stop; `None` for a thread that cannot be asked.
     static THREAD_STOP_FLAG: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
-/// Ends this thread's waits for child processes when `stop` is set.
+/// From now on this thread stops waiting for child processes when `stop` is set.
 pub(crate) fn end_waits_on(stop: Arc<AtomicBool>) {
     THREAD_STOP_FLAG.with_borrow_mut(|own| *own = Some(stop));
 }
 
-/// The flag that asks this thread to stop, if it has one.
+/// The flag that asks this thread to stop; `None` if the thread has no such flag.
 pub(crate) fn stop_flag() -> Option<Arc<AtomicBool>> {
     THREAD_STOP_FLAG.with_borrow(Clone::clone)
 }
@@ -105,7 +103,7 @@ pub(crate) enum ChildTaskError {
     /// Too many children work on files of the tenant, or cannot die.
     #[error("too many other files of its tenant are being read, or do not answer")]
     TooMany,
-    /// The system has no room for another process.
+    /// `fork` failed: the system has no room for another process.
     #[error("no process could be started to read it")]
     NotStarted,
 }
@@ -159,9 +157,8 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         let mut kept: Vec<i32> = kept.iter().map(AsRawFd::as_raw_fd).collect();
         kept.push(remote.as_raw_fd());
         let started = Instant::now();
-        // SAFETY: the child shares no memory with this process. It has only this thread; locks of the C library are usable
-        // in it, because `fork` takes care of them. A lock of another owner may stay locked in the child: then it waits
-        // until it is killed at its deadline, which is an error that callers handle.
+        // SAFETY: the child shares no memory with this process and has one thread; `fork` keeps locks of the C library
+        // usable. If another lock stays locked, the child is killed at its deadline, an error that callers handle.
         let pid = match unsafe { libc::fork() } {
             -1 => return Err(io::Error::last_os_error()),
             0 => run_and_exit(&remote, &kept, work),
@@ -169,7 +166,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         };
         drop(remote);
         let child = adopt_child(pid, tenant, &socket).inspect_err(|_| {
-            // It waits for its first byte, so it dies at once.
+            // The child waits for its first byte, so it dies at once.
             let _ = rustix::process::kill_process(pid, Signal::KILL);
             let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
         })?;
@@ -184,7 +181,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
         })
     }
 
-    /// The result, if there is one by now.
+    /// Takes the result of the child's work without waiting; `None` if the child still works.
     pub(crate) fn poll_result(&mut self) -> Option<Result<ChildOutcome<T>, ChildTaskError>> {
         match self.receive_result() {
             Ok(true) => Some(self.take_outcome().ok_or(ChildTaskError::Died)),
@@ -211,7 +208,7 @@ impl<T: Serialize + DeserializeOwned> ChildTask<T> {
     }
 
     fn take_outcome(&mut self) -> Option<ChildOutcome<T>> {
-        // The bytes that carried descriptors come first, one for each.
+        // The received bytes begin with one zero byte for each descriptor that the child handed over.
         let start = self.received_bytes.iter().position(|byte| *byte != 0)?;
         let value = serde_json::from_slice(&self.received_bytes[start..]).ok()?;
         Some(ChildOutcome {
@@ -232,7 +229,7 @@ impl<T> ChildTask<T> {
             let flags = RecvFlags::CMSG_CLOEXEC;
             let length = match recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
                 Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => {
-                    // There was no room for the descriptor.
+                    // The message had no room for the descriptor.
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
                 Ok(message) => message.bytes,
@@ -290,7 +287,7 @@ fn adopt_child(pid: Pid, tenant: &Tenant, socket: &OwnedFd) -> io::Result<Child>
     })
 }
 
-/// The children, without those that have ended by now.
+/// Locks the list of child processes, after removing those that have ended.
 fn lock_living_children() -> MutexGuard<'static, LivingChildren> {
     let mut children = LIVING_CHILDREN
         .lock()
@@ -310,7 +307,7 @@ fn lock_living_children() -> MutexGuard<'static, LivingChildren> {
     children
 }
 
-/// Whether another child may work on files of this tenant.
+/// Whether another child process may start to work on files of this tenant.
 pub(crate) fn has_room_for_child_of(tenant: &Tenant) -> bool {
     let children = lock_living_children();
     let of_tenant = children.tenants.get(tenant).copied().unwrap_or(0);
@@ -322,7 +319,7 @@ pub(crate) fn has_room_for_child_of(tenant: &Tenant) -> bool {
 }
 
 impl<T> AsFd for ChildTask<T> {
-    /// Readable when there may be a result.
+    /// A descriptor that is readable when the child may have sent its result.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -333,13 +330,13 @@ impl<T> AsFd for ChildTask<T> {
 struct Child {
     pid: Pid,
     handle: OwnedFd,
-    /// The tenant that it works for.
+    /// The tenant that the child process works for.
     tenant: Tenant,
 }
 
 impl Child {
     fn kill(&self) {
-        // It may have exited already.
+        // The child may have exited already.
         let _ = rustix::process::pidfd_send_signal(&self.handle, Signal::KILL);
     }
 
@@ -349,7 +346,7 @@ impl Child {
         let polled = poll(&mut handle, Some(&NO_WAIT));
         let has_ended = polled.is_ok() && handle[0].revents().contains(PollFlags::IN);
         if has_ended {
-            // Fails if the system reaps children by itself.
+            // `waitpid` fails if SIGCHLD is ignored, because the kernel then reaps children.
             let _ = rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG);
         }
         has_ended
@@ -364,7 +361,7 @@ pub(crate) fn program_descriptors(object: &Object) -> Vec<BorrowedFd<'_>> {
     object.progs().map(borrow).collect()
 }
 
-/// Where a child process hands descriptors over to its parent.
+/// The socket through which a child process hands descriptors over to its parent.
 pub(crate) struct DescriptorHandover<'a> {
     socket: &'a OwnedFd,
 }
@@ -384,19 +381,18 @@ impl DescriptorHandover<'_> {
         Ok(())
     }
 
-    /// Attaches probes without libbpf's messages, and gives each link to the parent at once. If the child then waits for a file
-    /// system and cannot die, the parent still can detach the probes. Returns the number of links, also with an error.
+    /// Attaches probes without libbpf's messages, and gives each link to the parent at once. If the child then waits for a
+    /// file system and cannot die, the parent still can detach the probes. Returns how many links were handed over.
     pub(crate) fn attach_and_hand_over(
         &self,
         attach: impl FnOnce(TakeLink<'_>) -> libbpf_rs::Result<()>,
     ) -> (usize, libbpf_rs::Result<()>) {
-        // SAFETY: the child has one thread. libbpf-rs's own function takes a lock, which another thread of the parent may
-        // hold.
+        // SAFETY: the child has one thread. libbpf-rs's own function takes a lock that the parent may hold.
         unsafe { libbpf_sys::libbpf_set_print(None) };
         let mut count = 0;
         let attached = attach(&mut |link: Link| {
             let descriptor = link.as_fd().as_raw_fd();
-            // Its destructor would detach the probes.
+            // The destructor of the link would detach the probes.
             std::mem::forget(link);
             // SAFETY: the link that owned the descriptor is forgotten.
             let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
@@ -411,7 +407,7 @@ impl DescriptorHandover<'_> {
 /// Takes over a link as soon as its probes are attached.
 pub(crate) type TakeLink<'a> = &'a mut dyn FnMut(Link) -> libbpf_rs::Result<()>;
 
-/// The life of the child.
+/// Runs `work` in the child process, sends the result to the parent, and ends the process.
 fn run_and_exit<T: Serialize>(
     socket: &OwnedFd,
     kept: &[i32],
@@ -431,15 +427,15 @@ fn run_and_exit<T: Serialize>(
     unsafe { libc::_exit(i32::from(!is_sent)) }
 }
 
-/// Gives up what the work does not need.
+/// Closes the descriptors that the child's work does not need, silences stderr, and limits memory.
 fn confine_child(kept: &[i32]) {
     close_all_but(kept);
-    // A child that cannot die would keep the daemon's output open. Nothing else takes the number of stderr now.
+    // A child that cannot die would keep the daemon's output open. No other thread of the child opens files.
     if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
-        // SAFETY: nothing in the child has a descriptor of this number.
+        // SAFETY: the child uses no descriptor with the number of stderr.
         unsafe { libc::dup2(null.as_raw_fd(), libc::STDERR_FILENO) };
     }
-    // None of these can fail in a way that the work could make better.
+    // Errors of these calls are ignored: the child could do nothing about them.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     if let Some(limit) = child_memory_limit() {
@@ -447,7 +443,7 @@ fn confine_child(kept: &[i32]) {
     }
 }
 
-/// The address space of this process and [`MAX_CHILD_MEMORY_BYTES`].
+/// Limit of a child's address space: what this process has mapped, plus [`MAX_CHILD_MEMORY_BYTES`].
 fn child_memory_limit() -> Option<Rlimit> {
     let sizes = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = sizes.split(' ').next()?.parse().ok()?;
@@ -458,14 +454,14 @@ fn child_memory_limit() -> Option<Rlimit> {
     })
 }
 
-/// Closes all descriptors but these.
+/// Closes all descriptors but those in `kept`.
 fn close_all_but(kept: &[i32]) {
     let mut kept: Vec<u32> = kept.iter().map(|kept| kept.cast_unsigned()).collect();
     kept.sort_unstable();
     let mut next = 0;
     for descriptor in kept.into_iter().chain([u32::MAX]) {
         if descriptor > next {
-            // SAFETY: the child does not use the descriptors that this closes.
+            // SAFETY: the child does not use the descriptors that this call closes.
             unsafe { libc::close_range(next, descriptor - 1, 0) };
         }
         next = next.max(descriptor.saturating_add(1));
@@ -538,7 +534,7 @@ mod tests {
         let limit = Duration::from_millis(500);
         let writer = OwnedFd::from(writer);
         let mut task = ChildTask::start(&Tenant::User(4), limit, &[writer.as_fd()], |handover| {
-            // SAFETY: a descriptor of its own, which this process has kept.
+            // SAFETY: the descriptor of the child's own end of the socket, which this process has kept open.
             let own = unsafe { OwnedFd::from_raw_fd(writer.as_raw_fd()) };
             handover.give_descriptor(own).unwrap();
             sleep(LONG_PATIENCE);

@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 use zernel_elf::FileIdentity;
 
-/// The type of FUSE in `statfs`. A server cannot report another one.
+/// The number of FUSE file systems in `statfs`. The server of a FUSE file system cannot report another number.
 const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
 
 /// Why no probe is attached to a file on FUSE.
@@ -22,19 +22,20 @@ pub(crate) const ON_FUSE_REASON: &str = "it is on FUSE, whose server could hold 
 /// A handle of a file, with the identity that the file had when it was opened.
 ///
 /// The handle is open for its path only (`O_PATH`): neither opening nor closing it sends a request to the file system.
-/// Attributes are those that the kernel knows already. So nothing here waits for a file system that does not answer.
+/// Attributes are those that the kernel has cached. So no call of this module waits for a file system that does not
+/// answer, unless its comment states it.
 #[derive(Debug)]
 pub(crate) struct ForeignFile {
     handle: OwnedFd,
-    /// Path that its users know.
+    /// Path of the file, as the processes that map it see it.
     pub(crate) path: PathBuf,
     pub(crate) identity: FileIdentity,
     is_regular: bool,
 }
 
 impl ForeignFile {
-    /// Opens the file at `access`, for example `/proc/PID/map_files/START-END`. That is a link to the file itself, so
-    /// that no path is walked.
+    /// Opens the file at `access`, for example `/proc/PID/map_files/START-END`. `map_files` has links to the files
+    /// themselves, so the kernel walks no path.
     pub(crate) fn open(access: &Path) -> io::Result<Self> {
         let handle = open(access, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let status = cached_status(handle.as_fd())?;
@@ -53,12 +54,13 @@ impl ForeignFile {
         self.is_regular
     }
 
-    /// Whether it is on FUSE, or its file system does not report its type.
+    /// Whether the file is on FUSE, or on a file system that does not report its type.
     ///
-    /// While the kernel attaches a probe it reads the page of the function, and holds a lock that every fork of the machine needs.
-    /// A page that was read before may be dropped at any time. A server of FUSE that does not answer then stops all forks.
+    /// While the kernel attaches a probe it reads the page of the function, and holds a lock that every fork of the machine
+    /// needs. The kernel may drop a page of the file that was read before at any time. If the file is on FUSE and its
+    /// server does not answer, no process of the machine can fork until then.
     ///
-    /// This asks the file system, so only a child process may call it.
+    /// `statfs` asks the file system, which may not answer, so only a child process may call this function.
     pub(crate) fn is_on_fuse(&self) -> bool {
         !fstatfs(&self.handle).is_ok_and(|status| status.f_type != FUSE_SUPER_MAGIC)
     }
@@ -90,7 +92,7 @@ fn procfs_path(handle: &OwnedFd) -> PathBuf {
     format!("/proc/self/fd/{}", handle.as_raw_fd()).into()
 }
 
-/// The attributes that the kernel knows, however old.
+/// The attributes of the file that the kernel has cached, however old.
 fn cached_status(handle: BorrowedFd<'_>) -> rustix::io::Result<Statx> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     statx(handle, c"", flags, StatxFlags::BASIC_STATS)

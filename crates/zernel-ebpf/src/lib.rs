@@ -12,11 +12,11 @@
 //! | [`task_reader`] | the task states that an observer has pinned, as a scheduler reads them |
 //! | [`twin`] | the kernel's copy of the phase rules, run on states of a test's choice |
 //!
-//! Private modules handle what belongs to other users: `child_task` runs work on their files in child processes,
+//! Private modules handle files that belong to other users: `child_task` runs work on their files in child processes,
 //! `foreign_file` holds a file without asking its file system, `overlay_layers` finds the file systems below an overlay,
 //! `probe_link` detaches probes without a wait, `tenant_shares` divides tables among users.
 //!
-//! [`aggregation`] is part of `zernel-model` and re-exported here.
+//! `zernel-ebpf` re-exports [`aggregation`] from `zernel-model`.
 
 #[cfg(test)]
 mod boundary;

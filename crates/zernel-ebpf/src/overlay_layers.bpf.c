@@ -11,7 +11,8 @@
 #define OVERLAYFS_SUPER_MAGIC 0x794c7630
 #define FUSE_SUPER_MAGIC 0x65735546
 
-/* Each layer may be on a file system of its own. The kernel allows 500 layers. */
+/* The most file systems below an overlay that are checked, because each layer may be on another file system. The kernel
+ * allows 500 layers. */
 #define MAX_FILE_SYSTEMS 512
 
 enum overlay_layers {
@@ -21,7 +22,8 @@ enum overlay_layers {
 	OVERLAY_ON_OVERLAY,
 	/* The kernel does not describe overlays. Root has mounted it. */
 	OVERLAY_OF_ROOT,
-	/* The kernel does not describe overlays. It was mounted in a user namespace. */
+	/* The kernel does not describe overlays. The kernel does not describe overlays, and this overlay was mounted in
+	 * a user namespace. */
 	OVERLAY_OF_USER,
 };
 ZERNEL_IN_BTF(enum, overlay_layers);
@@ -58,8 +60,8 @@ struct ovl_fs {
 
 #pragma clang attribute pop
 
-/* What is below an overlay. The list of file systems does not change while it is mounted. The first
- * one is that of the upper layer, which may be missing. */
+/* What is below an overlay. The list of an overlay's file systems does not change while the overlay is mounted. The
+ * first file system in the list is that of the upper layer, which may be missing. */
 static enum overlay_layers layers_of(struct super_block___with_magic *overlay)
 {
 	struct ovl_fs *layers = BPF_CORE_READ(overlay, s_fs_info);

@@ -1,4 +1,4 @@
-//! The file systems below an overlay.
+//! Finds out which file systems are below an overlay.
 //!
 //! Any user can mount an overlay in a user namespace, with layers on FUSE. The kernel attaches probes to the file in the layer,
 //! so what holds for files on FUSE holds for such an overlay. `statfs` does not report the layers. A BPF program reads them from
@@ -39,11 +39,11 @@ mirrors! {
     }
 }
 
-/// The time between two attempts to load the program for a kernel that does not describe overlays. They may be in a module that
-/// is loaded later.
+/// The time between two attempts to load the program for a kernel that does not describe overlays. Support for overlays may
+/// be in a kernel module that is loaded later.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The loaded program, and when it was loaded. `None`: not loaded yet, or the kernel refuses it.
+/// The loaded BPF program, and when it was loaded. `None`: the program is not loaded yet, or the kernel refuses it.
 static LOADED_PROGRAM: Mutex<Option<(Option<Object>, Instant)>> = Mutex::new(None);
 
 /// Why no probe is attached to a file on an overlay, if its layers could hold up an attachment. `None` for files that are on no
@@ -83,7 +83,7 @@ fn load_program() -> libbpf_rs::Result<Object> {
     without_libbpf_messages(|| ObjectBuilder::default().open_memory(OVERLAY_OBJECT)?.load())
 }
 
-/// Reads the records of this process's files up to the one with the descriptor.
+/// Reads the records of this process's open files until the record of the given descriptor.
 fn find_record(object: Option<&Object>, file: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     let program = object.and_then(|object| object.progs_mut().next());
     let program = program.ok_or(io::ErrorKind::Unsupported)?;

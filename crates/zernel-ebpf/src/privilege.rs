@@ -7,7 +7,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 pub struct NeededCapability {
     /// Name of the capability, such as `CAP_BPF`.
     pub name: &'static str,
-    /// Capabilities of which one is enough.
+    /// Each of these capabilities alone is enough.
     any_of: CapabilitySet,
 }
 

@@ -1,19 +1,21 @@
 //! Links to attached probes, and how they are detached.
 //!
-//! The kernel detaches probes when the last reference to their link goes. If that is a descriptor, the process that closes it waits
-//! for grace periods of RCU, which take a second on a busy machine. One user can make the daemon hold thousands of links, and a process
-//! that is killed closes its descriptors one after the other: it would take minutes to die, with its probes attached. If the last reference
-//! is a pin in a bpffs, a work queue of the kernel detaches, hundreds of links at a time, and no process waits.
+//! The kernel detaches probes when the last reference to their link goes. If the last reference is a descriptor, the
+//! process that closes the descriptor waits for grace periods of RCU, which take a second on a busy machine. One user can
+//! make the daemon hold thousands of links, and a process that is killed closes its descriptors one after the other: the
+//! killed process would take minutes to die, with its probes attached. If the last reference is a pin in a bpffs, a work
+//! queue of the kernel detaches, hundreds of links at a time, and no process waits.
 //!
-//! So a pin is the only reference to a link, and the daemon keeps no descriptor of it. A child process that is forked has none either:
-//! if the daemon is killed at that moment, no copy has to be closed. The pins are in one of these places:
+//! So a pin is the only reference to a link, and the daemon keeps no descriptor of it. A child process that the daemon
+//! forks has no descriptors of links either: if the daemon is killed at that moment, no copy of a descriptor has to be
+//! closed. The pins of links are in one of these places:
 //!
 //! 1. A bpffs that only this process holds, and that is mounted nowhere. When the process ends, by whatever signal, the bpffs goes, and
 //!    its pins with it. To create a bpffs takes `CAP_SYS_ADMIN`.
 //! 2. The directory [`LINKS_DIRECTORY_NAME`] beside the pinned task states, if it exists. The service manager creates it before the daemon starts, and
 //!    removes it with its pins after the daemon has ended.
-//! 3. Without either, a link has a descriptor, and is pinned for a moment when it is dropped, beside the pinned task states. Where that
-//!    does not work, dropping a link waits.
+//! 3. Without either, a link has a descriptor, and is pinned for a moment when it is dropped, beside the pinned task
+//!    states. Where links cannot be pinned, dropping a link waits until its probes are detached.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -53,7 +55,7 @@ struct LinkDirectory {
 /// What removes the pins of a process that was killed.
 #[derive(Debug)]
 enum PinRemover {
-    /// The kernel: only this process holds the bpffs.
+    /// The kernel removes the pins, because only this process holds the bpffs.
     Kernel { _bpffs: OwnedFd },
     /// The service manager.
     ServiceManager,
@@ -89,8 +91,8 @@ pub(crate) fn pin_links(shared: &Path) {
     LINK_DIRECTORY.get_or_init(|| LinkDirectory::find_place(shared));
 }
 
-/// Leaves links that are dropped from now on to the end of this process, if the kernel then removes their pins. That is faster than
-/// to remove them one by one.
+/// Leaves links that are dropped from now on to the end of this process, if the kernel then removes their pins. At its end
+/// the kernel removes all pins at once, which is faster than removing them one by one.
 pub(crate) fn leave_links_to_exit() {
     IS_PROCESS_ENDING.store(true, Ordering::Relaxed);
 }
@@ -135,19 +137,20 @@ impl LinkPin {
 
 impl Drop for LinkPin {
     fn drop(&mut self) {
-        // It fails only if another process removed it.
+        // Removing the pin fails only if another process removed it.
         let _ = rustix::fs::unlink(&self.path);
     }
 }
 
-/// A link to attached probes. Dropping it detaches the probes. If the link can be pinned, dropping it does not wait for that.
+/// A link to attached probes. Dropping it detaches the probes. Dropping a link that can be pinned does not wait until its
+/// probes are detached.
 #[derive(Debug)]
 pub(crate) struct ProbeLink {
     /// `None` only while the link is taken apart.
     reference: Option<LinkReference>,
 }
 
-/// The only reference of this process to a link.
+/// The only reference of this process to a link: a pin or a descriptor.
 #[derive(Debug)]
 enum LinkReference {
     Pinned(LinkPin),
@@ -174,7 +177,7 @@ impl ProbeLink {
         matches!(self.reference, Some(LinkReference::Pinned(_)))
     }
 
-    /// Pins the link in place of its descriptor, if that is possible. Returns whether it is pinned now.
+    /// Replaces the descriptor of the link by a pin, if that is possible. Returns whether the link is pinned now.
     fn pin_or_keep_open(&mut self) -> bool {
         if let (Some(directory), Some(LinkReference::Open(descriptor))) =
             (LINK_DIRECTORY.get(), &self.reference)
@@ -185,7 +188,7 @@ impl ProbeLink {
         self.is_pinned()
     }
 
-    /// Removes the pin. Closing the descriptor then detaches, and waits for that.
+    /// Removes the pin. Closing the descriptor then detaches the probes and waits until they are detached.
     pub(crate) fn into_descriptor(mut self) -> Option<OwnedFd> {
         match self.reference.take()? {
             LinkReference::Pinned(pin) => pin.open(),
@@ -213,7 +216,8 @@ pub(crate) fn release_links(mut links: Vec<ProbeLink>) {
     close_links_in_parallel(links.into_iter().filter_map(ProbeLink::into_descriptor));
 }
 
-/// Detaches links and waits for that, unless this thread is asked to stop. Then the probes can be attached again.
+/// Detaches links and waits until their probes are detached, unless this thread is asked to stop. Afterwards the same
+/// functions can be probed again.
 pub(crate) fn detach_links(links: Vec<ProbeLink>) {
     if links.is_empty() || child_task::is_asked_to_stop() {
         return release_links(links);
@@ -237,8 +241,8 @@ fn wait_for_grace_period() {
     unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
 }
 
-/// Closes links, many at once: each waits for grace periods, and they can share them. If this thread is asked to stop, the
-/// kernel detaches the rest.
+/// Closes many links at the same time: closing each waits for grace periods of RCU, and links that are closed together
+/// share these. If this thread is asked to stop, the kernel detaches the rest.
 fn close_links_in_parallel(links: impl Iterator<Item = OwnedFd>) {
     let links: Vec<OwnedFd> = links.collect();
     let stop = child_task::stop_flag();
@@ -253,7 +257,8 @@ fn close_links_in_parallel(links: impl Iterator<Item = OwnedFd>) {
             let stop = stop.as_deref();
             let spawned =
                 thread::Builder::new().spawn_scoped(scope, move || close_links(some, stop));
-            // Without another thread they are detached one after the other: dropping the closure drops them.
+            // If no thread can be started, dropping the closure drops the links, and they are detached one after the
+            // other.
             drop(spawned);
         }
     });

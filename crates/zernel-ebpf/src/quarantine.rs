@@ -1,9 +1,9 @@
 //! Files that were being read or attached to when the daemon died.
 //!
-//! Nothing in a file should be able to end the daemon. If a file does so anyway, the service manager starts the daemon again,
-//! the file ends it again, and nobody is observed. So a state file names the files that child processes have in hand. If
-//! the state file names files when a daemon starts, the last daemon died while it read them. They are refused until
-//! they change, or for an hour.
+//! Nothing in a file should be able to end the daemon. If a file does so anyway, the service manager starts the daemon
+//! again, the file ends it again, and nobody is observed. So a state file names the files that child processes are reading
+//! or attaching to. If the state file names files when a daemon starts, the last daemon died while it read them. These
+//! files are refused until they change, or for an hour.
 
 use std::fmt::Write as _;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -35,7 +35,7 @@ static PROCESS_QUARANTINE: Mutex<Quarantine> = Mutex::new(Quarantine {
 });
 
 struct Quarantine {
-    /// Locked as long as this process runs.
+    /// The state file, which is locked as long as this process runs.
     state: Option<File>,
     in_hand: Vec<FileIdentity>,
     /// Refused files, and until when, in seconds since 1970.
@@ -48,8 +48,8 @@ fn lock_quarantine() -> MutexGuard<'static, Quarantine> {
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads the state file in a directory, which is created if it is missing, and writes it from now on. The directory must belong
-/// to root or to this user.
+/// Reads the state file in a directory, which is created if it is missing, and writes it from now on. The directory must
+/// belong to root or to the user of this process.
 pub fn keep_state_in(directory: &Path) -> io::Result<()> {
     DirBuilder::new()
         .mode(0o750)
@@ -80,7 +80,7 @@ pub fn keep_state_in(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a file was in hand when a daemon died.
+/// Whether a daemon died while it read or attached to this file.
 pub(crate) fn is_quarantined(file: &FileIdentity) -> bool {
     let mut quarantine = lock_quarantine();
     let now = unix_seconds_now();
@@ -91,7 +91,7 @@ pub(crate) fn is_quarantined(file: &FileIdentity) -> bool {
         .any(|(refused, _)| refused == file)
 }
 
-/// A file that a child process has in hand, until this is dropped.
+/// Marks a file that a child process is reading or attaching to, until the value is dropped.
 #[derive(Debug)]
 pub(crate) struct FileInHand(FileIdentity);
 
@@ -116,7 +116,7 @@ impl Drop for FileInHand {
 }
 
 impl Quarantine {
-    /// Writes the state file, if there is one. A file in hand has no end of its quarantine yet.
+    /// Writes the state file, if there is one. A file that a child process is reading is written with the end time 0.
     fn write_state_file(&self) {
         let Some(state) = &self.state else {
             return;
@@ -143,8 +143,8 @@ impl Quarantine {
     }
 }
 
-/// The files that a state file names, and until when they are refused. After a clock step it is an hour at most. Lines that are
-/// no file are left out.
+/// The files that a state file names, and until when they are refused. Even after the clock was changed, a file is refused
+/// for at most an hour. Lines that are no file are left out.
 fn parse_state_file(text: &str, now: u64) -> Vec<(FileIdentity, u64)> {
     let last = now + QUARANTINE_TIME.as_secs();
     let file = |line: &str| {

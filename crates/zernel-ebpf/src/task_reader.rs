@@ -68,7 +68,7 @@ impl TaskReader {
         Ok(state_in_map(&self.tasks, tid)?)
     }
 
-    /// Now, by the clock of the states.
+    /// The current time, by the clock of the task states.
     #[must_use]
     pub fn now_ns() -> u64 {
         monotonic_ns()

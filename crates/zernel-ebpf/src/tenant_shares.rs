@@ -1,12 +1,12 @@
-//! Shares of a limited table, so that one tenant cannot fill it for all.
+//! Shares of a limited table, so that one tenant cannot take all entries.
 
 use std::collections::BTreeMap;
 
 use zernel_identity::Tenant;
 
-/// How a table is shared by tenants. Any tenant may use all that is free, except the reserve. Half of the reserve is for tenants
-/// that have fewer entries than the largest one. All of it is for tenants that have less than the minimum. `bpf/tenants.h` has
-/// the same rule.
+/// How a table is shared by tenants. Any tenant may use all that is free, except the reserve. Half of the reserve is for
+/// tenants that have fewer entries than the largest one. All of the reserve is for tenants that have less than the minimum.
+/// `bpf/tenants.h` has the same rule.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TenantShares {
     pub(crate) capacity: usize,
@@ -47,7 +47,7 @@ mod tests {
         minimum_per_tenant: 2,
     };
 
-    /// Number of entries that a user gets, beside those in use.
+    /// Number of further entries that a user gets, if these entries are in use.
     fn entries_gained(user: u32, used: &mut Vec<Tenant>) -> usize {
         let (tenant, before) = (Tenant::User(user), used.len());
         while EXAMPLE_SHARES.may_add_entry(&tenant, used.iter()) {

@@ -43,7 +43,7 @@ struct FamilyRow {
     help: String,
 }
 
-/// The families of the aggregation, parsed from its output.
+/// The metric families of `AggregatedMetrics`, parsed from the text that it writes.
 fn aggregation_family_rows() -> Vec<FamilyRow> {
     let mut metrics = AggregatedMetrics::default();
     metrics.record_gpu_mem(1, 0, 1, 1);

@@ -1,4 +1,5 @@
-//! Finds the hook of a dynamic loader. A probe there shows when a process loads a library.
+//! Finds the function that a dynamic loader calls for debuggers (its hook). A probe on the hook shows when a process
+//! loads a library.
 
 use std::io;
 use std::path::Path;
@@ -55,7 +56,7 @@ impl From<ImageError> for LoaderError {
     }
 }
 
-/// The symbols of a dynamic loader that its probe needs.
+/// The symbols of a dynamic loader that a probe on the loader needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderSymbols {
     /// File offset of the hook.

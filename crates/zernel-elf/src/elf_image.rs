@@ -270,7 +270,7 @@ impl<T: Pod> TableRecords<T> {
     }
 }
 
-/// Records of a file, in memory that is aligned for them.
+/// Records that were read from a file, in memory that is aligned for them.
 #[derive(Debug)]
 pub(super) struct RecordArray<T> {
     words: Vec<u64>,

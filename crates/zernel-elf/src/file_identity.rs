@@ -19,8 +19,8 @@ pub struct FileIdentity {
     pub inode: u64,
     /// Size in bytes.
     pub size: u64,
-    /// Last modification, in nanoseconds since 1970. The inode's change time is not used, because a
-    /// rename changes it.
+    /// Last modification, in nanoseconds since 1970. The change time of the inode is not used, because a rename also
+    /// changes it.
     pub modified_ns: i128,
 }
 

@@ -1,14 +1,13 @@
 //! Reads shared library files and finds probe sites in them.
 //!
-//! A probe is attached to an offset in a file. [`Library`] finds the offset of an exported function
-//! and chooses the cheapest instruction near the function's entry. At that instruction the stack
-//! pointer, the argument registers and memory are still as at the entry. So a [`ProbeSite`] is
-//! equivalent to the entry, also for return probes.
+//! A probe is attached to an offset in a file. [`Library`] finds the offset of an exported function and chooses the
+//! cheapest instruction near the function's entry. At that instruction the stack pointer, the argument registers and
+//! memory are still as at the entry. So probing a [`ProbeSite`] is equivalent to probing the function's entry, also
+//! for return probes.
 //!
-//! The files belong to the observed processes: they may be damaged, huge, replaced or written to
-//! during the read, or not regular files. Each of these cases has its own error. Reading a file
-//! takes time in proportion to its symbol tables, and both time and memory have limits: see
-//! [`LibraryLimit`].
+//! The files belong to the observed processes: they may be damaged, huge, replaced or written to during the read, or
+//! not regular files. Each of these defects of a file has its own error. Reading a file takes time in proportion to
+//! its symbol tables, and both time and memory have limits: see [`LibraryLimit`].
 
 mod dynamic_loader;
 mod elf_image;
@@ -63,7 +62,7 @@ pub enum LibraryError {
     NotALibrary {
         /// The file.
         path: PathBuf,
-        /// What is wrong with the content.
+        /// What is wrong with the content of the file.
         reason: &'static str,
     },
     /// The file exceeds a limit on what is read of a library.
@@ -147,9 +146,10 @@ pub enum SiteError {
 /// Cost of a probe hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TrapCost {
-    /// One trap: the kernel emulates the instruction, in about a microsecond.
+    /// The probe costs one trap: the kernel emulates the instruction, in about a microsecond.
     Emulated,
-    /// Two traps: the CPU single-steps a copy of the instruction, at about ten times the cost.
+    /// The probe costs two traps: the CPU single-steps a copy of the instruction, at about ten times the cost of an
+    /// emulated one.
     SingleStepped,
     /// Unknown for the file's architecture.
     Unknown,
@@ -167,7 +167,7 @@ pub struct ProbeSite {
     pub trap: TrapCost,
 }
 
-/// An open library. It keeps no symbols in memory.
+/// An open library. A `Library` keeps no symbols in memory.
 #[derive(Debug)]
 pub struct Library {
     path: PathBuf,
@@ -176,16 +176,16 @@ pub struct Library {
     image: ElfImage,
 }
 
-/// The probe sites of the functions that one [`FunctionName`] matches. Without a match it is one
+/// The probe sites of the functions that one [`FunctionName`] matches. If no function matches, the list has one
 /// error.
 pub type MatchedSites = Vec<Result<ProbeSite, SiteError>>;
 
 impl Library {
     /// Opens a library and reads its headers.
     ///
-    /// The path may be `/proc/PID/map_files/START-END`, which opens the file that a process has
-    /// mapped even after its deletion. It may also go through `/proc/PID/root`, but absolute
-    /// symbolic links then resolve outside of that root.
+    /// The path may be `/proc/PID/map_files/START-END`, which opens the file that a process has mapped even after its
+    /// deletion. The path may also lead through `/proc/PID/root`, but absolute symbolic links then resolve outside of
+    /// that root.
     pub fn open(path: &Path) -> Result<Self, LibraryError> {
         let unreadable = |source| LibraryError::Unreadable {
             path: path.to_owned(),
@@ -362,17 +362,17 @@ struct FunctionEntry<'a> {
     name: &'a str,
     symbol: &'a Symbol,
     file_offset: u64,
-    /// Bytes of its code in the file.
+    /// Length of the function's code in the file, in bytes.
     length: u64,
-    /// From the entry to its first emulated instruction.
+    /// Distance in bytes from the function's entry to its first instruction that the kernel emulates.
     bytes_to_emulated_instruction: Option<usize>,
-    /// Whether a single-stepped probe at the entry would break it.
+    /// Whether a single-stepped probe at the entry would break the function, if a 32-bit process maps the library.
     depends_on_mode: bool,
 }
 
 impl FunctionEntry<'_> {
-    /// Returns the addresses after the entry, up to and including the emulated instruction. Calls
-    /// execute that instruction exactly once only if no symbol and no branch leads there.
+    /// Returns the addresses after the entry, up to and including the emulated instruction. Each call executes the
+    /// probed instruction exactly once only if no symbol and no branch leads to it.
     fn skipped_addresses(&self) -> impl Iterator<Item = u64> + use<> {
         let bytes_after_entry = match self.has_known_size() {
             true => self.bytes_to_emulated_instruction.unwrap_or(0),
@@ -436,8 +436,8 @@ fn unless_file_changed<T>(
 
 /// Opens a regular file; returns `None` for anything else.
 ///
-/// Opening a device may have side effects, and opening a pipe waits for a writer. So the type is
-/// checked through an `O_PATH` handle, which opens nothing.
+/// Opening a device may have side effects, and opening a pipe waits for a writer. So the type of the file is checked
+/// through an `O_PATH` handle, which opens neither.
 fn open_regular(path: &Path) -> io::Result<Option<File>> {
     let handle = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let handle = File::from(handle);

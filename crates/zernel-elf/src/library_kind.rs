@@ -50,8 +50,8 @@ impl LibraryKind {
     /// Returns the kind of a file with this name, as in `/proc/PID/maps`: with any version, with
     /// the hash that Python wheels add to the names of bundled libraries, or marked as deleted.
     ///
-    /// The check is cheap enough for every mapping of every process. It does not look at the
-    /// content.
+    /// The check is cheap enough for every mapping of every process. The check does not look at the content of the
+    /// file.
     #[must_use]
     pub fn from_file_name(name: &OsStr) -> Option<Self> {
         let name = name.to_str()?;

@@ -1,13 +1,13 @@
 //! Chooses the instruction near a function's entry that is cheapest to probe.
 //!
-//! A probe replaces an instruction by a trap. The kernel *emulates* `push` of a register, one-byte
-//! `nop` and relative branches. For any other instruction the CPU single-steps a copy, which costs
-//! a second trap and about ten times the time. So if the first instruction is not emulated, the
-//! first emulated one after it is used. Everything that a probe sees must be unchanged up to there:
-//! the stack pointer, the argument registers, memory, and the number of executions per call.
+//! A probe replaces an instruction by a trap. The kernel *emulates* `push` of a register, one-byte `nop` and relative
+//! branches. For any other instruction the CPU single-steps a copy, which costs a second trap and about ten times the
+//! time. So if the kernel does not emulate a function's first instruction, the probe is placed on the first emulated
+//! one after it. Everything that a probe sees must be unchanged up to that instruction: the stack pointer, the
+//! argument registers, memory, and the number of executions per call.
 //!
-//! A full decoder is used instead of a list of harmless encodings. Such a list would have to be
-//! right about all other instructions too, and could not find the branches of a whole function.
+//! A full decoder is used instead of a list of harmless encodings. A list of encodings would have to be right about
+//! all other instructions too, and could not find the branches of a whole function.
 
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpAccess,
@@ -58,10 +58,10 @@ pub(super) fn first_emulated_instruction(code: &[u8]) -> Option<usize> {
 
 /// Whether the instruction at the start of `code` cannot be single-stepped as a copy by what it means in 32-bit code.
 ///
-/// The kernel decodes a probed instruction once for all processes, as code of the first process that maps the file. Any user can map
-/// a library in a 32-bit process. There an operand relative to the instruction pointer is an address, and REX and VEX
-/// prefixes are instructions. The copy then reads a wrong address, or the kernel corrects the target of a jump, and other
-/// processes crash.
+/// The kernel decodes a probed instruction once for all processes, as code of the first process that maps the file. Any
+/// user can map a library in a 32-bit process. In 32-bit code an operand relative to the instruction pointer is an absolute
+/// address, and REX and VEX prefixes are instructions. The copy of the instruction then reads a wrong address, or the
+/// kernel corrects the target of a jump, and other processes crash.
 pub(super) fn depends_on_mode(code: &[u8]) -> bool {
     let instruction = Decoder::new(64, code, DecoderOptions::NONE).decode();
     let has_prefix = matches!(code, [0x40..=0x4f | 0x62 | 0xc4 | 0xc5, ..]);
@@ -113,16 +113,16 @@ fn preserves_call_state(instruction: &Instruction, effects: &mut InstructionInfo
         })
 }
 
-/// Whether the instruction is a 64-bit move of a register to itself, as left for hot patching. The
-/// 32-bit form would clear the upper half.
+/// Whether the instruction is a 64-bit move of a register to itself, as left for hot patching. The 32-bit form of the
+/// move is excluded, because it clears the upper half of the register.
 fn is_self_move(instruction: &Instruction) -> bool {
     matches!(instruction.code(), Code::Mov_r64_rm64 | Code::Mov_rm64_r64)
         && instruction.op0_register() != Register::None
         && instruction.op0_register() == instruction.op1_register()
 }
 
-/// Whether no branch of the function targets an instruction after the entry, up to and including
-/// the one at `bytes_after_entry`. `function` is its whole code.
+/// Whether no branch of the function targets an instruction after the entry, up to and including the one at
+/// `bytes_after_entry`. `function` is the whole code of the function.
 pub(super) fn is_executed_once_per_call(function: &[u8], bytes_after_entry: usize) -> bool {
     // An address far from zero, so that branch targets in both directions are valid.
     const ENTRY_ADDRESS: u64 = 1 << 40;

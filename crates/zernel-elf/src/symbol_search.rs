@@ -1,9 +1,8 @@
 //! Finds symbols by name in the tables of an untrusted file.
 //!
-//! The tables are read in pieces and not kept. A search reads every symbol once, orders the symbols
-//! by the place of their name, and reads the names once from the front. So its work is
-//! proportional to the size of the tables (apart from the ordering), and its memory to the number
-//! of symbols, 8 bytes each.
+//! The tables are read in pieces and not kept. A search reads every symbol once, orders the symbols by the place of
+//! their name, and reads the names once from the front. So the work of a search is proportional to the size of the
+//! tables (apart from the ordering), and the memory that it needs to the number of symbols, 8 bytes each.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -29,7 +28,7 @@ pub enum FunctionName<'a> {
 }
 
 impl<'a> FunctionName<'a> {
-    /// Returns the name or the prefix.
+    /// Returns the text of the requested name or prefix.
     #[must_use]
     pub fn as_text(self) -> &'a str {
         match self {
@@ -67,16 +66,15 @@ pub(super) struct NamedSymbol {
 /// A symbol whose name is still to be compared.
 #[derive(Debug, Clone, Copy)]
 struct SymbolCandidate {
-    /// Offset of its name in the table of names.
+    /// Offset of the symbol's name in the table of names.
     name: u32,
     /// Index of the symbol in the symbol table.
     index: u32,
 }
 
 impl ElfImage {
-    /// Returns the symbols of each name, in the order of `names`: at most one for an exact name,
-    /// and one per exported function for a prefix. Of several versions the default one wins, else
-    /// the first.
+    /// Returns the symbols of each name, in the order of `names`: at most one for an exact name, and one per exported
+    /// function for a prefix. Of several versions of a symbol it returns the default one, else the first.
     pub(super) fn find_symbols(
         &self,
         file: &File,
@@ -106,7 +104,7 @@ impl ElfImage {
         Ok(found.into_iter().map(keep_default_versions).collect())
     }
 
-    /// Returns those of `addresses` that a symbol has.
+    /// Returns those of `addresses` at which a symbol begins.
     pub(super) fn addresses_of_symbols(
         &self,
         file: &File,
@@ -144,7 +142,7 @@ impl TablePlace {
         let mut rest = &candidates[..];
         while let Some(first) = rest.first() {
             let start = u64::from(first.name);
-            // The names that begin in this piece may end in the next one.
+            // A name that begins in this piece of the table may end in the next one.
             let piece = self.string_records.read(
                 file,
                 start,
@@ -265,8 +263,8 @@ impl<'a> WantedNames<'a> {
         wanted
     }
 
-    /// Returns the numbers of the names that match the name at the start of `text`. Looks at no
-    /// more bytes than the longest wanted name has.
+    /// Returns the numbers of the names that match the name at the start of `text`. The comparison looks at no more
+    /// bytes of a name than the longest wanted name has.
     fn matching_indices(&self, text: &[u8]) -> impl Iterator<Item = usize> {
         let head = &text[..text.len().min(self.longest_name_bytes + 1)];
         let end = head.iter().position(|byte| *byte == 0);

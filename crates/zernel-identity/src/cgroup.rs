@@ -1,8 +1,8 @@
 //! Parses a cgroup path: pod, container, Slurm job and systemd unit.
 //!
-//! Container runtimes and batch systems name cgroups by convention, and they nest. So a path is
-//! parsed segment by segment, starting anywhere in the hierarchy: inside a cgroup namespace a path
-//! may start with `/../..`.
+//! Container runtimes and batch systems name cgroups by convention, and one may run inside another. So a cgroup path
+//! is parsed segment by segment, starting anywhere in the hierarchy: inside a cgroup namespace a path may start with
+//! `/../..`.
 
 use super::printable_text::{MAX_NAME_BYTES, to_printable};
 use super::tenant::Tenant;
@@ -13,13 +13,13 @@ const MAX_PATH_BYTES: usize = 4096;
 /// The parts of a cgroup path.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cgroup {
-    /// The path in its hierarchy, as the kernel shows it.
+    /// The path of the cgroup in its hierarchy, as the kernel shows it.
     pub path: String,
     /// UID of the Kubernetes pod, with hyphens.
     pub pod_uid: Option<String>,
     /// Whether the pod's cgroup is at a place where only root can create any.
     pub is_pod_certain: bool,
-    /// Id of the container: the pod's own container in a pod, else the innermost one.
+    /// Id of the container: in a pod the container that the kubelet started, else the innermost container.
     pub container: Option<String>,
     /// Id of the Slurm job.
     pub slurm_job: Option<String>,
@@ -31,7 +31,7 @@ impl Cgroup {
     /// Parses a path.
     #[must_use]
     pub fn parse(path: &str) -> Self {
-        // The kernel adds this when the cgroup of an exiting process has been removed.
+        // The kernel adds ` (deleted)` to the path when the cgroup of an exiting process has been removed.
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);
         let mut cgroup = Self {
             path: to_printable(path.as_bytes(), MAX_PATH_BYTES),
@@ -180,7 +180,7 @@ mod tests {
         ("/system.slice/docker-{inner}.scope/kubelet.slice/kubelet-kubepods.slice/\
           kubelet-kubepods-pod{uid_}.slice/cri-containerd-{id}.scope", Some(POD_UID), Some(CONTAINER_ID), None, None),
         ("/kubepods/burstable/pod{uid}/{id}/docker/{inner}", Some(POD_UID), Some(CONTAINER_ID), None, None),
-        // Podman, as root and as a user, and its monitor
+        // Podman, as root and as a user, and Podman's monitor process
         ("/machine.slice/libpod-{id}.scope/container", None, Some(CONTAINER_ID), None, None),
         ("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{id}.scope/container",
             None, Some(CONTAINER_ID), None, Some("user@1000.service")),
@@ -203,7 +203,7 @@ mod tests {
         ("/user.slice/user-1000.slice/session-3.scope", None, None, None, Some("session-3.scope")),
         ("/user.slice/user-1000.slice/user@1000.service/app.slice/jupyter.service", None, None, None, Some("jupyter.service")),
         ("/init.scope", None, None, None, Some("init.scope")),
-        // Inside a cgroup namespace, and after removal of the cgroup
+        // The path inside a cgroup namespace, and after removal of the cgroup
         ("/../../kubepods-pod{uid_}.slice/cri-containerd-{id}.scope", Some(POD_UID), Some(CONTAINER_ID), None, None),
         ("/../{id}", None, Some(CONTAINER_ID), None, None),
         ("/system.slice/docker-{id}.scope (deleted)", None, Some(CONTAINER_ID), None, None),
@@ -296,7 +296,7 @@ mod tests {
                 &["/", "/kubepods/pod{uid}/{id}", "/docker/{id}"],
                 Some("/kubepods/pod{uid}/{id}"),
             ),
-            // Hybrid: v2 shows the unit, v1 the container.
+            // Hybrid hierarchy: the path of cgroup v2 shows the unit, that of v1 the container.
             (
                 &["/docker/{id}", "/system.slice/containerd.service"],
                 Some("/docker/{id}"),
@@ -305,7 +305,7 @@ mod tests {
                 &["/", "/", "/user.slice/user-0.slice/session-1.scope"],
                 Some("/user.slice/user-0.slice/session-1.scope"),
             ),
-            // Equally specific: v2, which is last.
+            // If both paths are equally specific, the one of cgroup v2 is used, which is last.
             (&["/a.service", "/b.service"], Some("/b.service")),
             (&[], None),
         ];

@@ -1,8 +1,8 @@
 //! The listed variables of a process's environment, and the rank, job and pod in them.
 //!
-//! An environment contains passwords and tokens. Only the variables listed here are kept, each as a
-//! bounded, printable string. `/proc` shows the environment at the start of the process, so
-//! variables that a program sets for itself are missing.
+//! An environment contains passwords and tokens. Only the variables listed in this file are kept, each as a bounded,
+//! printable string. `/proc` shows the environment at the start of the process, so variables that a program sets for
+//! itself are missing.
 
 use std::io::Read;
 
@@ -47,10 +47,10 @@ const SINGLE_VALUE_VARIABLES: [&str; 24] = [
     "CUDA_DEVICE_ORDER",
 ];
 
-/// Variables with a list of devices. An empty list differs from a missing one.
+/// Variables with a list of devices. An empty list is kept, because it differs from a missing variable.
 const DEVICE_LIST_VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
 
-/// The listed variables of one process.
+/// Those variables of one process that this module reads.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Environment {
     variables: Vec<(&'static str, String)>,
@@ -121,8 +121,8 @@ impl Environment {
         self.get_nonempty(name)?.trim().parse().ok()
     }
 
-    /// Returns the rank of the best source. A missing local rank is taken from another source only
-    /// if its rank and world size are the same, so that ranks of two launchers never mix.
+    /// Returns the rank from the most trusted source. A missing local rank is taken from another source only if both
+    /// sources have the same rank and world size, so that ranks of two launchers never mix.
     pub(super) fn find_rank(&self) -> Option<Rank> {
         let mut candidates = self.ranks_by_source();
         let mut best = candidates.next()?;
@@ -135,7 +135,7 @@ impl Environment {
         Some(best)
     }
 
-    /// Returns the rank of each source, best first.
+    /// Returns the rank from each source, the most trusted source first.
     fn ranks_by_source(&self) -> impl Iterator<Item = Rank> {
         let sources = [
             self.rank_from(RankSource::Torchrun, "RANK", "LOCAL_RANK", &["WORLD_SIZE"]),
@@ -162,7 +162,7 @@ impl Environment {
         sources.into_iter().flatten()
     }
 
-    /// Returns the rank of one source, unless it exceeds the world size.
+    /// Returns the rank from one source, unless the rank exceeds the world size.
     fn rank_from(
         &self,
         source: RankSource,
@@ -357,13 +357,13 @@ mod tests {
         // srun with PMI: both have the same rank, and only Slurm has the local rank.
         ("PMI_RANK=2 PMI_SIZE=4 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_LOCALID=1 SLURM_NTASKS=4",
             Some((2, Some(1), Some(4), RankSource::Pmi))),
-        // Intel's mpirun starts one proxy per node, so the Slurm rank is another one.
+        // Intel's mpirun starts one proxy per node under Slurm, so Slurm's rank is that of the proxy.
         ("PMI_RANK=2 PMI_SIZE=4 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_NTASKS=2",
             Some((2, None, Some(4), RankSource::Pmi))),
         // A batch script, without and with a step id.
         ("SLURM_JOB_ID=9 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8", None),
         ("SLURM_STEP_ID=4294967291 SLURM_PROCID=0 SLURM_NTASKS=8", None),
-        // An invalid source does not hide a valid one.
+        // A source with an invalid rank does not hide a valid one.
         ("RANK=8 WORLD_SIZE=8 PMI_RANK=1 PMI_SIZE=2", Some((1, None, Some(2), RankSource::Pmi))),
         ("RANK=-1 WORLD_SIZE=8", None),
         ("RANK=one", None),

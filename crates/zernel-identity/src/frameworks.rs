@@ -28,7 +28,8 @@ const FRAMEWORKS: [(&[u8], &str); 19] = [
     (b"libcutlass", "CUTLASS"),
 ];
 
-/// Names of the ML frameworks and libraries that a process maps as code, each once. `None` if its mappings cannot be read.
+/// Names of the ML frameworks and libraries that a process maps as code, each once. Returns `None` if the mappings of the
+/// process cannot be read.
 pub(crate) fn read_frameworks(process: &Process) -> Option<Vec<String>> {
     let mut found: Vec<&str> = Vec::new();
     let visited = visit_mapped_regions(process, |region| {

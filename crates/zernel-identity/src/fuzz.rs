@@ -14,7 +14,7 @@ use crate::{Identity, gpu, identity_from_proc};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// More than any identity with all its names.
+/// A limit on memory: more than any identity with all its names takes.
 const MAX_IDENTITY_BYTES: usize = 64 << 10;
 
 fn check_identity_is_bounded(identity: &Identity) {
@@ -111,7 +111,7 @@ fn fuzz_cgroup() {
     );
 }
 
-/// Returns the `/proc/PID/stat` of a process with this name. No process has its pid.
+/// Returns the `/proc/PID/stat` of a process with this name. No process has the pid in this text.
 fn stat_with_name(name: &[u8]) -> Stat {
     let numbers =
         " S 1 7 7 0 -1 4194560 1 0 0 0 1 1 0 0 20 0 1 0 4242 1 1 1".to_owned() + &" 0".repeat(28);
@@ -119,7 +119,7 @@ fn stat_with_name(name: &[u8]) -> Stat {
     Stat::from_read(&*line).expect("as the kernel writes it")
 }
 
-/// A process chooses its name, of which the kernel keeps 15 bytes.
+/// A process chooses its own name, of which the kernel keeps 15 bytes.
 #[test]
 fn fuzz_process_name() {
     let target = ["python3", "a) S 1 (b", "pt_main_thread"];

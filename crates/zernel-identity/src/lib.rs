@@ -1,11 +1,10 @@
 //! Identifies a process for users and dashboards: job, rank, pod, container, visible GPUs and ML frameworks.
 //!
-//! [`identify`] reads `/proc` once. The cgroup is trusted, because only root can change it. A few
-//! listed environment variables are used too; the process controls them, so they are only labels
-//! (see [`RankSource`] and [`JobSource`] for their precedence). A process without a rank, such as a
-//! data loader started with an empty environment, inherits the rank of its nearest ancestor that
-//! has one. A program that sets its own rank does not show it in `/proc`; [`Identity::with_rank`]
-//! adopts the rank when the program creates a communicator.
+//! [`identify`] reads `/proc` once. The cgroup of a process is trusted, because only root can change it. A few
+//! environment variables are used too; the process controls its variables, so they are only labels (see
+//! [`RankSource`] and [`JobSource`] for their precedence). A process without a rank, such as a data loader started
+//! with an empty environment, inherits the rank of its nearest ancestor that has one. A program that sets its own
+//! rank does not show it in `/proc`; [`Identity::with_rank`] adopts the rank when the program creates a communicator.
 
 mod cgroup;
 mod environment;
@@ -42,7 +41,7 @@ const MAX_SEARCHED_ANCESTORS: usize = 8;
 /// The reason why a process could not be identified.
 #[derive(Debug, Error)]
 pub enum IdentityError {
-    /// The process has exited. Its pid may have been reused.
+    /// The process has exited. The pid of the process may have been reused.
     #[error("process {pid} has exited")]
     NotFound {
         /// Pid of the process.
@@ -59,7 +58,7 @@ pub enum IdentityError {
 }
 
 impl IdentityError {
-    /// Returns the matching I/O error kind.
+    /// Returns the kind of I/O error that describes this error best.
     #[must_use]
     pub fn error_kind(&self) -> io::ErrorKind {
         match self {
@@ -82,8 +81,8 @@ impl IdentityError {
 
 /// Identifies process `pid`.
 ///
-/// Needs no privilege for processes of the same user. The environment of other users' processes
-/// stays unread.
+/// Needs no privilege for processes of the same user. Without privilege, the environments of other users' processes
+/// are not read.
 pub fn identify(pid: u32) -> Result<Identity, IdentityError> {
     try_identify(pid).map_err(|error| IdentityError::new(pid, error))
 }
@@ -124,7 +123,7 @@ fn try_identify(pid: u32) -> ProcResult<Identity> {
     }
 }
 
-/// The user who runs a process: its real user id. The owner of `/proc/PID` may be root instead.
+/// The user who runs a process: its real user id. The owner of `/proc/PID` may be root instead of this user.
 pub fn uid_of(pid: u32) -> Result<u32, IdentityError> {
     let read = || Ok(open_process(pid)?.0.status()?.ruid);
     read().map_err(|error| IdentityError::new(pid, error))
@@ -179,7 +178,7 @@ fn inherit_rank(identity: &mut Identity, process: &Process) {
         let Some(ancestor) = parent.take() else {
             return;
         };
-        // A process of another user is no evidence for this one.
+        // An ancestor of another user says nothing about the rank of this process.
         if ancestor.uid().ok() != Some(identity.uid) {
             return;
         }
@@ -217,8 +216,8 @@ fn parent_of(child: &Process) -> Option<Process> {
         return None;
     }
     let parent = Process::new(before.ppid).ok()?;
-    // The pid may have been reused before it was opened. If the child still has the same parent, it
-    // was not: a child is reparented before the pid of its parent is freed.
+    // The parent's pid may have been reused before the process was opened. If the child still has the same parent,
+    // the pid was not reused: a child is reparented before the pid of its parent is freed.
     let still = child.stat().ok()?.ppid == before.ppid;
     still.then_some(parent)
 }

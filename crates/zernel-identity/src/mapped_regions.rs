@@ -26,7 +26,7 @@ pub struct MappedRegion<'a> {
     pub device: (u32, u32),
     /// Inode of the file.
     pub inode: u64,
-    /// Path of the file, possibly followed by ` (deleted)`; `None` for other memory.
+    /// Path of the file, possibly followed by ` (deleted)`; `None` for memory without a file.
     pub path: Option<&'a [u8]>,
 }
 
@@ -37,7 +37,7 @@ impl<'a> MappedRegion<'a> {
         let (permissions, rest) = split_field(rest)?;
         let (offset, rest) = split_field(rest)?;
         let (device, rest) = split_field(rest)?;
-        // The last field before the path; without a path it ends the line.
+        // The inode number is the last field before the path; without a path it ends the line.
         let (inode, path) = split_field(rest).unwrap_or((rest, &[]));
         let (start, end) = str::from_utf8(addresses).ok()?.split_once('-')?;
         let (major, minor) = str::from_utf8(device).ok()?.split_once(':')?;
@@ -57,7 +57,7 @@ impl<'a> MappedRegion<'a> {
     }
 }
 
-/// Splits a line at its first space.
+/// Splits a line at its first space, and returns the field before it and the rest.
 fn split_field(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let space = line.iter().position(|byte| *byte == b' ')?;
     Some((&line[..space], &line[space + 1..]))

@@ -7,13 +7,13 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::Tenant;
 
-/// `SO_PEERPIDFD` of Linux 6.5. The C library does not define it yet.
+/// `SO_PEERPIDFD` of Linux 6.5. The C library does not define `SO_PEERPIDFD` yet.
 const SO_PEERPIDFD: libc::c_int = 77;
 
 /// What is known of the process that connected to a unix socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerProcess {
-    /// The tenant that its requests count for.
+    /// The tenant that the requests of the process count for.
     pub tenant: Tenant,
     /// Whether the client is in the user namespace of this process.
     pub shares_user_namespace: bool,
@@ -24,8 +24,8 @@ pub struct PeerProcess {
 pub struct PeerHandle(OwnedFd);
 
 impl PeerHandle {
-    /// Opens a handle of the process that connected. `None` if the kernel cannot identify it: before Linux 6.5. An error of
-    /// the kind `ConnectionAborted` if the process has exited.
+    /// Opens a handle of the process that connected. Returns `None` if the kernel cannot identify the process: before Linux
+    /// 6.5. Returns an error of the kind `ConnectionAborted` if the process has exited.
     pub fn open(socket: BorrowedFd<'_>) -> io::Result<Option<Self>> {
         match open_peer(socket) {
             Ok(handle) => Ok(Some(Self(handle))),
@@ -34,7 +34,8 @@ impl PeerHandle {
         }
     }
 
-    /// Reads what is known of the process. An error of the kind `ConnectionAborted` if it has exited.
+    /// Reads what is known of the process. Returns an error of the kind `ConnectionAborted` if the process has
+    /// exited.
     pub fn read(&self) -> io::Result<PeerProcess> {
         let pid = pid_of(&self.0).ok_or_else(exited_error)?;
         let own = fs::metadata("/proc/self/ns/user")?.ino();
@@ -69,7 +70,7 @@ fn open_peer(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         )
     };
     match result {
-        // SAFETY: the kernel has just opened it for this process.
+        // SAFETY: the kernel has just opened this descriptor for this process.
         0 => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
         _ => Err(io::Error::last_os_error()),
     }
@@ -81,7 +82,7 @@ fn pid_of(handle: &OwnedFd) -> Option<u32> {
     let text = fs::read_to_string(path).ok()?;
     let mut lines = text.lines();
     let pid = lines.find_map(|line| line.strip_prefix("Pid:"))?;
-    // -1 if it has exited, 0 in another namespace.
+    // The pid in `fdinfo` is -1 if the process has exited, and 0 if it is in another pid namespace.
     pid.trim().parse().ok().filter(|pid| *pid > 0)
 }
 

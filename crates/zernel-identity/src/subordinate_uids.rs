@@ -27,13 +27,13 @@ pub struct SubordinateUids {
     ranges: Vec<SubordinateRange>,
 }
 
-/// A table, and the time and size of the files that it is from.
+/// The table of this machine, with the time and size of the files that it was read from.
 type CachedTable = Option<([Option<(i64, i64, u64)>; 2], Arc<SubordinateUids>)>;
 
 const SUBUID_AND_PASSWD_FILES: [&str; 2] = ["/etc/subuid", "/etc/passwd"];
 
 impl SubordinateUids {
-    /// The table of this machine. Its files are read again when they have changed.
+    /// The table of this machine. The files of the table are read again when they have changed.
     #[must_use]
     pub fn of_machine() -> Arc<Self> {
         static TABLE_CACHE: Mutex<CachedTable> = Mutex::new(None);
@@ -70,7 +70,7 @@ impl SubordinateUids {
                 user: uid.unwrap_or(first),
             })
         });
-        // Those of root are for containers that root starts: they are not root.
+        // Ranges of root are left out: they are for containers that root starts, which are not root.
         let ranges = ranges.filter(|range| range.user != 0 && range.first != 0);
         Self {
             ranges: ranges.collect(),
@@ -98,7 +98,7 @@ fn name_and_uid(line: &str) -> Option<(&str, u32)> {
     Some((name, parts.nth(1)?.parse().ok()?))
 }
 
-/// The text of a file, or nothing if it cannot be read.
+/// Returns the text of a file, or an empty text if the file cannot be read.
 fn read_or_empty(path: &Path) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = File::open(path) {
@@ -137,7 +137,8 @@ mod tests {
         }
     }
 
-    /// A user of a directory service is not in `/etc/passwd`. The range of such a user is still one user.
+    /// A user of a directory service is not in `/etc/passwd`. The range of a user of a directory service is still one
+    /// user.
     #[test]
     fn a_range_of_an_unknown_user_is_one_user() {
         let table = SubordinateUids::parse("carol:500000:65536\n", EXAMPLE_PASSWD);

@@ -1,13 +1,14 @@
 //! The tenant of a process: the pod, job or user that it counts for where tenants share a limited resource.
 //!
-//! A tenant is a pod, else a Slurm job, else a user. A process must not be able to choose its tenant:
+//! A tenant is a pod, else a Slurm job, else a user. The rules keep a process from choosing its tenant:
 //!
-//! - A user can create cgroups of any name in its own subtree. So a cgroup path is matched from the root of the
-//!   hierarchy down, and only at the places where the kubelet and slurmd create cgroups. Only root can create cgroups there.
-//! - A user can create user namespaces, and has 65,536 subordinate uids in them. So a process in a user namespace counts for
+//! - A user can create cgroups of any name in its own subtree. So a cgroup path is matched from the root of the hierarchy
+//!   down, and only at the places where the kubelet and slurmd create cgroups. Only root can create cgroups at these
+//!   places.
+//! - A user can create user namespaces, and has 65,536 subordinate uids in them. So a process in user namespaces counts for
 //!   the owner of the outermost one.
-//! - A user can also run a program with a subordinate uid outside of any namespace: a file may have this owner and the setuid
-//!   bit. So a subordinate uid counts for the user who has it, by `/etc/subuid`.
+//! - A user can also run a program with a subordinate uid outside of any namespace: a file may have such an owner and
+//!   the setuid bit. So a subordinate uid counts for the user who has that uid by `/etc/subuid`.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -90,12 +91,14 @@ impl fmt::Display for Tenant {
     }
 }
 
-/// Names of the cgroup of all pods. The second names are those of a kubelet with `--cgroup-root=/kubelet`.
+/// Names of the cgroup of all pods. The names that contain `kubelet` are those of a kubelet with
+/// `--cgroup-root=/kubelet`.
 const PODS_CGROUP_NAMES: [&str; 3] = ["kubepods", "kubepods.slice", "kubelet-kubepods.slice"];
 const KUBELET_CGROUP_NAMES: [&str; 2] = ["kubelet", "kubelet.slice"];
 /// Quality-of-service classes that have a cgroup of their own.
 const POD_QOS_CLASSES: [&str; 2] = ["burstable", "besteffort"];
-/// Services that start containers. They create cgroups themselves if they are not configured for systemd, and the kubelet is.
+/// Services that start containers. These services create cgroups themselves if they are not configured for systemd, and the
+/// kubelet is.
 const RUNTIME_SERVICES: [&str; 3] = ["containerd.service", "crio.service", "docker.service"];
 
 /// The UID of the pod, if the first segments are those of a pod's cgroup.
@@ -161,7 +164,7 @@ fn is_slurm_scope(name: &str) -> bool {
     name == "slurmstepd.scope" || name.ends_with("_slurmstepd.scope")
 }
 
-/// Removes the first segment if it meets a condition.
+/// Removes the first segment of a path if the segment meets a condition.
 fn skip_segment_if(segments: &mut &[&str], condition: impl Fn(&str) -> bool) -> bool {
     let Some((first, rest)) = segments.split_first() else {
         return false;
@@ -195,7 +198,7 @@ fn user_of_namespace(process: &Process, uid: u32) -> ProcResult<Option<u32>> {
     }
     let mut inner = None;
     for _ in 0..MAX_NESTED_NAMESPACES {
-        // Fails at the outermost namespace that this process may see.
+        // The request fails at the outermost namespace that this process may see.
         let Ok(parent) = sys::parent_of_namespace(&outermost) else {
             break;
         };

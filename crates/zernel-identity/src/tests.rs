@@ -6,8 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::*;
 
-/// A shell that runs `script` with only these variables, and has printed a line. It ends with the
-/// test.
+/// A shell that runs `script` with only these variables, and has printed a line. The shell ends with the test.
 struct TestShell {
     child: Child,
     first_line: String,
@@ -246,7 +245,7 @@ fn the_larger_world_size_wins() {
         // A tensor-parallel group within the job, and a group of the job's size.
         (&from_environment, (0, 2), (Some(3), Some(1), Some(8))),
         (&from_environment, (5, 8), (Some(3), Some(1), Some(8))),
-        // The environment was the launcher's, with one task per node.
+        // The variables were those of the launcher, which starts one task per node.
         (&from_environment, (9, 16), (Some(9), None, Some(16))),
         (&from_environment, (3, 16), (Some(3), Some(1), Some(16))),
         (&unknown, (1, 2), (Some(1), None, Some(2))),

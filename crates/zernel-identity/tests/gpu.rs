@@ -228,7 +228,7 @@ fn a_container_sees_the_gpus_with_a_device_node() {
         [0, 1, 2].map(|ordinal| visible.index_of_ordinal(ordinal))
     };
     assert_eq!(indices(&identity), [Some(3), Some(1), None]);
-    // After exit of the process, only its environment is known.
+    // After the process has exited, only the environment that was read before is known.
     let exited = Identity {
         start_time: identity.start_time - 1,
         ..identity

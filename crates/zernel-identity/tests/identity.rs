@@ -99,7 +99,7 @@ fn identify_other_users_process(pid: u32) {
     assert!(is_alive(&identity));
 }
 
-/// Root's shell has a rank. Its child runs as nobody with an empty environment, and has none.
+/// Root's shell has a rank. The child of root's shell runs as nobody with an empty environment, and has no rank.
 fn ranks_are_not_inherited_across_users() {
     let script =
         "env -i setpriv --reuid 65534 --clear-groups sh -c 'echo ready; read line; true'; true";

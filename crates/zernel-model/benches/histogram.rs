@@ -1,4 +1,4 @@
-//! Recording a duration, beside the crates people use for it.
+//! Compares recording a duration with the crates that programs often use for histograms.
 
 use std::hint::black_box;
 
@@ -50,7 +50,8 @@ fn main() {
     comparison.print_ratio(OUR_HISTOGRAM_NAME, H2_HISTOGRAM_WITH_TOTALS_NAME);
 }
 
-/// That crate's histogram with the count, sum, minimum and maximum that ours keeps.
+/// The histogram of the crate `histogram`, with the count, sum, minimum and maximum that Zernel's histogram also
+/// keeps.
 struct HistogramWithTotals {
     buckets: histogram::Histogram,
     count: u64,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One GPU. A field is `None` if its driver does not report it.
+/// One GPU. A field is `None` if the GPU's driver does not report that fact.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct GpuFacts {
     /// NVML index: the order on the PCI bus.
@@ -11,7 +11,7 @@ pub struct GpuFacts {
     pub uuid: String,
     /// Product name.
     pub name: String,
-    /// Number in the name of its device node, `/dev/nvidia0`.
+    /// Number in the name of the GPU's device node, such as 0 in `/dev/nvidia0`.
     pub minor: Option<u32>,
     /// Bytes of memory.
     pub memory_total: Option<u64>,
@@ -24,11 +24,11 @@ pub struct GpuFacts {
     pub busy_ns: u64,
     /// Whether the GPU is partitioned (multi-instance GPU).
     pub mig_enabled: bool,
-    /// Its partitions, in NVML's order.
+    /// The MIG partitions of the GPU, in NVML's order.
     pub mig: Vec<MigFacts>,
 }
 
-/// One partition of a GPU.
+/// One MIG partition of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct MigFacts {
     /// UUID: `MIG-` and hexadecimal digits.
@@ -59,6 +59,6 @@ pub struct ProcessMemory {
     pub index: u32,
     /// Bytes in use, including the driver's own context.
     pub bytes: Option<u64>,
-    /// The partition, if the GPU has some.
+    /// The MIG partition, if the GPU is partitioned.
     pub instance: Option<MigInstance>,
 }

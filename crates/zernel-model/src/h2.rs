@@ -27,7 +27,7 @@ pub const fn bucket_index(value: u64) -> usize {
 #[must_use]
 #[inline]
 pub const fn shared_bucket_index(value: u64) -> usize {
-    // `value >> shift` keeps the top five bits. The leading one bit counts as one more power of two.
+    // `value >> shift` keeps the top five bits. The leading one bit of these five counts as one more power of two.
     let shift = (value | 1).ilog2() - GROUPING_POWER;
     shift as usize * BUCKETS_PER_POWER_OF_TWO + (value >> shift) as usize
 }
@@ -58,7 +58,7 @@ impl BucketRange {
         }
     }
 
-    /// Returns the middle, rounded down.
+    /// Returns the middle of the bucket's values, rounded down.
     #[must_use]
     pub const fn middle(self) -> u64 {
         self.first + self.width / 2

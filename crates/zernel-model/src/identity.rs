@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The identity of a process. A field is `None` if nothing states it.
+/// The identity of a process. A field is `None` if no source states its value.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Identity {
@@ -40,7 +40,8 @@ pub struct Identity {
     pub pod: Option<String>,
     /// UID of the pod.
     pub pod_uid: Option<String>,
-    /// Whether only root can have put the process into the cgroup of this pod. Otherwise a user may have named a cgroup so.
+    /// Whether only root can have put the process into the cgroup of this pod. If false, a user may have given a cgroup the
+    /// name of a pod.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub pod_is_certain: bool,
     /// Id of the container.
@@ -53,9 +54,11 @@ pub struct Identity {
     pub nvidia_visible_devices: Option<String>,
     /// `SLURM_STEP_GPUS`, or else `SLURM_JOB_GPUS`: the GPUs that Slurm assigned, by the machine's numbering.
     pub slurm_gpus: Option<String>,
-    /// Whether the environment could be read. If it could not be read, variables that are `None` above may still be set.
+    /// Whether the environment could be read. If the environment could not be read, variables whose field is `None` may
+    /// still be set.
     pub environment_read: bool,
-    /// ML frameworks and libraries that it mapped when it was first read. `None` if its mappings could not be read.
+    /// ML frameworks and libraries that the process mapped when its identity was first read. `None` if its mappings
+    /// could not be read.
     pub frameworks: Option<Vec<String>>,
 }
 
@@ -96,7 +99,7 @@ pub enum JobSource {
 pub struct Rank {
     /// Rank among all processes of the job.
     pub rank: u32,
-    /// Rank among those on this machine.
+    /// Rank among the processes of the job on this machine.
     pub local_rank: Option<u32>,
     /// Number of ranks.
     pub world_size: Option<u32>,
@@ -117,8 +120,8 @@ impl Identity {
     /// Adopts the rank that a process passed to NCCL when it created a communicator of `world_size` ranks.
     ///
     /// A job also creates smaller communicators, which number their members anew. So the rank in the largest communicator
-    /// wins, and the first of equal ones. A rank from a launcher that names no world size gives way. The local rank stays
-    /// only if the rank does.
+    /// is adopted, and among equally large ones that of the first. It also replaces a rank from a launcher that names no
+    /// world size. The local rank stays only if the rank stays the same.
     #[must_use]
     pub fn with_rank(mut self, rank: u32, world_size: u32) -> Self {
         if rank < world_size && self.world_size.is_none_or(|known| known < world_size) {

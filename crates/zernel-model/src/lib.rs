@@ -1,7 +1,7 @@
 //! What was observed, as data.
 //!
 //! The observer fills these types; the daemon serves them, and `ps`, `hang`, the report and the live page read them.
-//! Nothing here reads a clock, a file or the kernel.
+//! Nothing in this crate reads a clock, a file or the kernel.
 //!
 //! | module | subject |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! What the scheduler has decided since it was loaded. `zernel sched` publishes it as JSON; `zernel sched --monitor` and
-//! the metrics of `zernel observe` read it.
+//! What the scheduler has decided since it was loaded. `zernel sched` publishes these statistics as JSON; `zernel sched
+//! --monitor` and the metrics of `zernel observe` read them.
 
 use std::collections::BTreeMap;
 
@@ -58,17 +58,17 @@ macro_rules! declare_counters {
 }
 for_each_sched_counter!(declare_counters);
 
-/// What the threads of a class did.
+/// How the threads of one class ran and waited.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClassStatistics {
-    /// Times that a thread was chosen to run.
+    /// How often a thread of the class was chosen to run.
     pub runs: u64,
     /// Time on CPUs.
     pub run_ns: u64,
     /// Wake-ups and forks after which a thread has run.
     pub wakeups: u64,
-    /// Time between these and running.
+    /// Sum of the times between a wake-up or fork and running, in nanoseconds.
     pub wait_ns: u64,
     /// Waits by power of two: the first bucket ends at [`FIRST_WAIT_BUCKET_ENDS_NS`], each further one at twice the end
     /// before, and the last holds all longer waits.
@@ -130,15 +130,16 @@ impl ClassStatistics {
     }
 }
 
-/// What a tenant took, and what it owes for its critical threads and loaders.
+/// How much CPU time a tenant took, and how much it owes for its critical threads and loaders.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TenantStatistics {
-    /// Path of its cgroup below the root of cgroups; `/` is the root.
+    /// Path of the tenant's cgroup below the root of all cgroups; `/` is the root.
     pub cgroup: String,
-    /// Time of its tasks on CPUs.
+    /// Time that tasks of the tenant have spent on CPUs, in nanoseconds.
     pub run_ns: u64,
-    /// Time that its critical threads and loaders took beyond their share, and that its other tasks have not paid yet.
+    /// Time that critical threads and loaders of the tenant took beyond their share, and that the tenant's other tasks
+    /// have not paid yet.
     pub debt_ns: u64,
 }
 
@@ -148,30 +149,30 @@ pub struct TenantStatistics {
 pub struct SchedulerStatistics {
     /// The process that keeps the scheduler loaded.
     pub pid: u32,
-    /// When this was written, by the monotonic clock.
+    /// When these statistics were read, in nanoseconds of the monotonic clock.
     pub taken_ns: u64,
     /// When the scheduler was loaded.
     pub since_ns: u64,
-    /// Times that it was loaded again after the kernel had ejected it.
+    /// How often the scheduler was loaded again after the kernel had ejected it.
     pub restarts: u32,
     /// Time that a task runs before others get their turn.
     pub slice_us: u64,
     /// Value of `--privilege`: the processes with critical threads that run first.
     pub privilege: String,
-    /// Part of their fair share that others keep.
+    /// Part of their fair share of CPU time that other tasks keep beside critical threads, 0 to 1.
     pub guarantee: f64,
-    /// The CPU time of the guarantee that others have not got yet.
+    /// CPU time of the guarantee that other tasks have not received yet, in microseconds.
     pub loss_us: u64,
     /// Decisions.
     pub counters: SchedCounters,
-    /// What the threads of each class did.
+    /// How the threads of each class ran and waited.
     pub classes: BTreeMap<TaskClass, ClassStatistics>,
     /// The tenants that took most time since loading, at most [`Self::MAX_PUBLISHED_TENANTS`]; none without privilege.
     pub tenants: Vec<TenantStatistics>,
 }
 
 impl SchedulerStatistics {
-    /// The largest age of statistics of a scheduler that runs. It publishes once a second.
+    /// The largest age of statistics of a scheduler that runs. A scheduler that runs publishes once a second.
     pub const MAX_CURRENT_AGE_NS: u64 = 3_000_000_000;
 
     /// The largest number of tenants that are published.
@@ -183,7 +184,7 @@ impl SchedulerStatistics {
         now_ns.saturating_sub(self.taken_ns) < Self::MAX_CURRENT_AGE_NS
     }
 
-    /// What was counted since `earlier`; everything if the scheduler was loaded later.
+    /// Returns what was counted after the statistics `earlier`; everything if the scheduler was loaded later.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         if (self.pid, self.since_ns) != (earlier.pid, earlier.since_ns) {

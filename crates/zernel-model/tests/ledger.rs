@@ -13,12 +13,12 @@ use zernel_testkit::allocation::{CountingAllocator, peak_bytes};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Files that one user can have probed.
+/// Number of files of one user that may be probed.
 const FILE_COUNT: u64 = 384;
 /// About as many functions as are probed in a CUDA driver.
 const FUNCTIONS_PER_FILE: usize = 90;
 
-/// A snapshot with a process that maps all files. They export none of the functions.
+/// A snapshot with a process that maps all files. None of the files exports any of the functions.
 fn full_snapshot() -> Snapshot {
     let function = FunctionEntry {
         symbol: "cuLaunchCooperativeKernel",
@@ -54,7 +54,7 @@ fn the_text_of_a_large_ledger_takes_little_more_than_its_own_memory() {
     for scope in [Scope::All, Scope::User(1000)] {
         let (text, peak) = peak_bytes(|| snapshot.ledger_text(scope));
         assert!(text.len() > 3 << 20, "{} bytes", text.len());
-        // A string that grows doubles its capacity. The lists of files take little.
+        // A string that grows doubles its capacity. The lists of files take little memory besides.
         let limit = 2 * text.len() + (1 << 20);
         assert!(peak <= limit, "{peak} bytes for {} of text", text.len());
     }

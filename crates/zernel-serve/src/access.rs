@@ -1,10 +1,9 @@
 //! Access control for requests.
 //!
-//! A web page can reach loopback addresses through a DNS name that it points at them (DNS
-//! rebinding). So every TCP request must name a host of this machine, and its `Origin` must not be
-//! foreign. A TCP client may be any user of the machine, so a request sees processes only with the
-//! token, unless the daemon exposes everything. Unix sockets need none of this: browsers cannot
-//! reach them, and the kernel reports the client's user.
+//! A web page can reach loopback addresses through a DNS name that it points at them (DNS rebinding). So every TCP
+//! request must name a host of this machine, and an `Origin` header must not name another host. A TCP client may be
+//! any user of the machine, so a request sees processes only with the token, unless the daemon exposes everything.
+//! Unix sockets need no such checks: browsers cannot reach them, and the kernel reports the client's user.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -166,8 +165,8 @@ impl AccessPolicy {
             .get(header::AUTHORIZATION)
             .and_then(|value| bearer_token(value.as_bytes()))
             .is_some_and(|offered| token.is_token(offered));
-        // Browsers cannot set headers on a WebSocket, so its token may be in the query. For other
-        // requests a token in the URL would only end up in logs.
+        // Browsers cannot set headers on a WebSocket, so its token may be in the query. For requests other than
+        // WebSockets, a token in the URL would only end up in logs.
         let in_query = || {
             is_websocket_request(headers)
                 && token_in_query(uri).is_some_and(|offered| token.is_token(&offered))

@@ -27,9 +27,9 @@ use crate::shutdown::ShutdownSignal;
 
 /// Largest request head.
 const MAX_REQUEST_HEAD_BYTES: usize = 16 * 1024;
-/// Most headers in one request.
+/// The most headers that one request may have.
 const MAX_HEADERS: usize = 64;
-/// Delay before the next `accept` after it failed, usually for want of file descriptors.
+/// Delay before the next `accept` after an `accept` failed, usually for want of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// A listener that also identifies the client of each connection.
@@ -93,7 +93,7 @@ impl Acceptor {
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                // Usually too many open files; retry later.
+                // The process usually has too many open files; the next `accept` comes later.
                 Err(_) => sleep(ACCEPT_RETRY_DELAY).await,
             }
         }
@@ -143,7 +143,7 @@ impl Acceptor {
             .serve_connection(TokioIo::new(Box::pin(stream)), service)
             .with_upgrades();
         tokio::pin!(connection);
-        // An error on a connection concerns only its client.
+        // An error on a connection is not reported, because it concerns only the client.
         tokio::select! {
             _ = connection.as_mut() => return,
             () = shutdown.wait_until_requested() => connection.as_mut().graceful_shutdown(),
@@ -163,7 +163,7 @@ async fn answer_request(
 ) -> Result<Response, Infallible> {
     let mut request = request.map(Body::new);
     let Some(peer) = client.read_peer() else {
-        // The client has exited. Another process may have its socket.
+        // The client has exited. Another process may hold the client's socket now.
         return Ok(StatusCode::FORBIDDEN.into_response());
     };
     request.extensions_mut().insert(peer);

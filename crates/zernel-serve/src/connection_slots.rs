@@ -21,7 +21,7 @@ pub(crate) struct SlotLimits {
 /// What happens to a client that finds its owner's slots taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WhenFull {
-    /// It gets the slot of the owner's oldest client, which ends.
+    /// The new client gets the slot of the owner's oldest client, whose connection is ended.
     EndOldest,
     /// It gets none.
     Refuse,
@@ -42,7 +42,7 @@ struct SharedSlots {
 #[derive(Default)]
 struct SlotTable {
     next_id: u64,
-    /// In the order in which the clients came.
+    /// The used slots, in the order in which the clients came.
     entries: Vec<TakenSlot>,
 }
 
@@ -52,7 +52,7 @@ struct TakenSlot {
     end_signal: watch::Sender<bool>,
 }
 
-/// A slot in use. It is free again when this is dropped.
+/// A slot in use. The slot is free again when this value is dropped.
 pub(crate) struct Slot {
     shared: Arc<SharedSlots>,
     id: u64,
@@ -92,7 +92,7 @@ impl Slots {
     /// Waits until no slot is in use.
     pub(crate) async fn wait_until_all_free(&self) {
         let mut used = self.0.used_count.subscribe();
-        // Fails only if the sender is dropped, and `self` holds it.
+        // Waiting fails only if the sender is dropped, and `self` holds the sender.
         let _ = used.wait_for(|used| *used == 0).await;
     }
 }
@@ -108,7 +108,7 @@ impl Slot {
         if table.entries[position].owner != *owner {
             let mut entry = table.entries.remove(position);
             entry.owner = owner.clone();
-            // Refused only in a table of WebSockets, whose owners never change.
+            // The client is refused only in a table of WebSockets, whose owners never change.
             let _ = self.shared.make_room(&mut table, owner);
             table.entries.push(entry);
         }
@@ -138,7 +138,7 @@ impl SharedSlots {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes sure that a slot is free for `owner`. `None` if there is none.
+    /// Makes sure that a slot is free for `owner`. Returns `None` if no slot can be freed.
     fn make_room(&self, table: &mut SlotTable, owner: &ConnectionOwner) -> Option<()> {
         let limit = match owner {
             ConnectionOwner::Trusted => self.limits.trusted_slots,
@@ -284,7 +284,8 @@ mod tests {
         assert!(!is_ended(&first));
     }
 
-    /// A user of a pod has the uid of a user of the machine. Once the pod is known, neither ends connections of the other.
+    /// A user of a pod has the uid of a user of the machine. Once the pod of the client is known, neither user ends
+    /// connections of the other.
     #[test]
     fn a_client_whose_tenant_is_known_is_ended_by_its_tenant_only() {
         let slots = Slots::new(TEST_LIMITS, WhenFull::EndOldest);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// The reason why a server does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Other machines could read everything without a token.
+    /// With these options, other machines could read everything without a token.
     #[error(
         "cannot expose everything on {address}, because other machines can reach it; use --expose token, or listen \
          on 127.0.0.1"
@@ -16,7 +16,7 @@ pub enum ServeError {
         /// The requested address.
         address: SocketAddr,
     },
-    /// No client could see any process.
+    /// With these options, no client could see any process.
     #[error(
         "there is no token, so no TCP client could see a process; set a token file, or use --expose all"
     )]

@@ -14,7 +14,7 @@ pub(crate) enum Host {
 }
 
 impl Host {
-    /// Parses a `Host` header. Returns `None` if it is malformed.
+    /// Parses a `Host` header. Returns `None` if the header is malformed.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         if text.contains('@') {
             return None;
@@ -32,7 +32,7 @@ impl Host {
         }
     }
 
-    /// Parses an `Origin` header. Returns `None` unless it has an HTTP scheme and a host.
+    /// Parses an `Origin` header. Returns `None` unless the header has an HTTP scheme and a host.
     pub(crate) fn parse_origin(text: &str) -> Option<Self> {
         let host = text
             .strip_prefix("http://")

@@ -146,7 +146,7 @@ async fn get_health(
         true => StatusCode::OK,
         false => StatusCode::SERVICE_UNAVAILABLE,
     };
-    // The sentences name processes and files.
+    // Only clients that see everything get these sentences, because they name processes and files.
     let body = match grant.scope {
         Scope::All => json!(health),
         Scope::User(_) | Scope::Pod(_) | Scope::Machine => {

@@ -1,9 +1,9 @@
 //! Texts that still exist: those that were just built, and those that clients have not read yet.
 //!
-//! A client that reads slowly keeps the text of its answer in memory, and every newer snapshot of the source makes another text.
-//! So the clients of one owner have a limited number of texts of each kind. An owner sees its own processes and files, which are limited
-//! too, so the memory of all texts is bounded, and a user whose clients do not read keeps no other user from an answer. Root and clients
-//! with the token have no limit.
+//! A client that reads slowly keeps the text of its answer in memory, and every newer snapshot of the source makes another
+//! text. So the number of texts of each kind that the clients of one owner may keep in memory is limited. An owner sees its
+//! own processes and files, which are limited too, so the memory of all texts is bounded, and a user whose clients do not
+//! read keeps no other user from an answer. Root and clients with the token have no limit.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use axum::extract::ws::Utf8Bytes;
 use crate::peer::ConnectionOwner;
 use crate::source_queries::TextQuery;
 
-/// Texts of one kind that may exist for one owner.
+/// The most texts of one kind that may exist for one owner.
 pub(crate) const MAX_TEXTS_OF_OWNER: u32 = 8;
 
 /// Counts the texts that exist.
@@ -48,14 +48,14 @@ impl LiveTexts {
     }
 }
 
-/// The place of one text. Dropping it frees the place.
+/// One of the limited places for texts. Dropping the value frees the place.
 pub(crate) struct LiveTextPlace {
     all_texts: LiveTexts,
     key: (TextQuery, ConnectionOwner),
 }
 
 impl LiveTextPlace {
-    /// The text, which keeps its place until the last copy is dropped.
+    /// Returns the text so that its place stays taken until the last copy of the text is dropped.
     pub(crate) fn hold_text(self, text: String) -> Utf8Bytes {
         let owner = HeldText { text, _place: self };
         Utf8Bytes::try_from(Bytes::from_owner(owner)).expect("a String is UTF-8")

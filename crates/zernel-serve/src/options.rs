@@ -13,14 +13,14 @@ pub struct Options {
     pub http: Option<SocketAddr>,
     /// Address only for WebSocket clients; 127.0.0.1:9092 by default, `None` for none.
     pub websocket: Option<SocketAddr>,
-    /// Path of the unix socket; /run/zernel/observe.sock by default, `None` for none. Each client
-    /// sees the processes of its user.
+    /// Path of the unix socket; /run/zernel/observe.sock by default, `None` for none. Each client of the socket sees
+    /// the processes of its user.
     pub unix: Option<PathBuf>,
     /// What TCP clients see without the token; [`Expose::Token`] by default.
     pub expose: Expose,
     /// Token of TCP clients. Required unless everything is exposed.
     pub token: Option<Secret>,
-    /// Further names or addresses of this machine that are accepted in `Host` headers.
+    /// Names or addresses of this machine that are accepted in `Host` headers, besides those of loopback addresses.
     pub hosts: Vec<String>,
     /// Interval between snapshots to WebSocket clients.
     pub interval: Duration,
@@ -45,8 +45,8 @@ pub enum Expose {
 /// other clients do not count them.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Most connections per address. Another connection ends the oldest one of the same tenant, or of
-    /// the tenant with the most connections.
+    /// Most connections per address. A further connection ends the oldest connection of the same tenant, or of the
+    /// tenant with the most connections.
     pub connections: usize,
     /// Most connections of one tenant on the unix socket.
     pub connections_per_tenant: usize,

@@ -25,9 +25,9 @@ pub(crate) enum Peer {
 /// The party that a connection counts for. Each owner has its own share of the connections.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum ConnectionOwner {
-    /// Root, the daemon's user, or a client with the token. Other owners cannot use up this share.
+    /// Root, the daemon's user, or a client with the token. Other owners cannot use up the connections of this one.
     Trusted,
-    /// A client of the unix socket. Until its first request, it counts for its user.
+    /// A client of the unix socket. Until the first request of the client, the connection counts for its user.
     Tenant(Tenant),
     /// All TCP clients without the token together.
     Anonymous,
@@ -75,7 +75,7 @@ impl ConnectedClient {
         self.owner.clone()
     }
 
-    /// The client that sends the requests; `None` if it has exited.
+    /// Reads the process that sends the requests; `None` if the process has exited.
     pub(crate) fn read_peer(&self) -> Option<Peer> {
         let peer = self.peer.get_or_init(|| {
             let (user, process) = self.unix.as_ref()?;
@@ -89,7 +89,7 @@ impl ConnectedClient {
 }
 
 impl Peer {
-    /// The owner that its requests count for.
+    /// The owner that the client's requests count for.
     pub(crate) fn owner(&self) -> ConnectionOwner {
         match self {
             Self::Tcp { .. } => ConnectionOwner::Anonymous,
@@ -120,11 +120,11 @@ fn tenant_of_user(user: u32) -> Tenant {
     Tenant::User(SubordinateUids::of_machine().user_of(user))
 }
 
-/// Returns which processes a client of `user` may see, if the daemon runs as user `own`. This is the
-/// only place that decides which processes a unix socket client sees. A pod sees
-/// its own processes: its root is not the root of the machine, and its users are other users
-/// than those of the machine with the same numbers. `process` is `None` on kernels before 6.5; then
-/// the root of a container without a user namespace is taken for the root of the machine.
+/// Returns which processes a client of `user` may see, if the daemon runs as user `own`. No other code decides which
+/// processes a unix socket client sees. A client in a pod sees the pod's processes: root in the pod is not root of
+/// the machine, and users in the pod are other users than those of the machine with the same numbers. `process` is
+/// `None` on kernels before 6.5; then the root of a container without a user namespace is taken for the root of the
+/// machine.
 fn scope_of(user: u32, own: u32, process: Option<&PeerProcess>) -> Scope {
     let is_outside = process.is_none_or(|process| process.shares_user_namespace);
     match process.map(|process| &process.tenant) {

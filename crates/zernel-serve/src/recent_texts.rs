@@ -1,4 +1,5 @@
-//! Texts that were built a moment ago. A client that asks all the time gets them again, and costs little.
+//! Texts that were built a moment ago. A client that sends requests all the time gets these texts again, and costs
+//! little.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,9 +10,9 @@ use axum::extract::ws::Utf8Bytes;
 use crate::Scope;
 use crate::source_queries::TextQuery;
 
-/// How long a text is reused. A snapshot states its age, which is wrong by this much at most.
+/// How long a text is reused. The age that a reused snapshot states is wrong by at most this time.
 const MAX_REUSED_TEXT_AGE: Duration = Duration::from_millis(100);
-/// Texts that are kept at most.
+/// The most texts that are kept for reuse.
 const MAX_KEPT_TEXTS: usize = 32;
 
 /// The texts of the newest version of the source.

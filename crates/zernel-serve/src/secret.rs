@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use crate::token_file;
 
-/// Shorter tokens can be guessed.
+/// The shortest token in bytes: a shorter one can be guessed.
 const MIN_TOKEN_BYTES: usize = 16;
-/// Longer files are not token files.
+/// The largest token file in bytes: a longer file is no token file.
 pub(crate) const MAX_TOKEN_FILE_BYTES: usize = 4096;
 
 /// A token. The `Debug` output of a secret hides the text.

@@ -105,8 +105,8 @@ impl Server {
         let file = acceptors.accept_unix(self.unix, &http)?;
 
         shutdown.await;
-        // Remove the socket file while the listener still accepts. Another daemon would take a file
-        // without a listener for a stale socket.
+        // Remove the socket file while the listener still accepts. Another daemon would take a socket file without a
+        // listener for a stale one.
         drop(file);
         trigger.request_shutdown();
         // Dropping `trigger` ends the connections that outlast the grace period.
@@ -213,7 +213,7 @@ fn new_connection_slots(limits: Limits) -> Slots {
         other_slots: limits.connections,
         per_tenant: limits.connections_per_tenant,
     };
-    // A new client is more likely to do something than the oldest one.
+    // The oldest client is ended, because a new client is more likely to send requests.
     Slots::new(slot_limits, WhenFull::EndOldest)
 }
 

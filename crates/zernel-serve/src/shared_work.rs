@@ -28,7 +28,7 @@ where
     K: Clone + Eq + Hash + Send + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    /// Has at most this number of threads work at a time.
+    /// Creates a group of shared work that uses at most this number of threads at a time.
     pub(crate) fn new(threads: usize) -> Self {
         Self {
             in_flight: Arc::default(),
@@ -64,7 +64,7 @@ where
         let entry = RemoveOnDrop(Arc::clone(&self.in_flight), key);
         let threads = Arc::clone(&self.threads);
         tokio::spawn(async move {
-            // Fails only if the semaphore is closed. It never is.
+            // Acquiring fails only if the semaphore is closed. It never is.
             let _permit = threads.acquire_owned().await;
             // A panic drops the sender, which is how callers notice.
             let _ = spawn_blocking(move || {
@@ -79,7 +79,7 @@ where
     }
 }
 
-/// Removes the entry of a key when dropped, so also when the work panics.
+/// Removes the entry of a key when this value is dropped, so also when the work panics.
 struct RemoveOnDrop<K: Eq + Hash, V>(Arc<Mutex<InFlight<K, V>>>, K);
 
 impl<K: Eq + Hash, V> Drop for RemoveOnDrop<K, V> {

@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-/// Requests shutdown. Dropping it ends the grace period.
+/// Requests shutdown. Dropping the trigger ends the grace period.
 pub(crate) struct ShutdownTrigger(watch::Sender<bool>);
 
 /// Receives the shutdown request and the end of the grace period.

@@ -57,7 +57,7 @@ impl SnapshotStreams {
                 _ = ticks.tick() => {}
                 () = stream.closed() => if self.remove_if_unused(scope, &stream) { return },
             }
-            // A stream has one text, however many of its clients are slow.
+            // A stream holds one text at a time, however many of its clients are slow.
             let text = self.queries.answer_text_query(
                 TextQuery::Snapshot,
                 scope,

@@ -76,7 +76,7 @@ fn create_parent_folder(path: &Path) -> io::Result<()> {
     fs::set_permissions(folder, Permissions::from_mode(0o755))
 }
 
-/// Removes a socket without a listener. Any other file at `path` is an error.
+/// Removes a socket without a listener. A file at `path` that is no socket is an error.
 fn remove_stale_socket(path: &Path) -> Result<(), ServeError> {
     let path_owned = || path.to_owned();
     let refused = |source| ServeError::Socket {
@@ -145,7 +145,7 @@ mod tests {
         let error = SocketFile::bind_listener(&path).unwrap_err();
         assert!(matches!(error, ServeError::SocketInUse { .. }), "{error}");
         assert!(path.exists());
-        // As after `kill -9`: the listener is closed and the file stays.
+        // The listener is closed and the file stays, as after `kill -9`.
         drop(listener);
         std::mem::forget(file);
         let (_listener, _file) = SocketFile::bind_listener(&path).unwrap();
@@ -156,7 +156,7 @@ mod tests {
         let (_folder, path) = create_test_folder();
         let (_listener, _file) = SocketFile::bind_listener(&path).unwrap();
         let mut waiting = Vec::new();
-        // Nothing accepts, so the backlog fills up.
+        // No process accepts connections, so the backlog of the socket fills up.
         for _ in 0..100_000 {
             let flags = SocketFlags::NONBLOCK;
             let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();

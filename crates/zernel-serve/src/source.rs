@@ -17,8 +17,8 @@ pub struct Health {
 /// Provides metrics and snapshots to a [`Server`](crate::Server). Methods may block and may be
 /// called from several threads at once.
 pub trait Source: Send + Sync + 'static {
-    /// A number that changes when answers change. Answers of one version are reused for a moment. `None`: answers are never
-    /// reused.
+    /// A number that changes when answers change. Answers with the same version number are reused for a moment. `None`:
+    /// answers are never reused.
     fn version(&self) -> Option<u64> {
         None
     }
@@ -28,6 +28,6 @@ pub trait Source: Send + Sync + 'static {
     fn snapshot(&self, scope: Scope) -> String;
     /// Returns the probed functions, and the reason for each function that has no probe, as JSON.
     fn ledger(&self, scope: Scope) -> String;
-    /// Returns whether the source works.
+    /// Returns whether the source works, and its problems.
     fn health(&self) -> Health;
 }

@@ -20,10 +20,11 @@ pub(crate) enum TextQuery {
     Ledger,
 }
 
-/// Threads that build texts. Each keeps memory for the large texts it builds, so there are few.
+/// Threads that build texts. Each thread keeps memory for the large texts that it builds, so the number of threads is
+/// small.
 pub(crate) const TEXT_THREADS: usize = 2;
 
-/// Queries the source on blocking threads. A request for its health does not wait until texts are built.
+/// Queries the source on blocking threads. A request for the source's health does not wait until texts are built.
 pub(crate) struct SourceQueries {
     source: Arc<dyn Source>,
     texts: SharedWork<(TextQuery, Scope), Utf8Bytes>,

@@ -1,9 +1,9 @@
 //! The file of the token: created with a random token at the first start, checked at every start.
 //!
-//! A user who can replace the file, or a directory above it, could choose the token. So the file and
-//! all these directories must belong to root, to the daemon's user or to the user `zernel`, and no
-//! other user may write to them. A directory with the sticky bit, such as /tmp, is safe too: there
-//! only the owner of a file can replace it.
+//! A user who can replace the file, or a directory above it, could choose the token. So the token file and all
+//! directories above it must belong to root, to the daemon's user or to the user `zernel`, and no other user may
+//! write to them. A directory with the sticky bit, such as /tmp, is safe too: there only the owner of a file can
+//! replace it.
 
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -30,7 +30,7 @@ pub(crate) fn read_token_file(path: &Path) -> Result<String, SecretError> {
         source,
     };
     let file_path = path.canonicalize().map_err(unreadable)?;
-    // A link can be replaced, too.
+    // A symbolic link on the path can be replaced, too.
     let folder = parent_folder_of(path).canonicalize().map_err(unreadable)?;
     for folder in [Some(&*folder), file_path.parent()].into_iter().flatten() {
         check_folders(path, folder)?;
@@ -109,7 +109,8 @@ fn share_with_group(file: &File, groups: &str) -> io::Result<()> {
     };
     match fchown(file, None, Some(group)) {
         Ok(()) => file.set_permissions(Permissions::from_mode(0o640)),
-        // Only root and members of a group may give a file to it. Without that, only the owner can read the token.
+        // Only root and members of a group may give a file to it. If the file cannot be given to the group, only its
+        // owner can read the token.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(()),
         Err(error) => Err(error),
     }
@@ -298,7 +299,7 @@ mod tests {
             read_error_text(&inside)
         );
         assert!(!inside.exists());
-        // A link from a safe folder does not make it safe.
+        // A symbolic link in a safe folder does not make a token file in an unsafe folder safe.
         fs::write(&inside, TEST_TOKEN).unwrap();
         set_permissions(&inside, 0o600);
         symlink(&inside, &path).unwrap();

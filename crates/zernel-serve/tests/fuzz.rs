@@ -1,7 +1,7 @@
 //! Arbitrary bytes from clients of the HTTP address, the WebSocket address and the unix socket.
 //!
-//! The server runs on the thread of the test, so that its CPU time and memory are counted. Only the source is called on
-//! another thread.
+//! The server runs on the thread of the test, so that its CPU time and memory are counted. Of the server, only calls of
+//! the source run on another thread.
 
 use std::io;
 use std::panic;
@@ -23,7 +23,7 @@ use zernel_testkit::fuzz::FuzzTarget;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Longer than an answer takes on any machine. The server ends a connection when its client does.
+/// Longer than an answer takes on any machine. The server ends a connection when its client closes it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Panics on any thread. The runtime catches the panic of a connection.

@@ -12,17 +12,17 @@ pub struct ScoreBars {
     pub phase_f1: Option<f64>,
     /// Least macro-F1 of thread classes.
     pub class_f1: Option<f64>,
-    /// Most time in a phase that does not occur, as a share.
+    /// Largest share of time in a phase that does not occur.
     pub absent_share: Option<f64>,
     /// Largest difference between a phase's detected and true share, in percentage points.
     pub share_error_points: Option<f64>,
-    /// Most time in `Unknown`, as a share.
+    /// Largest share of time in the phase `Unknown`.
     pub unknown_share: Option<f64>,
     /// Largest median distance between a true and a detected change of phase, in microseconds.
     pub boundary_us: Option<f64>,
     /// Largest median error of GPU busy in a second, in percentage points.
     pub gpu_busy_points: Option<f64>,
-    /// Whether the verdict must be the known one.
+    /// Whether the verdict must be the one that is known to be right.
     pub verdict: Option<bool>,
 }
 

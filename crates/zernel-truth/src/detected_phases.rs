@@ -18,7 +18,7 @@ use crate::trace::{
     EXIT_EVENT_NUMBER, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile,
 };
 
-/// All events of a tracker.
+/// All events that a tracker can receive.
 const TRACKER_EVENTS: [ThreadEvent; 29] = [
     ThreadEvent::GpuSyncEnter,
     ThreadEvent::GpuSyncLeave,
@@ -56,7 +56,7 @@ const TRACKER_EVENTS: [ThreadEvent; 29] = [
 pub enum PhaseSource {
     /// The phases that the kernel recorded.
     Recorded,
-    /// The tracker of this version, fed with the recorded events.
+    /// The phases that the event tracker of this version derives from the recorded events.
     Replayed,
 }
 
@@ -73,7 +73,7 @@ pub struct DetectedThread {
     is_in_gpu_sync: Timeline<bool>,
     /// What the thread waits for, if it is blocked.
     block_reasons: Timeline<Option<BlockReason>>,
-    /// All flags that its tracker had.
+    /// All flags that the thread's tracker had at any time, combined.
     tracker_flags: u16,
 }
 
@@ -87,8 +87,8 @@ pub struct DetectedProcess {
 }
 
 impl DetectedThread {
-    /// Its class for a scheduler. A loader that sleeps or waits for a disk still loads; one that waits for another thread or process
-    /// has nothing to load.
+    /// The class of the thread for a scheduler, over time. A loader that sleeps or waits for a disk still loads; one that
+    /// waits for another thread or process has nothing to load.
     #[must_use]
     pub fn scheduler_classes(&self, is_loader: bool) -> Timeline<ThreadClass> {
         if is_loader {
@@ -137,13 +137,13 @@ impl DetectedProcess {
         })
     }
 
-    /// The phases of its step, corrected by later events.
+    /// The phases of the process's training thread, corrected by later events.
     #[must_use]
     pub fn phases(&self) -> Option<Timeline<WorkloadPhase>> {
         self.step_phases(|thread| &thread.phases)
     }
 
-    /// The phases of its step, without later corrections.
+    /// The phases of the process's training thread, without later corrections.
     #[must_use]
     pub fn live_phases(&self) -> Option<Timeline<WorkloadPhase>> {
         self.step_phases(|thread| &thread.live_phases)
@@ -191,7 +191,7 @@ impl DetectedProcess {
     }
 }
 
-/// Turns a trace into timelines, by pid. After a pid was reused, the last process counts.
+/// Turns a trace into timelines, by pid. If a pid was reused, the last process with that pid counts.
 #[must_use]
 pub fn detect_phases(trace: &TraceFile, source: PhaseSource) -> BTreeMap<u32, DetectedProcess> {
     let mut process_entries: BTreeMap<u32, ProcessEntry> = BTreeMap::new();
@@ -251,7 +251,7 @@ struct PhaseTimelines {
 struct Corrections {
     previous_ns: u64,
     blocked_ns: u64,
-    /// Start of what may have been loading, and of what may have been the optimizer's.
+    /// When a time began that later events may turn into loading, or into an optimizer step.
     undecided_ns: u64,
     update_ns: u64,
     flags: u16,
@@ -319,7 +319,7 @@ fn recorded_phases(
         }
         let kind = events_by_number.event_of_number(event.event_number);
         if sequence != Some(event.sequence) {
-            // Before its first event nothing is known about a thread.
+            // Nothing is known about a thread before its first event.
             let start_ns = match sequence {
                 Some(_) => event.phase_start_ns,
                 None => event.at_ns,
@@ -344,7 +344,7 @@ fn recorded_phases(
     PhaseTimelines { corrected, live }
 }
 
-/// The phases that the tracker of this version makes of the events.
+/// The phases that the event tracker of this version derives from the recorded events.
 fn replayed_phases(
     events: &[EventEntry],
     events_by_number: &EventsByNumber,
@@ -397,7 +397,7 @@ fn detected_thread(
         tracker_flags |= event.tracker_flags;
         if event.event_number == EXIT_EVENT_NUMBER {
             is_in_gpu_sync.set_from(event.at_ns, false);
-            // An exited thread has nothing to load.
+            // A thread that has exited loads nothing more.
             block_reasons.set_from(event.at_ns, Some(BlockReason::Poll));
         }
         match events_by_number.event_of_number(event.event_number) {
@@ -425,7 +425,7 @@ fn detected_thread(
 pub(crate) struct EventsByNumber(Vec<Option<ThreadEvent>>);
 
 impl EventsByNumber {
-    /// By the names in the header, because numbers may change between versions.
+    /// Events are matched by their names in the header, because their numbers may change between versions.
     pub(crate) fn new(trace: &TraceFile) -> Self {
         let mut events_by_number = vec![None; 1 << 8];
         for (name, number) in zernel_phase::shared::EVENTS.values {

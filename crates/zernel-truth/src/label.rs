@@ -5,7 +5,7 @@ use zernel_phase::WorkloadPhase;
 /// Declares the labels with their names in stamp logs.
 macro_rules! labels {
     ($($(#[$doc:meta])* $label:ident = $name:literal,)*) => {
-        /// What a thread does, by its own account. The innermost label counts.
+        /// What a thread does, as the program itself labels it. The innermost label counts.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum StampLabel {
             $($(#[$doc])* $label,)*
@@ -50,11 +50,11 @@ labels! {
     Peer = "peer",
     /// Compiles.
     Compile = "compile",
-    /// An evaluation, outside of its passes.
+    /// Time of an evaluation outside of its forward passes.
     Evaluation = "evaluation",
     /// Writes a checkpoint.
     Checkpoint = "checkpoint",
-    /// Any other work of the loop.
+    /// Any other work of the training loop.
     Host = "host",
     /// Sleeps.
     Sleep = "sleep",
@@ -79,7 +79,8 @@ impl StampLabel {
         }
     }
 
-    /// The phase with GPU waits apart, as reports for people show it.
+    /// The activity of a step that this label stands for: phases with GPU waits apart, as reports for people show
+    /// them.
     #[must_use]
     pub fn step_activity(self) -> StepActivity {
         match self {
@@ -131,7 +132,7 @@ pub enum StepActivity {
 }
 
 impl StepActivity {
-    /// The activity of a thread in a phase. `is_in_gpu_sync`: it is in a call that waits for the GPU.
+    /// The activity of a thread in a phase. `is_in_gpu_sync`: whether the thread is in a call that waits for the GPU.
     #[must_use]
     pub fn of_phase(phase: WorkloadPhase, is_in_gpu_sync: bool) -> Self {
         match phase {

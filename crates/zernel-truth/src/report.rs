@@ -22,9 +22,9 @@ const STAMP_RESOLUTION_NS: u64 = 50_000;
 /// The score of one trace.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TruthReport {
-    /// The variant, as the stamps name it.
+    /// Name of the script's variant, from the stamp logs.
     pub variant: String,
-    /// The right verdict, as the stamps name it.
+    /// The right verdict, from the stamp logs.
     pub verdict: Option<String>,
     /// Processes with a training loop.
     pub processes: usize,
@@ -44,13 +44,13 @@ pub struct TruthReport {
     pub classes: DetectionScore,
     /// True changes of phase and the nearest detected ones.
     pub boundaries: DistanceSummary,
-    /// From the start of a true phase until it was reported.
+    /// Times from the start of a true phase until the detector reported that phase.
     pub delays: DistanceSummary,
-    /// From a probed call to the record of its phase, in the kernel.
+    /// Times from a probed call until the kernel recorded the phase that follows.
     pub kernel_delay: DelaySummary,
     /// The reported utilization of the GPU, second by second.
     pub gpu_busy: Option<GpuBusyScore>,
-    /// The verdict of the run's report, or that of this version.
+    /// The verdict of the run's report, or the one that this version reaches on the same figures.
     pub reported: Option<ReportedVerdict>,
 }
 
@@ -107,7 +107,7 @@ pub fn score_trace(trace: &TraceFile, stamps: &[StampLog], source: PhaseSource) 
     }
 }
 
-/// The verdict of the run's report, or that of this version on what was measured.
+/// The verdict of the run's report, or the one that this version reaches on the same figures.
 fn reported_verdict(
     trace: &TraceFile,
     stamps: &[StampLog],

@@ -106,7 +106,7 @@ pub struct DetectionScore {
     pub absent_share: f64,
     /// Largest difference between detected and true share of a category, in percentage points.
     pub share_error_points: f64,
-    /// Share of the time without evidence.
+    /// Share of the time for which the detector had no evidence.
     pub unknown_share: f64,
     /// Each category.
     pub categories: Vec<CategoryScore>,
@@ -134,7 +134,7 @@ pub struct CategoryScore {
 /// Distances in time between true and detected changes.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ChangeDistances {
-    /// One for each true change; `None`: not detected.
+    /// Distance in nanoseconds for each true change; `None` if the change was not detected.
     distances_ns: Vec<Option<u64>>,
 }
 
@@ -143,7 +143,7 @@ pub struct ChangeDistances {
 pub struct DistanceSummary {
     /// Number of true changes.
     pub count: usize,
-    /// Share of them that was not detected.
+    /// Share of the true changes that were not detected.
     pub missed_share: f64,
     /// Median in microseconds; `None`: most were not detected.
     pub median_us: Option<f64>,
@@ -152,8 +152,8 @@ pub struct DistanceSummary {
 }
 
 impl ChangeDistances {
-    /// Distances between each true change and the nearest detected change to the same category. A change further
-    /// away than the true spans beside it is another one.
+    /// Distances between each true change and the nearest detected change to the same category. A detected change
+    /// that is further away than the true spans beside the true change counts as another change.
     pub fn add_boundary_distances<C: TimeCategory>(
         &mut self,
         truth: &Timeline<C>,

@@ -1,8 +1,8 @@
 //! Stamp logs: the labels that a process wrote about its own threads.
 //!
-//! A log has one JSON value per line. The first is an object with pid, variant and begin. Lines `[time, tid, "+label"]`
-//! and `[time, tid, "-"]` enter and leave a label. The last line is an object with the end. The label `step` is a
-//! frame: it limits a step and labels no time.
+//! A log has one JSON value per line. The first line is an object with pid, variant and begin of the log. Lines `[time,
+//! tid, "+label"]` and `[time, tid, "-"]` enter and leave a label. The last line is an object with the end of the log.
+//! The label `step` is a frame: it limits a step and labels no time.
 
 use std::collections::BTreeMap;
 
@@ -22,10 +22,10 @@ pub enum StampError {
     InvalidLine {
         /// Its number, from 1.
         line_number: usize,
-        /// What is wrong with it.
+        /// What is wrong with the line.
         reason: String,
     },
-    /// It has no first line.
+    /// The log has no first line.
     #[error("it is empty")]
     EmptyLog,
 }
@@ -88,7 +88,7 @@ enum StampLogLine {
 /// The labels of one thread while a log is read.
 #[derive(Default)]
 struct ThreadStamps {
-    /// Labels that were entered and not left; `None`: a step, with its start.
+    /// Labels that the thread has entered and not left, with the time of entry; `None` stands for a step.
     open_labels: Vec<(Option<StampLabel>, u64)>,
     label_changes: Vec<(u64, StampLabel)>,
     step_spans_ns: Vec<(u64, u64)>,
@@ -164,8 +164,8 @@ impl StampLog {
         }
     }
 
-    /// The label of the process over time: that of its training thread. While that thread is in its backward pass,
-    /// the label of another thread that works for it counts, such as the autograd thread's.
+    /// The label of the process over time: that of its training thread. While the training thread is in its backward
+    /// pass, the label of another thread that works for it counts, such as the autograd thread's.
     #[must_use]
     pub fn process_labels(&self) -> Option<Timeline<StampLabel>> {
         let training_thread = self.training_thread?;

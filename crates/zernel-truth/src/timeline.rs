@@ -9,7 +9,7 @@ pub struct Timeline<T> {
 }
 
 impl<T: Copy + PartialEq> Timeline<T> {
-    /// A timeline from changes in any order. Of changes at the same time, the last one counts.
+    /// A timeline from changes in any order. If several changes have the same time, the last of them counts.
     #[must_use]
     pub fn new(mut changes: Vec<(u64, T)>, end_ns: u64) -> Self {
         changes.sort_by_key(|(start_ns, _)| *start_ns);

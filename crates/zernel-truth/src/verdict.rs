@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value;
 
-/// The verdict that is right for each process that trains, by pid. `None`: it is not known.
+/// The verdict that is right for each process that trains, by pid. `None`: the right verdict is not known.
 pub type KnownVerdicts = BTreeMap<u32, Option<String>>;
 
 /// The verdict of a recorded run.
@@ -15,7 +15,7 @@ pub struct ReportedVerdict {
     pub bound: String,
     /// The measurements behind it.
     pub evidence: String,
-    /// Whether it is the known one; `None`: that is not known.
+    /// Whether the reported verdict is right; `None` if the right one is not known.
     pub is_right: Option<bool>,
     /// Whether the job would need negative time after the most that the report promises.
     pub overstates: bool,

@@ -24,7 +24,7 @@ pub(crate) struct DaemonSocket {
     socket: PathBuf,
 }
 
-/// Why there is no snapshot.
+/// Why no snapshot was received from the daemon.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
     /// The observer has not published for a while.
@@ -100,7 +100,7 @@ impl DaemonSocket {
             return Err(ClientError::Refused(refused));
         }
         let parse_error = |error: serde_json::Error| invalid(error.to_string());
-        // A snapshot of this format usually begins with it. Then it is read once, not twice.
+        // A snapshot of this format usually begins with the format's number. Then the body is parsed once, not twice.
         if !body.starts_with(format!("{{\"format\":{SNAPSHOT_FORMAT},").as_bytes()) {
             let header: SnapshotHeader = serde_json::from_slice(body).map_err(parse_error)?;
             if header.format != SNAPSHOT_FORMAT {
@@ -179,7 +179,7 @@ mod tests {
         }
     }
 
-    /// Answers one request on a socket.
+    /// Answers one request on a unix socket, as a daemon does, with this body.
     fn answer_once(path: &Path, body: &str) -> std::thread::JoinHandle<()> {
         let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
         let response = format!("HTTP/1.0 200 OK\r\n\r\n{body}");

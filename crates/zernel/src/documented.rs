@@ -9,7 +9,7 @@ use zernel_testkit::documented::{DocumentedCommand, commands_of_block, documente
 
 use crate::Cli;
 
-/// Subcommands, and the file that runs them, relative to this crate.
+/// Subcommands, each with the test file that runs it; paths are relative to this crate.
 const TESTS_OF_SUBCOMMANDS: &[(&str, &str)] = &[
     ("attach", "tests/run/attach.rs"),
     ("doctor", "tests/doctor.rs"),
@@ -32,13 +32,13 @@ const TESTS_OF_SUBCOMMANDS: &[(&str, &str)] = &[
 
 /// Subcommands whose arguments are only parsed.
 const ONLY_PARSED_SUBCOMMANDS: &[&str] = &[
-    // Minutes of virtual machines. Tests of zernel-lab cover its parts.
+    // Minutes of virtual machines. Tests of zernel-lab cover the parts of `zernel lab compare`.
     "lab compare",
     // Downloads a kernel.
     "lab kernel get",
     // Changes the kernel of later tests.
     "lab kernel use",
-    // Needs an observer. A unit test covers what it prints.
+    // Needs an observer. A unit test covers what `zernel sched explain` prints.
     "sched explain",
 ];
 
@@ -114,7 +114,7 @@ fn examples_in_help(command: &Command) -> Vec<DocumentedCommand> {
     let text = command.get_after_help().map(ToString::to_string);
     let text = text.unwrap_or_default();
     let lines = text.lines().filter(|line| line.starts_with("  "));
-    // An explanation on a line of its own is indented further.
+    // A line that only explains an example is indented further than the examples.
     let lines = lines.filter(|line| !line.starts_with("     "));
     let block: String = lines.map(|line| format!("{line}\n")).collect();
     let own = commands_of_block(&block)

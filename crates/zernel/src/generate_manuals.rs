@@ -20,7 +20,7 @@ pub(crate) struct Options {
     prefix: PathBuf,
 }
 
-/// The file below `share` that each shell reads its completions from.
+/// The file below `share` from which each shell reads its completions.
 const COMPLETION_FILES: [(Shell, &str); 3] = [
     (Shell::Bash, "bash-completion/completions/zernel"),
     (Shell::Zsh, "zsh/site-functions/_zernel"),
@@ -71,7 +71,8 @@ fn write_manual_pages(folder: &Path, command: &Command) -> Result<(), GenerateEr
     let file = folder.join(man.get_filename());
     let mut text = Vec::new();
     man.render(&mut text).map_err(error_at(&file))?;
-    // clap titles the text after the options EXTRA. Ours are examples with a heading of their own.
+    // clap titles the text after the options EXTRA. In Zernel's help this text is the examples, which have a heading
+    // of their own.
     let text = String::from_utf8_lossy(&text)
         .replace(".SH EXTRA", ".SH EXAMPLES")
         .replace("\nExamples:\n", "\n");

@@ -9,7 +9,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 /// Exit code of a command that Ctrl-C ended.
 pub(crate) const INTERRUPTED_EXIT_CODE: u8 = 130;
 
-/// A flag that SIGINT, SIGTERM and SIGHUP set from now on. The command can then clean up before it exits.
+/// Returns a flag that SIGINT, SIGTERM and SIGHUP set from now on, instead of ending the process. A command that sees
+/// the flag can clean up before it exits.
 pub(crate) fn interrupt_flag() -> io::Result<Arc<AtomicBool>> {
     flag_set_by(&[SIGINT, SIGTERM, SIGHUP])
 }

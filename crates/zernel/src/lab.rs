@@ -44,11 +44,11 @@ enum Command {
 
 /// Boot a Debian kernel in QEMU and run a command in it as root
 ///
-/// The kernel is downloaded with apt and cached in ~/.cache/zernel. The machine contains only
-/// COMMAND, the libraries that it is linked to, and the files of --with. Nothing but the kernel is
-/// kept. The output is printed when COMMAND exits, and its exit code is passed on.
+/// The kernel is downloaded with apt and cached in ~/.cache/zernel. The machine contains only COMMAND, the libraries
+/// that it is linked to, and the files of --with. After the run, nothing but the kernel is kept. The output of
+/// COMMAND is printed when it exits, and its exit code is passed on.
 ///
-/// The command `zernel` is this program.
+/// If COMMAND is `zernel`, this program runs in the machine.
 #[derive(Debug, Args)]
 #[command(after_help = help::LAB_RUN_EXAMPLES)]
 struct RunOptions {
@@ -176,7 +176,8 @@ fn vm_spec(options: &RunOptions, kernel: Kernel) -> VmSpec {
     spec.deterministic(deterministic)
 }
 
-/// Prints the line by which two deterministic runs are compared. It goes to stderr, because stdout is the command's.
+/// Prints the line by which two deterministic runs are compared. The line goes to stderr, because stdout belongs to
+/// the command.
 fn print_determinism(seed: u64, deterministic_run: &DeterministicRunRecord, boot_time: Duration) {
     eprintln!(
         "zernel: deterministic, seed {seed}: digest {}, {:.6} virtual seconds; booted in {:.1} s",
@@ -186,7 +187,7 @@ fn print_determinism(seed: u64, deterministic_run: &DeterministicRunRecord, boot
     );
 }
 
-/// The path of a program. `zernel` is the running program.
+/// The path of a program. If the command is `zernel`, the path is that of the running program.
 fn program_path(program: &OsStr) -> io::Result<PathBuf> {
     if program == "zernel" {
         return env::current_exe();

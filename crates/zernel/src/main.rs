@@ -76,7 +76,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// Prints an error to stderr. The text of an error may quote files and names of other users.
+/// Prints an error to stderr. Control characters are escaped, because the text of an error may quote files and names
+/// of other users.
 fn print_error(error: &dyn std::error::Error) {
     let text = error.to_string();
     eprintln!(

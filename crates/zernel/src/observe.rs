@@ -23,10 +23,10 @@ use crate::sched::published_statistics;
 use crate::service_manager::ServiceManager;
 use crate::{interrupt_flags, print_to_stdout};
 
-/// The token file without `--token-file`. The service can write to this directory.
+/// The token file that is used without `--token-file`. The service can write to the directory of this file.
 const DEFAULT_TOKEN_FILE: &str = "/var/lib/zernel/token";
 
-/// How often what the probes counted is read and published.
+/// Interval at which the observer reads the counts of the probes and publishes a snapshot.
 const ROUND_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Observe all ML processes of this machine and serve metrics
@@ -39,8 +39,7 @@ const ROUND_INTERVAL: Duration = Duration::from_millis(500);
 /// HTTP and WebSocket clients must send the token that the first start writes to --token-file,
 /// because every local user can connect to a loopback address. --expose changes this.
 ///
-/// SIGUSR1 detaches all probes, SIGUSR2 attaches them again. While they are detached, /healthz
-/// answers 503.
+/// SIGUSR1 detaches all probes, SIGUSR2 attaches them again. While probes are detached, /healthz answers 503.
 ///
 /// Needs root, or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and
 /// CAP_CHECKPOINT_RESTORE. `zernel doctor` prints what is missing.
@@ -61,7 +60,8 @@ pub(crate) struct Options {
     /// File with the token that clients send, created if missing [default: /var/lib/zernel/token]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Directory of the list of files that are being read. If the daemon dies, they are refused for an hour
+    /// Directory of the list of files that the daemon is reading. If the daemon dies, the next one refuses these
+    /// files for an hour
     #[arg(
         long = "state-dir",
         value_name = "DIR",
@@ -151,7 +151,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
         published: Arc::clone(&published),
     };
     let server = Server::bind_addresses(server_options(options)?, daemon)?;
-    // Before the addresses are printed: without a handler these signals kill the daemon.
+    // The handlers of SIGUSR1 and SIGUSR2 are set before the addresses are printed: without a handler these signals
+    // kill the daemon.
     let pausing = pause_on_signals(observer.requests())?;
     announce_addresses(&server, options, &published.snapshot());
     let manager = ServiceManager::from_environment();
@@ -163,7 +164,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Err
     let served = server.run_on_this_thread(async {
         wait_until_stopped(&stop, &published, end, manager).await;
         pausing.close();
-        // The observer ends while clients get their last answers.
+        // The observer's thread ends while clients get their last answers.
         stopping = Some(thread::spawn(|| observer.stop_before_exit()));
     });
     match stopping.map(JoinHandle::join) {
@@ -258,8 +259,8 @@ fn announce_addresses(server: &Server, options: &Options, snapshot: &Snapshot) {
     }
 }
 
-/// Returns on a signal, when the observer has ended, or when the time is up. Until then, keeps the service manager from
-/// restarting the daemon, as long as the observer publishes.
+/// Returns on a signal, when the observer has ended, or when the time is up. While it waits, it keeps the service
+/// manager from restarting the daemon, as long as the observer publishes.
 async fn wait_until_stopped(
     stop: &AtomicBool,
     published: &PublishedSnapshot,
@@ -276,7 +277,7 @@ async fn wait_until_stopped(
             .as_mut()
             .filter(|_| !is_late(published.age_of_snapshot()))
         {
-            // If the manager cannot be notified, it restarts the daemon.
+            // If the service manager cannot be notified, it restarts the daemon.
             let _ = manager.keep_alive();
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -290,7 +291,7 @@ struct PublishedSource {
 
 impl Source for PublishedSource {
     fn version(&self) -> Option<u64> {
-        // The last answers, while the daemon stops, must not show that the observer runs.
+        // Answers that clients get while the daemon stops must not state that the observer runs.
         let has_ended = self.published.end_reason().is_some();
         (!has_ended).then(|| self.published.snapshot().taken_ns)
     }

@@ -43,7 +43,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A training process, as the table and `--json` show it.
+/// A training process, as the table of `zernel ps` and its `--json` show it.
 #[derive(Debug, Serialize)]
 struct TrainerRow {
     pid: u32,
@@ -51,16 +51,16 @@ struct TrainerRow {
     job: Option<String>,
     rank: Option<u32>,
     environment_read: bool,
-    /// NVML indices of the GPUs on which it holds memory.
+    /// NVML indices of the GPUs on which the process holds memory.
     gpus: BTreeSet<u32>,
     phase: Option<WorkloadPhase>,
     /// Median time of recent steps.
     median_step_seconds: Option<f64>,
-    /// Share of its time in waits for data.
+    /// Share of the training thread's time in waits for data.
     data_share: Option<f64>,
-    /// Share of its time in collectives.
+    /// Share of the training thread's time in collectives.
     collective_share: Option<f64>,
-    /// Overhead of observing, as a share of its busiest thread's time.
+    /// Overhead of observing, as a share of the time of the process's busiest thread.
     cost_share: f64,
 }
 
@@ -116,7 +116,7 @@ fn trainer_table(trainers: &[TrainerRow]) -> String {
 const TABLE_HEADER: [&str; 10] = [
     "PID", "JOB", "RANK", "GPU", "PHASE", "STEP", "DATA", "COMM", "COST", "NAME",
 ];
-/// Left-aligned columns. The other columns have numbers and are right-aligned.
+/// The columns that are left-aligned. All other columns have numbers and are right-aligned.
 const TEXT_COLUMNS: [&str; 3] = ["JOB", "PHASE", "NAME"];
 
 fn trainer_cells(trainer: &TrainerRow) -> [String; 10] {

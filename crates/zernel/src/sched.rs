@@ -20,13 +20,13 @@ use clap::{Args, Subcommand, value_parser};
 
 /// Schedule all tasks of this machine with sched_ext
 ///
-/// A fair scheduler that knows nice values, cgroup weights and cpu.max. It stays loaded until Ctrl-C
-/// or SIGTERM. However the command ends, the kernel returns to its own scheduler. Exit code 1: it was
-/// not loaded, or the kernel ejected it; the reason is printed.
+/// A fair scheduler that knows nice values, cgroup weights and cpu.max. The scheduler stays loaded until Ctrl-C or
+/// SIGTERM. However `zernel sched` ends, the kernel returns to its own scheduler. Exit code 1: the scheduler was not
+/// loaded, or the kernel ejected it; the reason is printed.
 ///
-/// Every thread of an ML process has a class: critical (the step waits for it), feed (the next batch
-/// waits for it), GPU wait (it spins until the GPU is done) or other. `--dry-run` and `explain` show
-/// them.
+/// Every thread of an ML process has a class: critical (the step waits for it), feed (the next batch waits for it),
+/// GPU wait (it spins until the GPU is done) or other. `zernel sched --dry-run` and `zernel sched explain` show the
+/// classes.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {

@@ -14,7 +14,7 @@ pub(crate) struct ServiceManager {
     watchdog: Option<ServiceWatchdog>,
 }
 
-/// The manager restarts the daemon unless it is notified in time.
+/// The watchdog of the service manager, which restarts the daemon unless it is notified in time.
 struct ServiceWatchdog {
     /// Time between notifications: half of the time that the manager waits.
     interval: Duration,
@@ -45,7 +45,8 @@ impl ServiceManager {
         send_notification(&self.socket, b"READY=1")
     }
 
-    /// Notifies the manager that the daemon works, if that is due. Call this often, and only while the daemon works.
+    /// Notifies the manager that the daemon still works, if a notification is due. Call this function often, and only
+    /// while the daemon works.
     pub(crate) fn keep_alive(&mut self) -> io::Result<()> {
         let Some(watchdog) = &mut self.watchdog else {
             return Ok(());

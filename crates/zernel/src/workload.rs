@@ -66,7 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn run_spec_file(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
-    // Before signals are caught: a signal ends a program that waits for its input.
+    // The spec is read before signals are caught, so that a signal still ends a program that waits for its input.
     let spec = match WorkloadSpec::load(&options.file) {
         Ok(spec) => spec,
         Err(error) => {
@@ -126,7 +126,7 @@ fn format_outcome(outcome: &WorkloadOutcome, as_json: bool) -> Result<Vec<u8>, B
     Ok(replace_control_characters(&text).into_bytes())
 }
 
-/// Prints the progress over the line before.
+/// Prints the progress of the workload in place of the line printed before.
 fn show_progress(progress: &WorkloadProgress) {
     let rounds: Vec<_> = progress
         .rounds

@@ -55,8 +55,8 @@ fn waits_for_data_have_causes() {
         let waits = ranks.iter().map(|rank| seconds(&rank["data_waits"][cause]));
         waits.sum::<f64>()
     };
-    // They decode, or wait for a CPU to do so. At most 6 % without a cause and at least 1.6 s of decoding were
-    // measured, beside other work.
+    // The loaders decode, or wait for a CPU to decode. At most 6 % without a cause and at least 1.6 s of decoding
+    // were measured, beside other work.
     let explained = sum("prepare") + sum("sched") + sum("fetch");
     assert!(sum("prepare") > 0.5, "{report:#}");
     assert!(explained > 9.0 * sum("other"), "{report:#}");

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// The program as tests build it needs libraries that not every machine has.
+/// The program that tests build needs shared libraries that not every machine has.
 #[test]
 #[cfg_attr(feature = "static", ignore = "this program has them inside")]
 fn a_program_that_would_not_start_everywhere_is_refused() {

@@ -91,7 +91,7 @@ fn status_of_row(report: &Value, name: &str) -> String {
         .to_owned()
 }
 
-/// The verdict agrees with the rows.
+/// The verdict of the report agrees with its rows.
 fn root_can_observe() {
     let output = Command::new(ZERNEL_PATH)
         .args(["doctor", "--json"])
@@ -135,7 +135,7 @@ fn an_unprivileged_user_cannot_observe_and_learns_why() {
     }
 }
 
-/// The doctor's report from a virtual machine with such a kernel.
+/// The report of `zernel doctor` from a virtual machine with this kernel.
 fn doctor_in_a_vm(kernel: &str) -> Value {
     let outcome = VmSpec::new(vm::obtain_kernel_of_version(kernel).unwrap())
         .run(ZERNEL_PATH, ["doctor", "--json"]);
@@ -176,7 +176,7 @@ fn every_shortcoming_has_a_consequence() {
         let fine = row["status"] == "ok";
         assert_eq!(row["consequence"].is_string(), !fine, "{row}");
     }
-    // The table has the same rows.
+    // The table has the same rows as the JSON report.
     let table = Command::new(ZERNEL_PATH).arg("doctor").output().unwrap();
     let text = String::from_utf8(table.stdout).unwrap();
     for row in rows_of_report(&report) {

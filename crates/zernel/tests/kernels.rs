@@ -1,7 +1,7 @@
 //! `zernel run` on other kernels: a small training job on the software GPU, compared with the records of the
 //! job and of the software GPU.
 //!
-//! This program is also the job. In a virtual machine it runs the same trial as on this machine.
+//! This test program is also the job. In a virtual machine it runs the same trial as on this machine.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -20,7 +20,7 @@ use zernel_testkit::{root, trial, vm};
 
 const ZERNEL_PATH: &str = env!("CARGO_BIN_EXE_zernel");
 const GUEST_TRIAL: &str = "a_job_is_seen_as_it_is_here";
-/// The rung to use. If it is not set, any rung that works.
+/// The rung to use. If the variable is not set, any rung that works is used.
 const RUNG_VARIABLE: &str = "ZERNEL_TEST_RUNG";
 
 /// Kernels, each with the best rung that it has, and when a thread in the kernel is preempted: as Debian has it
@@ -71,7 +71,8 @@ fn assert_job_is_seen_in_vm(version: &str, rung: &str, preemption: Option<&str>)
     let outcome = machine
         // An attach changes kernel code, and emulated CPUs can see each other's code changes half-way.
         .cpus(1)
-        // Its files are in memory: programs with debug information, and a copy of each library.
+        // The files of the virtual machine are in memory: programs with debug information, and a copy of each
+        // library.
         .memory_mib(2048)
         .files(files)
         .environment(zernel_testkit::REQUIRE_VARIABLE, "root,bpf")

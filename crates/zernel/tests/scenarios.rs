@@ -68,7 +68,7 @@ fn shortened_scenario(name: &str) -> Scenario {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
     let mut scenario = Scenario::load(&folder.join(name).with_extension("toml")).unwrap();
     scenario.warmup_ms = 300;
-    // Long enough for the one that stalls after a second.
+    // The scenario is long enough for the broken scheduler that stalls after a second.
     scenario.duration_ms = 1300;
     scenario
 }

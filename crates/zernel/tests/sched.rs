@@ -122,7 +122,7 @@ fn stripped_copy(file: &Path) -> PathBuf {
     }
 }
 
-/// The trial of the guest. What it expects follows from what the kernel has.
+/// The trial of the guest. What the trial expects follows from what the kernel has.
 fn the_scheduler_starts_and_ends() {
     if !Path::new(SCHED_EXT_STATE_PATH).exists() {
         return assert_start_is_refused("no sched_ext");

@@ -21,7 +21,7 @@ struct FakeMachine {
 }
 
 impl FakeMachine {
-    /// `apt_get` is the rest of a shell script that has recorded its call.
+    /// `apt_get` is a part of the script that stands in for apt-get: what it does after it has recorded its call.
     fn new(apt_get: &str) -> Self {
         let bin = tempfile::tempdir().unwrap();
         for program in USED_PROGRAMS {
@@ -162,7 +162,7 @@ fn a_failure_of_apt_is_shown_with_what_to_do() {
     }
 }
 
-/// Fails in `update` as apt-get does while another one updates the lists, `times` times.
+/// An apt-get that fails `times` times in `update`, as it does while another apt-get updates the lists.
 fn apt_get_with_locked_lists(times: usize) -> String {
     format!(
         "case \"$*\" in *update*)
@@ -187,7 +187,7 @@ fn package_lists_that_stay_locked_are_an_error() {
     let machine = FakeMachine::new(&apt_get_with_locked_lists(usize::MAX / 2));
     let error = stderr_of(&machine.run_setup_script(&[]));
     assert!(error.starts_with("E: Could not get lock"), "{error}");
-    // One try, and one after each of 60 pauses of 5 seconds.
+    // The script tries once, and again after each of 60 pauses of 5 seconds.
     assert_eq!(machine.recorded_calls().len(), 61);
 }
 

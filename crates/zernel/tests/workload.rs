@@ -119,7 +119,7 @@ fn interrupt_long_run(options: &[&str]) -> Output {
         .spawn()
         .unwrap();
     let pid = Pid::from_child(&child);
-    // The second thread forks the workers. The signal handler exists by then.
+    // The second thread of the command forks the workers. The signal handler exists by then.
     let threads = format!("/proc/{}/task", child.id());
     while fs::read_dir(&threads).map_or(0, Iterator::count) < 2 {
         thread::sleep(Duration::from_millis(10));
@@ -140,7 +140,7 @@ fn example_workloads() -> Vec<(OsString, String)> {
     examples
 }
 
-/// The same example with a shorter run time.
+/// Returns the same example with a shorter run time.
 fn shorten_example(example: &str) -> String {
     let lines = example.lines().map(|line| match line {
         line if line.starts_with("duration_ms") => "duration_ms = 300",
@@ -257,7 +257,7 @@ fn a_spec_may_come_from_stdin_and_a_signal_ends_the_wait_for_it() {
 
     let mut waiting = start();
     let stdin = format!("/proc/{}/wchan", waiting.id());
-    // Until it waits in the read of the pipe.
+    // Waits until the command waits in the read of the pipe.
     zernel_testkit::eventually("it reads stdin", || {
         fs::read_to_string(&stdin).is_ok_and(|place| place.contains("pipe_read"))
     });

@@ -1,8 +1,8 @@
 //! Tests which kinds of BPF programs and maps this machine accepts.
 //!
 //! The kernel version is no evidence: distributions backport features, configurations disable them, and lockdown and
-//! missing capabilities forbid them. So each [`Capability`] has a small program of its own. The test loads it, attaches
-//! it, triggers it, and checks that it ran.
+//! missing capabilities forbid them. So each [`Capability`] has a small BPF program of its own. The test loads,
+//! attaches and triggers this program, and checks that the program ran.
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -32,9 +32,9 @@ pub enum Capability {
     RawTracepoint,
     /// Classic tracepoints; need tracefs.
     Tracepoint,
-    /// Function entry and return in one link: the cheapest way to time a call.
+    /// A uprobe on the entry and the return of a function in one link: the cheapest way to time a call.
     UprobeSession,
-    /// Many function entries in one link.
+    /// Uprobes on the entries of many functions in one link.
     UprobeMulti,
     /// One function per perf event: slow to attach and detach, but available on old kernels.
     UprobePerf,
@@ -76,7 +76,7 @@ zernel_phase::mirrors! {
 }
 
 impl Capability {
-    /// All capabilities, in the order of their counters.
+    /// All capabilities, in the order of the run counters in the BPF object.
     pub const ALL: [Self; 12] = [
         Self::BtfTracepoint,
         Self::RawTracepoint,
@@ -117,7 +117,8 @@ impl Capability {
         }
     }
 
-    /// Name of its program in the BPF object. The map of a program, if it has one, has the program's name followed by `_map`.
+    /// Name of the BPF program that tests this capability. The map of a program, if it has one, has the program's name
+    /// followed by `_map`.
     fn program_name(self) -> &'static str {
         match self {
             Self::BtfTracepoint => "tp_btf",
@@ -155,8 +156,9 @@ impl Capability {
         Err(CapabilityRefusal::Silent)
     }
 
-    /// Number of attempts to trigger it. A probed call is counted at once, so it gets one attempt: the entries of two
-    /// calls would pass for the entry and the return of one. A tracepoint on an emulated machine may take a moment.
+    /// Number of attempts to trigger the program. A probed call is counted at once, so a uprobe program gets one
+    /// attempt: the entries of two calls would pass for the entry and the return of one. A tracepoint on an emulated
+    /// machine may take a moment.
     fn trigger_attempts(self) -> u32 {
         if Self::UPROBE_LADDER.contains(&self) {
             1
@@ -165,7 +167,7 @@ impl Capability {
         }
     }
 
-    /// Runs of the program per trigger: a call has an entry and a return.
+    /// How often the program runs per trigger: twice if it probes the entry and the return of a call.
     fn runs_per_call(self) -> u64 {
         if Self::UPROBE_LADDER.contains(&self) {
             2
@@ -211,7 +213,7 @@ impl Capability {
         })
     }
 
-    /// Does something that should make the program run.
+    /// Triggers the capability's program: makes a call or causes an event that the program is attached to.
     fn trigger_program(self, object: &Object, links: &[Link]) -> libbpf_rs::Result<()> {
         match self {
             Self::TaskVmaIterator => {
@@ -233,7 +235,7 @@ impl Capability {
         Ok(())
     }
 
-    /// Number of runs of the program.
+    /// How often the capability's program has run so far.
     fn run_count(self, object: &Object) -> u64 {
         let counters = object
             .maps()
@@ -268,7 +270,7 @@ pub enum CapabilityRefusal {
 }
 
 impl CapabilityRefusal {
-    /// Whether missing privilege is the cause.
+    /// Whether the capability is missing because this process lacks privilege.
     #[must_use]
     pub fn is_permission(&self) -> bool {
         match self {
@@ -287,14 +289,14 @@ pub(crate) fn innermost_reason(error: &libbpf_rs::Error) -> String {
     reason.to_owned()
 }
 
-/// The system's number of the innermost cause. libbpf-rs shows it in the message only.
+/// The errno of the innermost cause. libbpf-rs shows the errno in its message only.
 pub(crate) fn error_number(error: &libbpf_rs::Error) -> Option<i32> {
     let text = innermost_cause(error);
     let (_, number) = text.split_once(OS_ERROR_MARKER)?;
     number.trim_end_matches(')').trim().parse().ok()
 }
 
-/// What Rust adds to the message of a system's error, before its number.
+/// The text between the message of a system error and its number, as Rust prints it.
 const OS_ERROR_MARKER: &str = " (os error";
 
 fn innermost_cause(error: &libbpf_rs::Error) -> String {
@@ -346,7 +348,8 @@ fn map_and_unmap(array: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs `action` without libbpf's messages: a refusal is a result here, not an error.
+/// Runs `action` without libbpf's messages: if the kernel refuses a program, that is a result of the test and no
+/// error.
 pub(crate) fn without_libbpf_messages<T>(action: impl FnOnce() -> T) -> T {
     // The printer is global to the process, so only one thread at a time may replace and restore it.
     static LIBBPF_PRINTER_LOCK: Mutex<()> = Mutex::new(());

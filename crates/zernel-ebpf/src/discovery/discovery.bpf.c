@@ -22,7 +22,7 @@ enum event_kind {
 };
 ZERNEL_IN_BTF(enum, event_kind);
 
-/* An executable in a mount namespace. Both together determine its loader. */
+/* An executable in a mount namespace. Executable and namespace together determine the dynamic loader. */
 struct executable {
 	__u64 inode;
 	__u32 device;
@@ -45,7 +45,8 @@ struct {
 	__uint(max_entries, 128 * 1024);
 } events SEC(".maps");
 
-/* Processes whose forks and exits are reported. Userspace adds them, and this file their children. */
+/* Processes whose forks and exits are reported. Userspace adds processes to this map, and the programs in this file add
+ * their children. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -55,9 +56,9 @@ struct {
 } interesting SEC(".maps");
 
 /*
- * Processes with an EVENT_LOADED that userspace has not handled yet. Userspace deletes the entry
- * before it reads the mappings. So a process that loads libraries in a loop has one event in the
- * ring buffer at a time, and no load is missed. The map has as many entries as the ring buffer.
+ * Processes with an EVENT_LOADED that userspace has not handled yet. Userspace deletes the entry of a process before it
+ * reads the mappings of the process. So a process that loads libraries in a loop has one event in the ring buffer at a
+ * time, and no load is missed. The map has as many entries as the ring buffer.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -66,8 +67,8 @@ struct {
 	__type(value, __u8);
 } pending SEC(".maps");
 
-/* Executables whose loader is known. Their exec is not reported: shell scripts run the same
- * programs over and over. */
+/* Executables whose loader is known. An exec of such an executable is not reported: shell scripts run the same programs
+ * over and over. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -143,8 +144,8 @@ int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child)
 }
 
 /*
- * The last thread that exits ends the process. Two threads that exit at once may both see no live
- * thread: only one of them finds the process in the map.
+ * A process ends when its last thread exits. Two threads that exit at once may both see no live thread: only one of
+ * them finds the process in the map.
  */
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(exited, struct task_struct *task)

@@ -1,4 +1,4 @@
-//! Which files are of interest, by their names.
+//! Decides by its name whether a file is an ML library or a dynamic loader.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,11 +12,11 @@ const LOADER_PREFIXES: [&[u8]; 4] = [b"ld-linux", b"ld64.so", b"ld-2.", b"ld-mus
 /// The whole file name of the loader of Debian's musl; its other names are links to it.
 const LOADER_NAME: &[u8] = b"libc.so";
 
-/// Why a file is of interest.
+/// What a file is by its name: a kind of ML library, or a dynamic loader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Subject {
     Library(LibraryKind),
-    /// The dynamic loader. A probe on it reports every library it loads.
+    /// The dynamic loader. A probe on the dynamic loader reports every library that the loader loads.
     Loader,
 }
 
@@ -60,8 +60,8 @@ impl Prefix {
     }
 }
 
-/// The prefixes that the kernel filters names by. It compares only the first 8 bytes of a name, so it passes some
-/// names that [`Subject::from_file_name`] then rejects.
+/// The prefixes that the kernel filters names by. The kernel compares only the first 8 bytes of a name, so it passes
+/// some names that [`Subject::from_file_name`] then rejects.
 pub(super) fn prefixes() -> Vec<Prefix> {
     let mut loader_name = LOADER_NAME.to_vec();
     loader_name.push(0);

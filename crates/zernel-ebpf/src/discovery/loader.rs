@@ -27,23 +27,23 @@ const LOADER_SHARES: TenantShares = TenantShares {
 };
 /// How long a file system may take to deliver a loader.
 const READ_LIMIT: Duration = Duration::from_secs(10);
-/// How long a scan waits for new loaders. Later ones are taken over by the next scan.
+/// How long a scan waits for new loaders. The next scan takes over loaders that child processes attach to later.
 const SCAN_WAIT: Duration = Duration::from_millis(500);
 
 /// A dynamic loader that some process uses.
 #[derive(Debug)]
 pub struct Loader {
-    /// The device of its file, as in [`MappedFile`](super::MappedFile).
+    /// The device of the loader's file, as in [`MappedFile`](super::MappedFile).
     pub device: u64,
     /// Its inode.
     pub inode: u64,
     /// The loader's path when it was found, as the process saw it.
     pub path: PathBuf,
-    /// Why no probe is attached to it, if so. Libraries that its processes load after their start are then found only
-    /// by scanning.
+    /// Why no probe is attached to the loader; `None` if one is. Without a probe, only scans find the libraries that
+    /// processes with this loader load after their start.
     pub refusal: Option<String>,
     tenant: Tenant,
-    /// The probe; dropping it detaches.
+    /// The link of the probe on the loader; dropping it detaches the probe.
     _link: Option<ProbeLink>,
 }
 
@@ -82,7 +82,7 @@ impl Loaders {
             if self.known.contains_key(&key) || self.pending.contains_key(&key) {
                 continue;
             }
-            // The file cannot be opened if the process has exited. Another process may map it too.
+            // The file cannot be opened if the process has exited. Another process may map the same loader.
             let Ok(file) = ForeignFile::open(&mapping.map_files()) else {
                 continue;
             };
@@ -102,7 +102,7 @@ impl Loaders {
                 Some(reason) => Err(reason.to_owned()),
                 None => attach(&file, trace, handover),
             });
-            // If that fails, the next scan tries again.
+            // If no child process can be started, the next scan tries again.
             if let Ok(task) = task {
                 let loader = PendingLoader {
                     _in_hand: FileInHand::new(file.identity),
@@ -116,7 +116,8 @@ impl Loaders {
         self.finish(patience)
     }
 
-    /// Takes over the loaders that child processes have attached to. Returns whether there was any.
+    /// Takes over the loaders that child processes have attached to. Returns whether a child process had attached to
+    /// a loader.
     fn finish(&mut self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let mut attached = false;
@@ -131,7 +132,7 @@ impl Loaders {
                     attached |= link.is_ok();
                     self.add(key, pending.file, pending.tenant, link);
                 }
-                // The next scan tries again.
+                // The next scan tries again to attach to the loader.
                 Some(Err(_)) => {}
             }
         }
@@ -161,7 +162,7 @@ impl Loaders {
     }
 
     /// Detaches from the loaders that no process uses: an attached probe keeps their file system mounted. Returns
-    /// whether there was one.
+    /// whether there was a loader to detach from.
     pub(super) fn detach_unused(&mut self, mappings: &[Mapping]) -> bool {
         let before = self.known.len();
         let used = mappings.iter().filter(|m| m.subject == Subject::Loader);
@@ -171,7 +172,7 @@ impl Loaders {
     }
 }
 
-/// Finds the hook of a loader and attaches to it. Runs in a child process.
+/// Finds the function that a loader calls for debuggers, and attaches a probe to it. Runs in a child process.
 fn attach(
     file: &ForeignFile,
     trace: &Trace,

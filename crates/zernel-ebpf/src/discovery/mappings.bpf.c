@@ -55,7 +55,8 @@ int mappings(struct bpf_iter__task_vma *ctx)
 
 	if (!task || !vma || !(vma->vm_flags & VM_EXEC))
 		return 0;
-	/* Only the leader's mappings are reported, unless it has exited before its threads. */
+	/* Of each process, the mappings of its first thread are reported; if that thread has exited before the others,
+	 * those of another thread. */
 	if (task->pid != task->tgid && task->group_leader->mm)
 		return 0;
 	file = vma->vm_file;

@@ -1,6 +1,7 @@
 //! Finds the processes that map ML libraries, and reports when they do.
 //!
-//! [`Discovery`] attaches to no ML library itself. It has four sources. Each covers what the one before it misses:
+//! [`Discovery`] attaches to no ML library itself. It has four sources of information. Each source covers what the
+//! source before it misses:
 //!
 //! - a scan of all mappings, by an iterator in the kernel or, if the kernel refuses it, by procfs;
 //! - tracepoints on exec, and, for processes of interest, on fork and exit;
@@ -9,8 +10,8 @@
 //!   loaders in containers get theirs when they are found;
 //! - the scan again, whenever the caller repeats it. Mappings that only the scan finds are counted.
 //!
-//! An event only names a process to look at. So a lost event does no harm: it is counted, and the next poll scans all
-//! processes.
+//! An event only names a process to look at. A lost event does no harm, because it is counted and the next poll scans
+//! all processes.
 
 mod library;
 mod loader;
@@ -38,7 +39,7 @@ use scan::{Mapping, Scanner};
 use trace::{Executable, ProcessNotice, Trace};
 use zernel_elf::LibraryKind;
 
-/// The objects of this module, each with the mirrors of its types.
+/// The compiled BPF objects of the discovery, each with the Rust mirrors of its types.
 #[cfg(test)]
 pub(crate) const BOUNDARY: [(&str, &[u8], &[Mirrors]); 2] = [
     ("discovery", trace::OBJECT, &[trace::MIRRORS]),
@@ -51,23 +52,24 @@ const MAX_SINGLE_SCANS: usize = 32;
 /// A change in the processes that map ML libraries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessEvent {
-    /// A process maps a file, named like an ML library, as executable. Reported once, and again when the process maps
-    /// it at another address.
+    /// A process maps a file, named like an ML library, as executable. A mapped library is reported once, and again
+    /// when the process maps it at another address.
     Mapped {
-        /// The process that maps it.
+        /// The process that maps the library.
         process: ProcessKey,
-        /// The library, by its file name.
+        /// The kind of library, by its file name.
         kind: LibraryKind,
-        /// The file and how to open it.
+        /// The mapped library file, and the path that opens it.
         file: MappedFile,
     },
-    /// A process called exec, or has unmapped every ML library. Its earlier mappings are void; its new ones are reported
-    /// after this.
+    /// A process called exec, or has unmapped every ML library. Mappings reported before no longer exist; the new mappings
+    /// of the process are reported after this event.
     Executed {
-        /// The process; exec keeps its pid and start time.
+        /// The process that called exec: exec keeps pid and start time.
         process: ProcessKey,
     },
-    /// A process with ML libraries, or a child of one, forked. The mappings of the child are reported after this.
+    /// A process with ML libraries, or a child of one, forked. The mappings of the child are reported after this
+    /// event.
     Forked {
         /// The process that forked.
         parent: ProcessKey,
@@ -81,7 +83,7 @@ pub enum ProcessEvent {
     },
 }
 
-/// Why discovery does not work here.
+/// Why processes cannot be discovered on this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
     /// Capabilities that loading BPF programs needs are missing.
@@ -91,8 +93,8 @@ pub enum DiscoveryError {
         innermost_reason(.0)
     )]
     Privilege(#[source] libbpf_rs::Error),
-    /// Capabilities that opening other users' mappings needs are missing. The kernel would hide these mappings without
-    /// an error.
+    /// Capabilities that opening other users' mappings needs are missing. Without these capabilities the kernel hides
+    /// the mappings of other users and returns no error.
     #[error(
         "what other users' processes map cannot be seen without {0}; run as root with all capabilities, or with \
          CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE"
@@ -104,7 +106,7 @@ pub enum DiscoveryError {
          host, or in a container that shares the host's (hostPID: true, --pid=host)"
     )]
     PidNamespace,
-    /// The kernel refused the programs or their maps.
+    /// The kernel refused to load the BPF programs of the discovery, or their maps.
     #[error("the kernel does not load the programs that discover processes ({}); see zernel doctor", innermost_reason(.0))]
     Load(#[source] libbpf_rs::Error),
     /// The kernel refused to attach the programs.
@@ -133,7 +135,7 @@ impl DiscoveryError {
 /// A known mapping: device, inode, first address.
 type MappingId = (u64, u64, u64);
 
-/// Finds processes with ML libraries on this machine. Dropping it detaches everything.
+/// Finds processes with ML libraries on this machine. Dropping a `Discovery` detaches all its programs and probes.
 pub struct Discovery {
     loaders: Loaders,
     scanner: Scanner,
@@ -151,8 +153,9 @@ impl Discovery {
         Self::start_with(Scanner::new())
     }
 
-    /// Starts discovery without the kernel's iterator over mappings. This is slower, and on overlayfs files have the
-    /// device and inode that `stat` shows. [`Self::start`] falls back to it if the kernel refuses the iterator.
+    /// Starts discovery without the kernel's iterator over mappings. Reading mappings from procfs is slower, and on
+    /// overlayfs files have the device and inode that `stat` shows. [`Self::start`] falls back to it if the kernel
+    /// refuses the iterator.
     pub fn start_without_iterator() -> Result<Self, DiscoveryError> {
         Self::start_with(Scanner::Procfs)
     }
@@ -174,8 +177,8 @@ impl Discovery {
         })
     }
 
-    /// Scans all processes. Call it once after the start, and then every few seconds: no mapping is missed for longer
-    /// than that.
+    /// Scans all processes. Call `scan` once after the start, and then every few seconds: no mapping is missed for
+    /// longer than that.
     pub fn scan(&mut self) -> Result<Vec<ProcessEvent>, DiscoveryError> {
         let mut events = self.poll(Duration::ZERO)?;
         let before = events.len();
@@ -194,8 +197,8 @@ impl Discovery {
         Ok(events)
     }
 
-    /// Waits for an event of a process, for at most `timeout`. Returns the changes; none if the process maps no ML
-    /// library, as most do.
+    /// Waits for an event of a process, for at most `timeout`. Returns the changes of a process; none if the process
+    /// maps no ML library, as most processes do.
     pub fn poll(&mut self, timeout: Duration) -> Result<Vec<ProcessEvent>, DiscoveryError> {
         let notices = self.trace.wait(timeout)?;
         let mut events = Vec::new();
@@ -208,7 +211,7 @@ impl Discovery {
         Ok(events)
     }
 
-    /// Readable when [`Self::poll`] would not wait.
+    /// A descriptor that is readable when [`Self::poll`] would not wait.
     #[must_use]
     pub fn readable_descriptor(&self) -> BorrowedFd<'_> {
         self.trace.readable_descriptor()
@@ -220,7 +223,8 @@ impl Discovery {
         self.trace.lost()
     }
 
-    /// Number of mappings that a scan found and no event had announced. The first scan does not count.
+    /// Number of mappings that a scan found and no event had announced. Mappings that the first scan found do not
+    /// count.
     #[must_use]
     pub fn missed_by_events(&self) -> u64 {
         self.missed_by_events
@@ -232,12 +236,12 @@ impl Discovery {
         self.known.len()
     }
 
-    /// Dynamic loaders in use on this machine.
+    /// The dynamic loaders that processes of this machine use.
     pub fn loaders(&self) -> impl Iterator<Item = &Loader> {
         self.loaders.iter()
     }
 
-    /// Whether mappings come from the kernel's iterator; otherwise they come from procfs.
+    /// Whether mappings are read by the kernel's iterator; otherwise they are read from procfs.
     #[must_use]
     pub fn uses_iterator(&self) -> bool {
         matches!(self.scanner, Scanner::Iterator { .. })
@@ -299,7 +303,7 @@ impl Discovery {
         for process in changed {
             let mut mappings = self.scanner.process(process.pid)?;
             if self.loaders.attach(&mappings, &self.trace) {
-                // It may have loaded libraries before its loader had a probe.
+                // The process may have loaded libraries before its loader had a probe.
                 mappings = self.scanner.process(process.pid)?;
             }
             self.update(&mappings, events);
@@ -318,7 +322,7 @@ impl Discovery {
             mappings = self.scanner.everything()?;
         }
         if self.loaders.detach_unused(&mappings) {
-            // An executable whose exec is no longer reported may use a detached loader again.
+            // A program whose exec is no longer reported may be started with a detached loader again.
             self.trace.forget_all();
         }
         self.update(&mappings, events);
@@ -345,7 +349,8 @@ impl Discovery {
         });
     }
 
-    /// Reports the mappings that were unknown, and stores them all. They must be complete for each process in them.
+    /// Adds an event for each mapping that was unknown, and stores all mappings. `mappings` must have all mappings of
+    /// each process in it.
     fn update(&mut self, mappings: &[Mapping], events: &mut Vec<ProcessEvent>) {
         let mut by_process: BTreeMap<ProcessKey, Vec<(&Mapping, LibraryKind)>> = BTreeMap::new();
         for mapping in mappings {
@@ -355,7 +360,8 @@ impl Discovery {
             }
         }
         for (process, libraries) in by_process {
-            // Before its files are opened: if it still maps them then, its exit will be reported.
+            // The process is watched before its files are opened: if it still maps the files then, its exit will be
+            // reported.
             self.trace.watch(process);
             let known = self.known.get(&process).cloned().unwrap_or_default();
             let mut places = HashSet::new();
@@ -397,7 +403,7 @@ impl ProcessNotice {
     }
 }
 
-/// The file of a mapping; `None` if it is no longer mapped.
+/// The file of a mapping; `None` if the process no longer maps the file there.
 fn mapped_file(mapping: &Mapping) -> Option<MappedFile> {
     let map_files = mapping.map_files();
     Some(MappedFile {
@@ -422,7 +428,8 @@ fn require_process_access() -> Result<(), DiscoveryError> {
     }
 }
 
-/// Fails outside the initial pid namespace: the kernel reports pids of that namespace. Its inode number is fixed.
+/// Fails outside the initial pid namespace: the kernel reports pids of that namespace. The inode number of the
+/// initial pid namespace is fixed.
 fn require_initial_pid_namespace() -> Result<(), DiscoveryError> {
     match fs::read_link("/proc/self/ns/pid") {
         Ok(name) if name.as_os_str() != "pid:[4026531836]" => Err(DiscoveryError::PidNamespace),

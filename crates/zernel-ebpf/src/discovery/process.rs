@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use procfs::process::Process;
 use zernel_model::snapshot::START_UNIT_NS;
 
-/// A process. The start time distinguishes it from earlier processes with the same pid.
+/// A process. The start time distinguishes the process from earlier ones with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {
     /// The pid of the process in the initial pid namespace: the thread group.
@@ -41,7 +41,7 @@ impl ProcessKey {
     }
 }
 
-/// A file as a process maps it.
+/// A file that a process maps, as the kernel shows the mapping.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MappedFile {
     /// The device of the mapped inode, encoded as in `stat`. On overlayfs and btrfs, `stat` shows another device and
@@ -49,13 +49,13 @@ pub struct MappedFile {
     pub device: u64,
     /// The mapped inode: the one that a uprobe on the file is attached to.
     pub inode: u64,
-    /// The path as `/proc/PID/maps` shows it, possibly followed by ` (deleted)`. In this process's
-    /// mount namespace, it may name another file.
+    /// The path as `/proc/PID/maps` shows it, possibly followed by ` (deleted)`. In the mount namespace of this
+    /// program, the path may name another file.
     pub path: PathBuf,
     /// `/proc/PID/map_files/START-END`: opens exactly the mapped file, whatever the mount namespace
     /// of the process, and also after it was deleted.
     pub map_files: PathBuf,
-    /// The first address of the mapping.
+    /// First address of the mapping in the process.
     pub start: u64,
     /// The end of the mapping, exclusive.
     pub end: u64,

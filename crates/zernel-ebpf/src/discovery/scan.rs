@@ -24,7 +24,7 @@ const PREFIX_MAP: &str = ".rodata.prefixes";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mapping {
     pub(super) process: ProcessKey,
-    /// The thread it was read from: the leader or, if the leader has exited, another one.
+    /// The thread whose mappings were read: the first thread of the process or, if that has exited, another one.
     pub(super) tid: u32,
     pub(super) subject: Subject,
     pub(super) device: u64,
@@ -62,7 +62,7 @@ mirrors! {
 }
 
 impl RawMapping {
-    /// `None` if the name only begins like one of interest.
+    /// The mapping that a record describes; `None` if its file name only begins like that of a known library.
     fn mapping(&self) -> Option<Mapping> {
         let name = self.name.split(|byte| *byte == 0).next()?;
         let device = rustix::fs::makedev(self.device >> 20, self.device & 0xf_ffff);
@@ -90,7 +90,7 @@ pub(super) enum Scanner {
 }
 
 impl Scanner {
-    /// The iterator if the kernel accepts it, else procfs.
+    /// Reads mappings by the kernel's iterator if the kernel accepts it, else from procfs.
     pub(super) fn new() -> Self {
         without_libbpf_messages(iterator).unwrap_or(Self::Procfs)
     }
@@ -103,7 +103,7 @@ impl Scanner {
         }
     }
 
-    /// The mappings of one process; none if it has exited.
+    /// The mappings of one process; an empty list if the process has exited.
     pub(super) fn process(&self, pid: u32) -> Result<Vec<Mapping>, DiscoveryError> {
         let Self::Iterator { object, .. } = self else {
             return Ok(one_process(pid));
@@ -175,13 +175,14 @@ impl FirstMappings {
     }
 }
 
-/// Runs an iterator to its end.
+/// Runs the kernel's iterator over mappings to its end, and returns the mappings that it found.
 fn read(link: &Link) -> io::Result<Vec<Mapping>> {
     let iterator = Iter::new(link).map_err(io::Error::other)?;
     read_records(iterator)
 }
 
-/// Reads records to their end. Threads that outlive their leader each show the mappings of the process.
+/// Reads all records of an iterator over mappings. Threads that outlive their leader each show the mappings of the
+/// process.
 fn read_records(mut records: impl Read) -> io::Result<Vec<Mapping>> {
     const RECORD: usize = size_of::<RawMapping>();
     let mut mappings = FirstMappings::default();
@@ -238,7 +239,7 @@ fn maps_of(process: &Process) -> Vec<Mapping> {
     if !own.is_empty() || process.stat().is_ok_and(|stat| stat.state != 'Z') {
         return own;
     }
-    // The leader has exited before its threads. procfs lists each thread under its own id as well.
+    // The first thread has exited before the others. procfs lists each thread under its own id as well.
     let threads = process.tasks().into_iter().flatten().flatten();
     threads
         .filter_map(|thread| Process::new(thread.tid).ok())
@@ -255,7 +256,7 @@ fn read_maps(process: ProcessKey, tid: i32, maps: impl Read) -> Vec<Mapping> {
             mappings.add(mapping);
         }
     });
-    // An error means that the process has exited. The mappings that were read before the error are still used.
+    // A mapping cannot be read: the process has exited. The mappings that were read before the error are still used.
     drop(read);
     mappings.into_sorted()
 }
@@ -306,7 +307,7 @@ mod tests {
         mapping
     }
 
-    /// Returns at most 1000 bytes at once, so that reads end within records.
+    /// A reader that returns at most 1000 bytes at once, so that reads end within records.
     struct Slow<'a>(&'a [u8]);
 
     impl Read for Slow<'_> {

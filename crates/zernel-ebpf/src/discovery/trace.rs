@@ -30,7 +30,7 @@ const LONGEST_WAIT: Duration = Duration::from_millis(i32::MAX as u64);
 /// What happened to a process.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ProcessNotice {
-    /// It called exec. It may have been a process of interest before.
+    /// It called exec. A process that called exec may have been a process of interest before.
     Executed(ProcessKey, Executable),
     /// A process of interest forked.
     Forked {
@@ -90,7 +90,7 @@ impl RawEvent {
     }
 }
 
-/// The loaded and attached programs. The links and the ring come first: fields are dropped in order.
+/// The loaded and attached programs. Links and ring buffer come first, because fields are dropped in order.
 pub(super) struct Trace {
     _tracepoints: Vec<Link>,
     ring: RingBuffer<'static>,
@@ -126,7 +126,7 @@ impl Trace {
         })
     }
 
-    /// Events since the last call. Waits for one, for at most `timeout`.
+    /// The events since the last call. Waits for an event for at most `timeout`.
     pub(super) fn wait(&self, timeout: Duration) -> Result<Vec<ProcessNotice>, DiscoveryError> {
         match self.ring.poll(timeout.min(LONGEST_WAIT)) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::Interrupted => {
@@ -139,14 +139,14 @@ impl Trace {
         drop(queue);
         for notice in &notices {
             if let ProcessNotice::Loaded(process) = notice {
-                // If the entry is missing already, the call has nothing to do.
+                // The deletion fails only if the entry is missing already.
                 let _ = self.pending.delete(&process.pid.to_ne_bytes());
             }
         }
         Ok(notices)
     }
 
-    /// Readable when there are events.
+    /// A descriptor that is readable when there are events of processes.
     pub(super) fn readable_descriptor(&self) -> BorrowedFd<'_> {
         sys::readable_descriptor(&self.ring)
     }
@@ -158,7 +158,8 @@ impl Trace {
         u64::read_from_prefix(&counters).map_or(0, |(lost, _)| lost)
     }
 
-    /// Reports forks and the exit of the process from now on. If the table is full, only a full scan finds its exit.
+    /// From now on the kernel reports forks and the exit of this process. If the kernel's table is full, only a full
+    /// scan finds the exit.
     pub(super) fn watch(&self, process: ProcessKey) {
         let _ = self
             .interesting

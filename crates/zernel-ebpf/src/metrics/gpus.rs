@@ -21,7 +21,7 @@ families! {
         "Memory of the GPU in use by all processes, as NVML reports it.";
 }
 
-/// A figure of a GPU; `None` if its driver does not report it.
+/// Reads one figure of a GPU; `None` if the driver does not report that figure.
 type GpuFigure = fn(&GpuFacts) -> Option<f64>;
 
 pub(super) fn expose(out: &mut Exposition, snapshot: &Snapshot) {

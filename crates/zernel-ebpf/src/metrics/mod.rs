@@ -26,14 +26,14 @@ pub struct MetricFamily {
     pub name: &'static str,
     /// Its type.
     pub kind: FamilyKind,
-    /// The labels of its series.
+    /// The names of the labels that the series of the family have.
     pub labels: &'static [&'static str],
     /// Its help text.
     pub help: &'static str,
 }
 
-/// Every family besides those of [`AggregatedMetrics`](zernel_model::aggregation::AggregatedMetrics), in the order of
-/// the text.
+/// All metric families but those of [`AggregatedMetrics`](zernel_model::aggregation::AggregatedMetrics), in the order
+/// of the metrics text.
 pub static FAMILIES: LazyLock<Vec<MetricFamily>> = LazyLock::new(|| {
     [
         &probes::families(),
@@ -45,7 +45,7 @@ pub static FAMILIES: LazyLock<Vec<MetricFamily>> = LazyLock::new(|| {
     .concat()
 });
 
-/// Declares families as constants, and `FAMILIES` with all of them.
+/// Declares metric families as constants, and the list `FAMILIES` of these constants.
 macro_rules! families {
     ($($constant:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
         $(const $constant: $crate::metrics::MetricFamily = $crate::metrics::MetricFamily {
@@ -55,7 +55,7 @@ macro_rules! families {
             help: $help,
         };)*
 
-        /// The families of this module, in the order of the text.
+        /// The metric families that a module declares, in the order of the metrics text.
         pub(crate) const FAMILIES: &[$crate::metrics::MetricFamily] = &[$($constant),*];
     };
 }
@@ -71,13 +71,13 @@ pub(crate) struct ScopedSnapshot<'a> {
 /// The labels of a sample.
 pub(crate) type SampleLabels<'a> = [(&'a str, &'a dyn Display)];
 
-/// The metrics of the processes within a scope.
+/// The metrics text of the processes within a scope.
 #[must_use]
 pub fn metrics_text(snapshot: &Snapshot, scope: Scope, format: TextFormat) -> String {
     metrics_text_with_scheduler(snapshot, None, scope, format)
 }
 
-/// The metrics of the processes within a scope, and those of the loaded scheduler.
+/// The metrics text of the processes within a scope and of the loaded scheduler.
 #[must_use]
 pub fn metrics_text_with_scheduler(
     snapshot: &Snapshot,
@@ -105,7 +105,7 @@ pub fn metrics_text_with_scheduler(
         observer::expose(&mut out, snapshot);
         scheduler::expose(&mut out, scheduler);
     }
-    // Cgroups name pods and jobs.
+    // Names of cgroups contain the names of pods and jobs, so not every reader may see them.
     if scope == Scope::All {
         scheduler::expose_tenants(&mut out, scheduler);
     }
@@ -132,7 +132,7 @@ pub(crate) fn write_family_with_one_sample(
     out.write_sample(family.name, "", labels, value);
 }
 
-/// Writes a family with the samples that `each` adds for every process. The pid is added to their labels.
+/// Writes a family with the samples that `each` adds for every process. Each sample gets the label `pid`.
 pub(crate) fn write_family_of_processes(
     out: &mut Exposition,
     family: &MetricFamily,

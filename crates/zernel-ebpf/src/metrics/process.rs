@@ -95,7 +95,7 @@ fn expose_steps(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
     });
 }
 
-/// Loaders make no probed calls, and a node has many of them.
+/// The overhead of loaders is not exported: loaders make no probed calls, and a node has many loaders.
 fn expose_overhead(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
     write_family_of_processes(out, &COMPLETE, scoped, |process, add| {
         if process.role != Role::Loader {

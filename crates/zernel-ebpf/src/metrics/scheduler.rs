@@ -1,4 +1,4 @@
-//! Families of the scheduler, which publishes its statistics to the daemon.
+//! Metric families of the scheduler: `zernel sched` publishes its statistics in a file, and the daemon exports them.
 
 use zernel_model::aggregation::exposition::Exposition;
 use zernel_model::scheduler::{ClassStatistics, SchedulerStatistics, TenantStatistics};
@@ -31,11 +31,11 @@ families! {
         "Time that critical threads and loaders of the tenant took beyond their share, not yet paid by its other tasks.";
 }
 
-/// A figure of the scheduler.
+/// Reads one figure of the scheduler from its statistics.
 type ReadSchedulerFigure = fn(&SchedulerStatistics) -> f64;
-/// A figure of a tenant.
+/// Reads one figure of a tenant from the scheduler's statistics.
 type ReadTenantFigure = fn(&TenantStatistics) -> f64;
-/// A figure of a class.
+/// Reads one figure of a class of threads from the scheduler's statistics.
 type ReadClassFigure = fn(&ClassStatistics) -> f64;
 
 /// Without a scheduler, all families but the first have no series.
@@ -119,7 +119,7 @@ mod tests {
         out.into_text()
     }
 
-    /// Their cgroups name pods and jobs.
+    /// Only readers of everything see tenants, because the cgroups of tenants name pods and jobs.
     #[test]
     fn only_readers_of_everything_see_tenants() {
         let scheduler = SchedulerStatistics {
@@ -155,7 +155,7 @@ mod tests {
             run_ns: 2_500_000_000,
             wakeups: 5,
             wait_ns: 10_000,
-            // Up to 1, 2, 4 and 8 µs.
+            // The first buckets of a wait histogram: up to 1, 2, 4 and 8 µs.
             wait_buckets: vec![2, 1, 1, 1],
         };
         scheduler.classes.insert(TaskClass::Critical, critical);

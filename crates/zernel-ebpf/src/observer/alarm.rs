@@ -6,7 +6,7 @@ use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
 
 use crate::discovery::sys::readable_descriptor;
 
-/// The ring buffer of alarms. An alarm carries no data, because the maps already have it.
+/// The ring buffer of alarms. An alarm carries no data, because the BPF maps already have the counts of the thread.
 pub(crate) struct AlarmRing {
     ring: RingBuffer<'static>,
 }
@@ -19,7 +19,7 @@ impl AlarmRing {
         Ok(Self { ring })
     }
 
-    /// Whether there was an alarm since the last call.
+    /// Whether an alarm about the overhead of a thread arrived since the last call of this function.
     pub(crate) fn had_alarm_since_last_call(&self) -> bool {
         self.ring.consume_raw() > 0
     }

@@ -1,11 +1,11 @@
 //! The library files that probes are attached to.
 //!
 //! Probes stay attached while a process may still map the file, so that a process that starts later is counted from
-//! its first call. All infrequent functions of a file share links. Each frequent function has its own link, so that
-//! the governor can detach it or attach it for a sampling window.
+//! its first call. All functions of a file that programs call rarely share links. Each frequently called function has
+//! its own link, so that the governor can detach that link or attach it for a sampling window.
 //!
-//! Library files belong to other users. Reading them and attaching to them happens in child processes ([`ChildTask`]),
-//! which hand the links over.
+//! Library files belong to other users. Child processes ([`ChildTask`]) read these files and attach to them, and hand
+//! the links over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
@@ -31,20 +31,20 @@ use zernel_identity::Tenant;
 
 /// Why probes are detached from a file that was written to.
 pub(crate) const WRITTEN_TO_REASON: &str = "the file was written to after probes were attached";
-/// How long attaching to a library may take that was read before. The loop waits for it.
+/// How long attaching to a library may take that was read before. The observer's thread waits for it.
 const MAX_LINKING_TIME: Duration = Duration::from_millis(500);
 /// How long probes stay on a file that no process maps.
 const MAX_UNMAPPED_TIME: Duration = Duration::from_secs(600);
-/// Files that probes are attached to at once.
+/// Number of files that child processes attach probes to at the same time.
 const MAX_FILES_LINKED_AT_ONCE: usize = 6;
-/// Stands for the tenant of a file that several tenants map. No user has this uid.
+/// Stands for the tenant of a file that several tenants map: a uid that no user has.
 pub(super) const SHARED_FILE_TENANT: Tenant = Tenant::User(u32::MAX);
 
 /// The result of attaching probes to a set of functions in a child process: the number of links that it handed over.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LinkSet {
     links: usize,
-    /// Why probes of the set are missing. The others of the set are then detached.
+    /// Why some probes of the set could not be attached. All other probes of the set are then detached.
     problem: Option<LinkProblem>,
 }
 
@@ -52,7 +52,8 @@ pub(super) struct LinkSet {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LinkProblem {
     pub(super) text: String,
-    /// Whether a process that maps the file may be the reason, and not the file.
+    /// Whether the kernel may have refused the probes because of a process that maps the file, and not because of the
+    /// file.
     pub(super) may_pass: bool,
 }
 
@@ -91,7 +92,7 @@ impl LinkSet {
         }
     }
 
-    /// The links of a file, from those that the child process handed over.
+    /// Takes the links of a file out of the links that the child process handed over.
     pub(super) fn take_handed_over(
         self,
         handed_over: &mut impl Iterator<Item = ProbeLink>,
@@ -111,19 +112,21 @@ pub(crate) struct AttachedFile {
     pub(crate) kind: LibraryKind,
     pub(crate) functions: Vec<FoundFunction>,
     pub(crate) file: ForeignFile,
-    /// The tenant of the first process that mapped it, or [`SHARED_FILE_TENANT`].
+    /// The tenant of the first process that mapped the file, or [`SHARED_FILE_TENANT`].
     pub(super) tenant: Tenant,
     pub(super) links: FileLinks,
     pub(super) change_watches: Vec<WatchId>,
     /// Whether the file is an installed library, to which probes stay attached although no process maps it.
     pub(super) is_kept: bool,
-    /// Since when no process maps it.
+    /// Since when no process maps the file.
     pub(super) unused_since: Option<Instant>,
-    /// Why its probes are detached for a while, if they are.
+    /// Why the file's probes are detached for a while; `None` while they are attached.
     pub(super) rest_reason: Option<Arc<str>>,
-    /// Whether probes could not be attached for a reason that may pass. The next scan tries again.
+    /// Whether the probes of the file could not be attached for a reason that may pass. The next scan tries again to
+    /// attach them.
     pub(super) is_deferred: bool,
-    /// Whether the probes of a sampling window could not be attached for such a reason. It has no windows until the next scan.
+    /// Whether the probes of a sampling window could not be attached for a reason that may pass. Then the file has no
+    /// sampling windows until the next scan.
     pub(super) lacks_windows: bool,
 }
 
@@ -131,7 +134,7 @@ pub(crate) struct AttachedFile {
 #[derive(Debug, Default)]
 pub(super) struct FileLinks {
     pub(super) infrequent_links: Vec<ProbeLink>,
-    /// Of permanently probed frequent functions, by index in `SYMBOLS`.
+    /// Links of permanently probed frequent functions, by index in `SYMBOLS`.
     pub(super) frequent_links: BTreeMap<usize, Vec<ProbeLink>>,
     pub(super) window_links: Vec<ProbeLink>,
 }
@@ -179,13 +182,13 @@ impl AttachedFile {
         }
     }
 
-    /// Detaches its probes until the next scan.
+    /// Detaches the file's probes until the next scan.
     fn detach_until_next_scan(&mut self, reason: &str) {
         self.detach_for_rest(reason);
         self.is_deferred = true;
     }
 
-    /// Tries again to attach its probes.
+    /// Tries again to attach the file's probes.
     pub(crate) fn retry_attaching(&mut self, kernel: &Kernel) {
         self.lacks_windows = false;
         if std::mem::take(&mut self.is_deferred) {
@@ -193,7 +196,7 @@ impl AttachedFile {
         }
     }
 
-    /// Whether probes are attached to any function, all the time or in windows.
+    /// Whether any function of the file is probed, permanently or in sampling windows.
     pub(crate) fn has_probes(&self) -> bool {
         let mut functions = self.functions.iter();
         functions.any(|function| !matches!(function.mode, AttachMode::NotAttached(_)))
@@ -204,7 +207,7 @@ impl AttachedFile {
         self.change_watches.iter().copied()
     }
 
-    /// Notes whether a process maps it now.
+    /// Records whether a process maps the file now.
     pub(crate) fn note_use(&mut self, is_used: bool) {
         self.unused_since = match is_used {
             true => None,
@@ -212,8 +215,8 @@ impl AttachedFile {
         };
     }
 
-    /// Whether probes on it may still count something. A file that nobody maps stays for a while, because its program may
-    /// start again.
+    /// Whether probes on the file may still count calls. Probes stay attached for a while to a file that no process maps,
+    /// because its program may start again.
     pub(crate) fn is_useful(&self) -> bool {
         let Some(since) = self.unused_since else {
             return true;
@@ -222,7 +225,8 @@ impl AttachedFile {
         may_be_mapped && (self.is_kept || since.elapsed() < MAX_UNMAPPED_TIME)
     }
 
-    /// Adapts its probes to what is sampled now. That may have changed while a child process attached to it.
+    /// Attaches and detaches the file's probes as the plan of sampled functions demands now. The plan may have
+    /// changed while a child process attached to the file.
     pub(crate) fn follow_plan(&mut self, kernel: &Kernel, plan: &AttachPlan) {
         for symbol in frequent_symbols(&self.functions) {
             let mut functions = self.functions.iter();
@@ -241,7 +245,7 @@ impl AttachedFile {
         }
     }
 
-    /// Whether all of its probes are detached until the next scan.
+    /// Whether all probes of the file are detached until the next scan.
     pub(crate) fn awaits_scan(&self) -> bool {
         self.is_deferred && self.rest_reason.is_some()
     }
@@ -258,14 +262,14 @@ impl AttachedFile {
         }
     }
 
-    /// Detaches its probes for a while, for this reason.
+    /// Detaches the file's probes for a while, and stores the reason.
     pub(crate) fn detach_for_rest(&mut self, reason: &str) {
         self.is_deferred = false;
         self.rest_reason = Some(reason.into());
         release_links(self.take_links());
     }
 
-    /// Attaches its probes again after a rest.
+    /// Attaches the file's probes again after its processes rested.
     pub(crate) fn end_rest(&mut self, kernel: &Kernel) {
         if self.rest_reason.take().is_some() {
             self.resume_probes(kernel);
@@ -296,7 +300,8 @@ impl AttachedFile {
         set_attach_mode(&mut self.functions, symbol, &mode);
     }
 
-    /// Samples a frequent function from now on. Returns its links: dropping them detaches, which takes a while.
+    /// Samples a frequent function from now on. Returns the function's permanent links: dropping them detaches the
+    /// probes, which takes a while.
     pub(crate) fn switch_to_sampling(&mut self, symbol: usize) -> Vec<ProbeLink> {
         set_attach_mode(&mut self.functions, symbol, &AttachMode::Sampled);
         self.links
@@ -305,12 +310,13 @@ impl AttachedFile {
             .unwrap_or_default()
     }
 
-    /// Detaches all probes, and keeps their modes for [`Self::resume_probes`].
+    /// Detaches all probes of the file, and remembers for [`Self::resume_probes`] which of them were attached
+    /// permanently.
     pub(crate) fn pause_probes(&mut self) {
         detach_links(self.take_links());
     }
 
-    /// Its links. Dropping them detaches its probes.
+    /// Takes out all links of the file. Dropping the links detaches the file's probes.
     fn take_links(&mut self) -> Vec<ProbeLink> {
         let frequent = std::mem::take(&mut self.links.frequent_links);
         let mut links: Vec<ProbeLink> = frequent.into_values().flatten().collect();
@@ -319,7 +325,7 @@ impl AttachedFile {
         links
     }
 
-    /// Attaches the probes again that [`Self::pause_probes`] detached.
+    /// Attaches the probes of the file again that [`Self::pause_probes`] detached.
     pub(crate) fn resume_probes(&mut self, kernel: &Kernel) {
         if self.rest_reason.is_some() {
             return;
@@ -347,7 +353,7 @@ impl AttachedFile {
         }
     }
 
-    /// Detaches all probes for good, for this reason.
+    /// Detaches all probes of the file for good, and stores the reason.
     pub(crate) fn detach_for_good(&mut self, reason: &str) {
         release_links(self.take_links());
         self.change_watches.clear();
@@ -358,13 +364,15 @@ impl AttachedFile {
         }
     }
 
-    /// Returns the links of the window. Dropping them detaches, which takes a while.
+    /// Closes the file's sampling window and returns its links. Dropping the links detaches the probes, which takes a
+    /// while.
     pub(crate) fn close_window(&mut self) -> Vec<ProbeLink> {
         std::mem::take(&mut self.links.window_links)
     }
 }
 
-/// Detaches the probes of files, all at once, and keeps their modes for [`AttachedFile::resume_probes`].
+/// Detaches the probes of all these files at once, and remembers for [`AttachedFile::resume_probes`] which of them
+/// were attached permanently.
 pub(crate) fn pause_files<'a>(files: impl Iterator<Item = &'a mut AttachedFile>) {
     detach_links(files.flat_map(AttachedFile::take_links).collect());
 }
@@ -374,7 +382,7 @@ pub(crate) fn drop_files(files: impl Iterator<Item = AttachedFile>) {
     release_links(files.flat_map(|mut file| file.take_links()).collect());
 }
 
-/// Waits for links, and returns one result per set.
+/// Waits for the links that a child process attaches, and returns one result per set of functions.
 fn finish_linking(
     task: Result<ChildTask<LinkSets>, ChildTaskError>,
 ) -> Result<Vec<Result<Vec<ProbeLink>, LinkProblem>>, ChildTaskError> {
@@ -387,8 +395,8 @@ fn finish_linking(
     })
 }
 
-/// Does something with files that attaches their probes. After a file of a tenant did not answer, the tenant's other files
-/// are left to the next scan.
+/// Calls `attach`, which attaches probes, for each of these files. After a file of a tenant did not answer, the tenant's
+/// other files are left to the next scan.
 pub(crate) fn attach_each<'a>(
     files: impl Iterator<Item = &'a mut AttachedFile>,
     attach: impl Fn(&mut AttachedFile),
@@ -405,9 +413,9 @@ pub(crate) fn attach_each<'a>(
     }
 }
 
-/// Attaches probes to all sampled functions of these files, for a window. If the kernel refuses them for good, all probes of the
-/// file are detached. If the reason may pass, as on a machine that is too busy, its other probes stay, and it has no windows until the
-/// next scan.
+/// Attaches probes to all sampled functions of these files, for a sampling window. If the kernel refuses the probes of a
+/// file for good, all probes of that file are detached. If the reason may pass, as on a machine that is too busy, the
+/// file's other probes stay attached, and the file has no windows until the next scan.
 pub(crate) fn attach_for_window<'a>(
     kernel: &Kernel,
     files: impl Iterator<Item = &'a mut AttachedFile>,

@@ -37,12 +37,12 @@ pub(super) struct LibraryAttachments {
     events: OwnedFd,
     /// Files that no probe can be attached to.
     refused: Arc<RefusedFiles>,
-    /// Files whose content was refused last. They are not read again until they change.
+    /// Files whose content was refused last. A refused file is not read again until it changes.
     refused_contents: VecDeque<(LibraryKind, FileIdentity)>,
     changes: FileChanges,
     /// Numbers of the files that a process maps.
     mapped: BTreeMap<ProcessKey, BTreeSet<u64>>,
-    /// Identities of processes when they mapped their first library. They may exit before the next round reads them.
+    /// Identities of processes, read at the first library of each: it may exit before the next round.
     identities: BTreeMap<ProcessKey, Identity>,
     /// Identities of processes that exited or executed another program since the last round.
     exited_identities: BTreeMap<ProcessKey, Identity>,
@@ -58,7 +58,7 @@ pub(super) struct LibraryAttachments {
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct FileRetry {
     tenant: Tenant,
-    /// The process that maps it; an installed one has none.
+    /// The process that maps the file; `None` for an installed library.
     process: Option<ProcessKey>,
     kind: LibraryKind,
     access_path: PathBuf,
@@ -69,7 +69,7 @@ struct FileRetry {
 pub(super) struct AttachContext<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) governor: &'a Governor,
-    /// Whether all probes are detached for now.
+    /// Whether all probes of the observer are detached for now.
     pub(super) is_off: bool,
 }
 
@@ -82,17 +82,17 @@ impl AttachContext<'_> {
     }
 }
 
-/// How long the loop waits for child processes when processes have mapped new files. Most need less, and then the first
-/// calls of a process are counted.
+/// How long the observer's thread waits for child processes when processes have mapped new files. Most need less, and
+/// then the first calls of a process are counted.
 const MAX_WAIT_FOR_NEW_FILES: Duration = Duration::from_millis(500);
-/// Files that may be probed at once. Each takes some 30 descriptors.
+/// Shares of the files that may have probes at the same time. Each of these files takes some 30 descriptors.
 const PROBED_FILE_SHARES: TenantShares = TenantShares {
     capacity: 512,
     reserved_entries: 128,
     minimum_per_tenant: 8,
 };
 
-/// Files that are tried again. Any user can have files refused.
+/// Shares of the refused files that the next scan tries again: any user can have files refused.
 const RETRIED_FILE_SHARES: TenantShares = TenantShares {
     capacity: 1024,
     reserved_entries: 256,
@@ -126,7 +126,7 @@ impl LibraryAttachments {
         })
     }
 
-    /// Attaches to a library that a user named. No process may map it yet.
+    /// Attaches to a library that a user named with `--library`. Perhaps no process maps the library yet.
     pub(super) fn attach_named(&mut self, path: &Path) {
         let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let mut names = [path, &target].into_iter();
@@ -145,7 +145,7 @@ impl LibraryAttachments {
         }
     }
 
-    /// Attaches to a library that is installed at this path, and stays attached.
+    /// Attaches probes to an installed library. They stay attached although no process maps the library.
     pub(super) fn attach_installed(&mut self, kind: LibraryKind, path: &Path) {
         if !has_functions(kind) {
             return;
@@ -183,7 +183,7 @@ impl LibraryAttachments {
         else {
             return;
         };
-        // The process may have mapped another file at this address since it was scanned. The next scan reports that one.
+        // The process may have mapped another file here since it was scanned, which the next scan reports.
         let name = file.path.file_name().and_then(LibraryKind::from_file_name);
         if name != Some(kind) || !has_functions(kind) {
             return;
@@ -218,7 +218,7 @@ impl LibraryAttachments {
         }
     }
 
-    /// Whether probes are attached to a file already, or it is in the queue. Records which processes map it.
+    /// Whether the file has probes already or is in the queue. If so, records which processes map the file.
     fn is_known(&mut self, identity: FileIdentity, demand: &FileDemand) -> bool {
         let mut files = self.files.iter_mut();
         if let Some(known) = files.find(|it| it.file.identity == identity) {
@@ -239,11 +239,11 @@ impl LibraryAttachments {
         })
     }
 
-    /// Has the next scan try again: the reason for the refusal may pass.
+    /// Has the next scan try to attach to the file again, because the reason for the refusal may pass.
     fn retry_later(&mut self, kind: LibraryKind, demand: &FileDemand) {
         let installed = (None, (&demand.tenant, &demand.access_path));
         let installed = demand.is_installed.then_some(installed);
-        // By the mapping of each process: the others may exit before.
+        // A child process may open the file by the mapping of any of these processes, because some may exit.
         let processes = demand.processes.iter().filter_map(|process| {
             let (tenant, access) = demand.mapped_at.get(process)?;
             Some((Some(*process), (tenant, access)))
@@ -274,7 +274,7 @@ impl LibraryAttachments {
         }
     }
 
-    /// Whether another file of this tenant may be probed.
+    /// Whether probes may be attached to one more file of this tenant.
     fn has_room_for(&self, tenant: &Tenant) -> bool {
         let attached = self.files.iter().map(|file| &file.tenant);
         let tenants = attached.chain(self.queue.demands().map(|(_, demand)| &demand.tenant));
@@ -288,7 +288,7 @@ impl LibraryAttachments {
         }
     }
 
-    /// Takes over the files that child processes have attached to. Waits for them until a moment.
+    /// Takes over the files that child processes have attached to. Waits for child processes until the time `until`.
     pub(super) fn work_on_queue(&mut self, until: Instant, context: AttachContext<'_>) {
         for finished in self.queue.work_until(until, &self.changes, context) {
             let FinishedFile {
@@ -311,7 +311,7 @@ impl LibraryAttachments {
         }
     }
 
-    /// Records why a file was refused. It is tried again if the reason may pass.
+    /// Records why a file was refused. The next scan tries the file again if the reason may pass.
     fn record_refused_content(
         &mut self,
         kind: LibraryKind,
@@ -362,15 +362,15 @@ impl LibraryAttachments {
         });
     }
 
-    /// Follows what happened to processes: attaches to the libraries that they map.
+    /// Handles events of processes: attaches to mapped libraries, and forgets the mappings of exited processes.
     pub(super) fn follow_process_events(
         &mut self,
         events: &[ProcessEvent],
         context: AttachContext<'_>,
     ) {
         self.identify_new_processes(events);
-        // Child processes attach to several files at the same time. A file system that does not answer delays the loop by
-        // this once, not by this for each of its files.
+        // Child processes attach to several files at the same time. A file system that does not answer delays the
+        // observer's thread by this time once, and not once for each of its files.
         let until = Instant::now() + MAX_WAIT_FOR_NEW_FILES;
         for event in events {
             match event {
@@ -490,7 +490,7 @@ impl LibraryAttachments {
         self.mapped.get(&process).cloned().unwrap_or_default()
     }
 
-    /// The files with these numbers.
+    /// The attached files with these numbers.
     pub(super) fn files_mut(
         &mut self,
         numbers: &BTreeSet<u64>,
@@ -516,7 +516,7 @@ impl LibraryAttachments {
         self.found_running.contains(&process)
     }
 
-    /// The identity that a process had when it mapped its first library.
+    /// The identity that a process had when it mapped its first ML library.
     pub(super) fn identity_at_first_mapping(&self, process: ProcessKey) -> Option<&Identity> {
         let identity = self.identities.get(&process);
         identity.or_else(|| self.exited_identities.get(&process))

@@ -17,7 +17,7 @@ pub(super) const DECISIONS_MAP: &str = "decisions";
 /// BPF maps that are not created if decisions are not counted.
 pub(super) const OPTIONAL_MAPS: [&str; 2] = [DECISIONS_MAP, "decided_threads"];
 
-/// The threads of a process while they are in one class.
+/// What a scheduler would have decided about the threads of a process while they were in one class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct ClassDecisions {
     /// Time on a CPU.
@@ -26,18 +26,19 @@ pub struct ClassDecisions {
     pub delay_ns: u64,
     /// Wake-ups.
     pub wakeups: u64,
-    /// Wake-ups that waited for a CPU: the thread would have preempted another one.
+    /// Wake-ups after which a thread waited for a CPU: the scheduler would have preempted another thread for it.
     pub would_preempt: u64,
-    /// Preemptions of a critical thread: it would have been kept on its CPU.
+    /// Preemptions of a critical thread: the scheduler would have kept the thread on its CPU.
     pub would_keep: u64,
-    /// The delays after these two. A scheduler that has to be fair to others saves less.
+    /// Delays that the preempting wake-ups and the prevented preemptions would have saved. A scheduler that has to be
+    /// fair to other tasks saves less.
     pub saved_ns: u64,
-    /// Spinning waits for the GPU: the CPU would have been lent to others.
+    /// Spinning waits for the GPU: the scheduler would have lent the CPU to other threads.
     pub would_lend: u64,
 }
 
 impl ClassDecisions {
-    /// Adds the figures of another process.
+    /// Adds the counts of another process to these.
     pub fn add_decisions(&mut self, other: &Self) {
         for (sum, more) in [
             (&mut self.run_ns, other.run_ns),
@@ -70,21 +71,21 @@ impl From<RawDecisions> for ClassDecisions {
 /// Decisions about the threads of one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessDecisions {
-    /// Identifies the process: a pid may be reused.
+    /// The handle that identifies the process, because a pid may be reused.
     pub handle: u32,
     /// Its pid.
     pub pid: u32,
-    /// Pid of the process that it loads data for, or its own.
+    /// Pid of the trainer that the process loads data for; its own pid if it is no loader.
     pub trainer: u32,
-    /// Whether its classes are those of the sampled rule.
+    /// Whether the sampled rule decides the classes of this process.
     pub is_sampled: bool,
     /// Its name.
     pub comm: String,
-    /// By class, without classes in which no thread ran.
+    /// Decisions by class, without classes in which no thread ran.
     pub classes: BTreeMap<TaskClass, ClassDecisions>,
 }
 
-/// Maps the rows: one per process and class.
+/// Maps the table of decisions into memory: one row per process and class.
 pub(super) fn map_rows(map: &MapHandle) -> io::Result<MappedArray<RawDecisions>> {
     MappedArray::new(map, layout::PROCESSES * TaskClass::ALL.len())
 }
@@ -114,7 +115,7 @@ fn read_decisions(kernel: &Kernel, rows: &MappedArray<RawDecisions>) -> Vec<Proc
 }
 
 impl Observer {
-    /// Decisions so far, of all processes that are observed now. Empty unless
+    /// Counted decisions so far, of all processes that are observed now. Empty unless
     /// [`ObserverOptions::counts_decisions`](super::ObserverOptions::counts_decisions) is set.
     #[must_use]
     pub fn decisions(&self) -> Vec<ProcessDecisions> {

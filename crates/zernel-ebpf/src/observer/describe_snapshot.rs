@@ -55,7 +55,8 @@ impl Observer {
         }
     }
 
-    /// After pid reuse or exec, several processes have one pid. Series are keyed by pid, so only the newest is exported.
+    /// After pid reuse or exec, several processes have one pid. Metric series are keyed by pid, so only the newest
+    /// process of a pid is exported.
     fn newest_of_each_pid(&self) -> impl Iterator<Item = &ObservedProcess> {
         let mut newest: BTreeMap<u32, &ObservedProcess> = BTreeMap::new();
         for process in self.processes() {

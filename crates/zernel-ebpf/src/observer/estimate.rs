@@ -1,4 +1,4 @@
-//! Estimates of how often a process called its sampled functions.
+//! Estimates how often a process called its sampled functions.
 //!
 //! Probes on a sampled function are attached only in short sampling windows. Steps are counted all the time, so the
 //! number users ask for, launches per step, is a mean over the whole steps that lay in windows ([`PerStep`]):
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The last line serves a process that makes no steps, makes steps too long for a window, or launches nothing in
-//! windows. Otherwise time beside steps is not extrapolated: an evaluation counts as far as windows saw it, or as part
-//! of a step that lay whole in a window.
+//! windows. For other processes, calls outside of steps are not extrapolated: an evaluation counts as far as windows
+//! saw it, or as part of a step that lay whole in a window.
 //!
 //! Every interval is a 95 % interval by Student's t. The unit is the window, because the steps of one window may be
 //! more alike than the steps of two. All means are ratios Σy / Σn over windows ([`RatioOfSums`]); the residual of window i is
@@ -42,7 +42,7 @@ impl ConfidenceInterval {
     }
 }
 
-/// How often a function was called while it was sampled.
+/// Estimated number of calls of a function while it was sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct CallEstimate {
     pub(super) calls: f64,
@@ -114,8 +114,8 @@ fn student_t_percentile(freedom: u32) -> f64 {
 
 /// Launches per step, from the whole steps that lay in windows.
 ///
-/// A step of length l lies whole in a window of length w only if the window opens within the w − l before the step begins. So
-/// a step has the weight 1 / (w − l): without it, long steps would be under-represented.
+/// A step of length l lies whole in a window of length w only if the window opens within the w − l before the step begins.
+/// So a step has the weight 1 / (w − l): without this weight, long steps would be under-represented.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct LaunchesPerStep {
     /// Weighted launches and weights, summed over the steps of each window.
@@ -142,8 +142,8 @@ impl LaunchesPerStep {
         });
     }
 
-    /// Adds successive steps that were all counted, as if they were those of a window of this length. No step is
-    /// under-represented, so all have the same weight.
+    /// Adds successive steps that were all counted, as if they were those of a window of this length. When all steps
+    /// are counted, none is under-represented, so all have the same weight.
     pub(super) fn add_counted(&mut self, steps: &[WindowStep], length: Duration) {
         self.add_steps(steps, |_| 1.0 / length.as_secs_f64());
     }
@@ -185,17 +185,18 @@ pub(super) struct WindowTotals {
 /// Estimates the calls of a function, or of all functions of one kind, while it was sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct CallEstimator {
-    /// Whether these are all launches: then the calls per launch are 1 by definition.
+    /// Whether the estimated calls are all launches of the process: then the calls per launch are 1 by definition.
     are_all_launches: bool,
     per_launch: RatioOfSums,
     per_second: RatioOfSums,
     probe_seconds: f64,
-    /// Time and steps while sampled. Of the step in which sampling began only the rest counts.
+    /// Time and number of steps in which the function was sampled. Of the step in which sampling began, only the part
+    /// after that moment counts.
     seconds: f64,
     steps: f64,
     /// Number of times sampling began.
     sampling_starts: u32,
-    /// The calls before steps were last counted anew, from another boundary.
+    /// The estimated calls of earlier series, which ended when steps were counted anew from another boundary.
     earlier_series: CallEstimate,
 }
 
@@ -213,7 +214,7 @@ impl CallEstimator {
         self.steps -= begun_share;
     }
 
-    /// Adds time and steps while sampled.
+    /// Adds time, and the number of steps in it, in which the function was sampled.
     pub(super) fn add_elapsed_work(&mut self, seconds: f64, steps: f64) {
         self.seconds += seconds;
         self.steps += steps;
@@ -227,7 +228,8 @@ impl CallEstimator {
         self.probe_seconds += window.probe_seconds;
     }
 
-    /// Begins a new series, because steps are counted anew from another boundary. The estimate so far is kept.
+    /// Begins a new series, because the step detector counts steps anew from another boundary. The estimate of the
+    /// earlier series is kept.
     pub(super) fn begin_series(&mut self, launches_per_step: Option<ConfidenceInterval>) {
         let so_far = self.estimate_calls(launches_per_step);
         let earlier = CallEstimate {
@@ -242,7 +244,7 @@ impl CallEstimator {
         };
     }
 
-    /// Calls while sampled. Without `launches_per_step` the estimate is by time.
+    /// Estimates the calls of the function while it was sampled. Without `launches_per_step` the estimate is by time.
     pub(super) fn estimate_calls(
         &self,
         launches_per_step: Option<ConfidenceInterval>,
@@ -260,7 +262,7 @@ impl CallEstimator {
             .map(|half| half + self.earlier_series.half_width_or_all());
         CallEstimate {
             calls: self.earlier_series.calls + now.calls,
-            // Without calls there is nothing to give an interval for.
+            // A function without calls while sampled has the interval of the earlier series.
             half_width: half_width.or(self.earlier_series.half_width.filter(|_| now.calls == 0.0)),
         }
     }

@@ -1,6 +1,6 @@
 //! The trace: every event of every tracker, and when probes were on or off.
 //!
-//! Tracing is chosen when the programs are loaded. Without it they contain no code for it.
+//! Tracing is chosen when the BPF programs are loaded. Without tracing the programs contain no code for it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ const TRACE_RING_BYTES: u32 = 16 << 20;
 /// An item of the trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceItem {
-    /// A process with events, before its first event and whenever its role changes.
+    /// A process: written before the first event of the process and whenever its role changes.
     Process(TracedProcess),
     /// An event of a thread.
     Event(TracedEvent),
@@ -35,7 +35,7 @@ pub enum TraceItem {
     },
     /// Events were lost since the last round.
     Lost {
-        /// The end of that round, in nanoseconds of CLOCK_MONOTONIC.
+        /// When the loss was noticed: the end of the observer's round, in nanoseconds of CLOCK_MONOTONIC.
         at_ns: u64,
         /// How many.
         events: u64,
@@ -45,17 +45,17 @@ pub enum TraceItem {
 /// A process in the trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracedProcess {
-    /// Identifies it in the trace: a pid may be reused.
+    /// The number that identifies the process in the trace, because a pid may be reused.
     pub handle: u32,
     /// Its pid.
     pub pid: u32,
     /// Whether the process was forked to load data.
     pub is_loader: bool,
-    /// Handle of the process that it loads data for, or 0.
+    /// Handle of the trainer that the process loads data for; 0 if it is no loader.
     pub trainer: u32,
 }
 
-/// An event of a thread, and its phase after the event.
+/// An event of a thread, and the thread's phase after the event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TracedEvent {
     /// Time of the event, in nanoseconds of CLOCK_MONOTONIC.
@@ -70,7 +70,7 @@ pub struct TracedEvent {
     pub symbol: Option<u8>,
     /// The phase.
     pub phase: WorkloadPhase,
-    /// Number of phase changes so far, modulo 4096.
+    /// Number of phase changes of the thread so far, modulo 4096.
     pub sequence: u16,
     /// Start of the phase, rounded down to 1024 ns.
     pub phase_start_ns: u64,
@@ -85,13 +85,13 @@ pub struct TracedEvent {
 /// Probes were detached or attached, a sampling window opened or closed, or a process was rested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoverageChange {
-    /// All probes were detached, or attached again.
+    /// All probes were detached (`false`) or attached again (`true`).
     Probes(bool),
     /// A sampling window was opened or closed: only then sampled functions give events.
     Window(bool),
     /// Launches are sampled, so threads are assumed to launch after a copy or a backward pass.
     AssumedLaunches(bool),
-    /// A process is observed, or not because of its overhead.
+    /// A process is observed again, or is no longer observed because of its overhead.
     Process {
         /// Its handle.
         handle: u32,
@@ -148,7 +148,7 @@ impl EventTrace {
         self.items.borrow_mut().push(item);
     }
 
-    /// Reads the ring buffer. Call this before the handles of exited processes are freed.
+    /// Reads the ring buffer. Must run before the handles of exited processes are freed.
     fn read_ring(&mut self, kernel: &Kernel) -> libbpf_rs::Result<()> {
         self.ring.consume()?;
         let records: Vec<layout::TraceRecord> = self.received.try_iter().collect();
@@ -211,7 +211,8 @@ fn traced_event(record: &layout::TraceRecord) -> TracedEvent {
 impl Observer {
     /// Reads the ring buffer of the trace, if events are traced.
     pub(super) fn read_trace(&mut self) -> libbpf_rs::Result<()> {
-        // Taken out for the time of the call, because reading needs the rest of the kernel side.
+        // The ring buffer is taken out of the kernel side during the call, because reading it also needs the other
+        // maps.
         let Some(mut trace) = self.kernel.trace.take() else {
             return Ok(());
         };

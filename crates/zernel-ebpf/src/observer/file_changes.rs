@@ -1,8 +1,9 @@
 //! Notices when a library file with probes is written to or removed, through inotify.
 //!
-//! Two inodes are watched per file: the one that is mapped, and the one at the path that its users see. They differ in
-//! an overlay file system, and older kernels do not report a write to the second at the first. inotify does not report
-//! writes through a shared mapping or from another host of a network file system. The regular scan finds those.
+//! Two inodes are watched per file: the one that is mapped, and the one at the path that its users see. On an overlay
+//! file system these are two different inodes, and older kernels do not report a write to the file at the path as a
+//! change of the mapped one. inotify does not report writes through a shared mapping or from another host of a network
+//! file system. The regular scan finds these writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -22,8 +23,8 @@ const WATCHED_CHANGES: WatchFlags = WatchFlags::MODIFY.union(WatchFlags::ATTRIB)
 /// inotify watch descriptor.
 pub(crate) type WatchId = i32;
 
-/// How long a watch may stay without being taken over: longer than a child process lives that adds watches. Later it belongs to
-/// a child process that did not finish.
+/// How long a watch that a child process added may stay without being taken over: longer than such a child lives. An older
+/// watch was added by a child that did not finish, and is removed.
 const MAX_ORPHAN_AGE: Duration = Duration::from_secs(30);
 
 /// An inotify instance with its watches.
@@ -52,14 +53,14 @@ impl FileChanges {
     /// Removes all watches except the needed ones.
     pub(crate) fn keep_only_watches(&mut self, needed: &BTreeSet<WatchId>) {
         for unneeded in self.watched_ids.difference(needed) {
-            // The kernel has removed the watch if the inode was deleted.
+            // Removing fails if the kernel has removed the watch already, because the inode was deleted.
             let _ = inotify::remove_watch(&self.descriptor, *unneeded);
         }
         self.watched_ids.retain(|watched| needed.contains(watched));
         self.remove_orphaned_watches(Instant::now());
     }
 
-    /// Removes watches that nobody has taken over for a while.
+    /// Removes watches that child processes added and the observer has not taken over for a while.
     fn remove_orphaned_watches(&mut self, now: Instant) {
         let all = self.all_watches().unwrap_or_default();
         self.unclaimed_since.retain(|watch, _| all.contains(watch));
@@ -73,7 +74,8 @@ impl FileChanges {
             .retain(|watch, _| !self.watched_ids.contains(watch));
     }
 
-    /// All watches of the instance, those of child processes included. The kernel lists them as `inotify wd:NUMBER …`.
+    /// All watches of the inotify instance, those of child processes included. `/proc/self/fdinfo` lists them as
+    /// `inotify wd:NUMBER …`.
     fn all_watches(&self) -> std::io::Result<BTreeSet<WatchId>> {
         let path = format!("/proc/self/fdinfo/{}", self.descriptor.as_raw_fd());
         let text = std::fs::read_to_string(path)?;
@@ -84,7 +86,8 @@ impl FileChanges {
         Ok(numbers.collect())
     }
 
-    /// Whether a file changed since the last call. The event that a watch was removed does not count.
+    /// Whether a file changed since the last call. An event that reports the removal of a watch is no change of a
+    /// file.
     pub(crate) fn take_change(&mut self) -> bool {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = Reader::new(&self.descriptor, &mut buffer);
@@ -105,15 +108,15 @@ impl AsFd for FileChanges {
     }
 }
 
-/// Watches a file that was found at `access`, through the descriptor of [`FileChanges`]. Watches that cannot be added are left
-/// out: the number of watches per user is limited. Walks paths of another user, so it runs in a child process.
+/// Watches a file that was found at `access`, through the descriptor of [`FileChanges`]. Watches that cannot be added are
+/// left out: the number of watches per user is limited. Runs in a child process, because it walks paths of another user.
 pub(crate) fn watch_file(
     changes: BorrowedFd<'_>,
     file: &ForeignFile,
     access: &Path,
 ) -> Vec<WatchId> {
     let named = path_in_user_root(access, &file.path);
-    // A user may have put a link to any other file there.
+    // A user may have put a link to any other file at this path.
     let paths = [
         (file.reopen_path(), WATCHED_CHANGES),
         (named, WATCHED_CHANGES | WatchFlags::DONT_FOLLOW),

@@ -1,7 +1,7 @@
 //! New library files: those that wait for a child process, and those that a child process attaches to.
 //!
-//! Each tenant has a number of child processes at a time. A file for which there is none yet waits here, and holds up neither the
-//! loop nor the files of other tenants.
+//! The number of child processes that work for one tenant at a time is limited. A file that no child process is free for
+//! waits in this queue, and delays neither the observer's thread nor the files of other tenants.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,21 +25,21 @@ use crate::quarantine;
 /// The processes that need the probes of a file, and their tenant.
 #[derive(Debug, Clone)]
 pub(super) struct FileDemand {
-    /// The processes that map it.
+    /// The processes that map the file.
     pub(super) processes: BTreeSet<ProcessKey>,
     /// The tenant of each process, and where it maps the file.
     pub(super) mapped_at: BTreeMap<ProcessKey, (Tenant, PathBuf)>,
-    /// The tenant of the first of them. Installed libraries belong to root.
+    /// The tenant of the first process that mapped the file. Installed libraries count for root.
     pub(super) tenant: Tenant,
-    /// Whether another tenant maps it too.
+    /// Whether processes of several tenants map the file.
     pub(super) is_shared: bool,
     /// Where the file was found.
     pub(super) access_path: PathBuf,
-    /// Whether it is installed. An installed library stays attached although no process maps it.
+    /// Whether the file is an installed library. An installed library stays attached although no process maps it.
     pub(super) is_installed: bool,
 }
 
-/// A file with the kind of library that it is.
+/// A library file that waits in the queue, with its kind.
 struct NewFile {
     kind: LibraryKind,
     file: ForeignFile,
@@ -52,7 +52,7 @@ struct PendingFile {
     demand: FileDemand,
 }
 
-/// A file that the queue is done with.
+/// A file that has left the queue: a child process attached to it, or failed.
 pub(super) struct FinishedFile {
     pub(super) kind: LibraryKind,
     pub(super) demand: FileDemand,
@@ -63,7 +63,7 @@ pub(super) struct FinishedFile {
 pub(super) struct FileQueue {
     waiting_files: VecDeque<NewFile>,
     pending_files: Vec<PendingFile>,
-    /// Readable when a child process has something to say.
+    /// A descriptor that is readable when a child process may have a result.
     events: OwnedFd,
     last_number: u64,
 }
@@ -93,7 +93,7 @@ impl FileQueue {
         files.find_map(|(other, demand)| (other == identity).then_some(demand))
     }
 
-    /// The kind of each file, and the demand for it.
+    /// The kind of each file in the queue, and the processes that need it.
     pub(super) fn demands(&self) -> impl Iterator<Item = (LibraryKind, &FileDemand)> {
         let waiting = self.waiting_files.iter().map(|it| (it.kind, &it.demand));
         let pending = self
@@ -115,8 +115,8 @@ impl FileQueue {
         });
     }
 
-    /// Starts child processes for waiting files, and takes over the files that child processes are done with. Waits for more
-    /// of them until a moment.
+    /// Starts child processes for waiting files, and takes over the files that child processes are done with. Waits for
+    /// further child processes until the time `until`.
     pub(super) fn work_until(
         &mut self,
         until: Instant,
@@ -204,7 +204,7 @@ impl FileQueue {
         }
     }
 
-    /// Waits until a child process has something to say, at most until a moment.
+    /// Waits until a child process may have a result, at most until the given time.
     fn wait_for_a_child(&self, until: Instant) {
         let left = until.saturating_duration_since(Instant::now());
         child_task::wait_until_readable(self.events.as_fd(), left.min(MAX_WAIT_FOR_CHILDREN));
@@ -225,7 +225,7 @@ impl NewFile {
 }
 
 impl AsFd for FileQueue {
-    /// Readable when a child process has something to say.
+    /// A descriptor that is readable when a child process may have a result.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }

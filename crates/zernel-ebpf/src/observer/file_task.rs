@@ -73,8 +73,8 @@ impl From<ChildTaskError> for FileRefusal {
     }
 }
 
-/// What a child process found in a file and did with it. The links come beside it: those of each frequent function first, then
-/// those of the infrequent ones.
+/// What a child process found in a file and attached. The child hands the links over separately: first those of each
+/// frequent function, then those of the infrequent ones.
 #[derive(Debug, Serialize, Deserialize)]
 struct ProbedFile {
     functions: Vec<FoundFunction>,
@@ -86,8 +86,9 @@ struct ProbedFile {
 }
 
 impl ProbedFile {
-    /// Assigns the links that the child process handed over to the functions of the file. A function without probes keeps the reason. If the
-    /// reason may pass, the file is refused, and tried again later.
+    /// Assigns the links that the child process handed over to the functions of the file. A function that could not be
+    /// probed keeps the reason why. If the kernel refuses probes for a reason that may pass, the file is refused and
+    /// tried again later.
     fn take_links(&mut self, handed_over: Vec<ProbeLink>) -> Result<FileLinks, FileRefusal> {
         let mut handed_over = handed_over.into_iter();
         let mut links = FileLinks::default();
@@ -132,7 +133,7 @@ pub(crate) struct FileTask {
 pub(crate) struct AttachPlan {
     /// The functions that are sampled.
     pub(crate) sampled_symbols: BTreeSet<usize>,
-    /// Whether all probes are detached for now.
+    /// Whether all probes of the observer are detached for now.
     pub(crate) is_off: bool,
 }
 
@@ -145,7 +146,7 @@ impl FileTask {
         demand: &FileDemand,
         context: AttachContext<'_>,
     ) -> Result<Self, (ForeignFile, FileRefusal)> {
-        // Root has chosen the installed files, and those of `--library`.
+        // Files that root has chosen are not checked: installed ones and those of `--library`.
         if !demand.is_installed
             && let Some(reason) = overlay_layers::refusal_of_overlay(file.as_fd())
         {
@@ -183,7 +184,7 @@ impl FileTask {
         }
     }
 
-    /// The result, if there is one by now; otherwise gives the task back.
+    /// Returns the result of the child process, or gives the task back if the child still works.
     pub(crate) fn take_result(
         mut self,
         number: u64,
@@ -226,7 +227,7 @@ impl FileTask {
     }
 }
 
-/// Attaches to the functions of a file and watches it for changes. Runs in a child process.
+/// Attaches probes to the functions of a file, and watches the file for changes. Runs in a child process.
 fn probe_file(
     kernel: &Kernel,
     changes: BorrowedFd<'_>,
@@ -235,7 +236,7 @@ fn probe_file(
     plan: &AttachPlan,
     handover: &DescriptorHandover<'_>,
 ) -> ProbedFile {
-    // Before probes are attached, so that no write goes unnoticed.
+    // The file is watched before probes are attached, so that no write goes unnoticed.
     let change_watches = file_changes::watch_file(changes, file, access);
     let attach =
         |targets: &[ProbeTarget]| LinkSet::attach_functions(kernel, file, targets, handover);
@@ -259,7 +260,7 @@ fn probe_file(
 }
 
 impl AsFd for FileTask {
-    /// Readable when there may be a result.
+    /// A descriptor that is readable when the child process may have a result.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.task.as_fd()
     }

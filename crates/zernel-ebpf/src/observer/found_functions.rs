@@ -15,7 +15,7 @@ pub enum AttachMode {
     Permanent,
     /// In sampling windows.
     Sampled,
-    /// Never; the text says why.
+    /// Probes are never attached to the function, for the reason in the text.
     NotAttached(String),
 }
 
@@ -24,7 +24,7 @@ pub enum AttachMode {
 pub(crate) struct FoundFunction {
     /// Its row in [`SYMBOLS`].
     pub(crate) symbol: usize,
-    /// Index of the name among the names of that row.
+    /// Index of the function's name among the names of its row in [`SYMBOLS`].
     name: usize,
     pub(crate) site: Option<ProbeSite>,
     pub(crate) mode: AttachMode,
@@ -37,8 +37,8 @@ impl FoundFunction {
     }
 }
 
-/// The functions of a library in [`SYMBOLS`], with their sites in the file. A prefix that matches no export is reported
-/// as missing.
+/// Finds those functions of [`SYMBOLS`] that a library file exports, and where in the file to probe each. A prefix that
+/// matches no export is reported as missing.
 pub(super) fn find_functions(
     kind: LibraryKind,
     library: &Library,

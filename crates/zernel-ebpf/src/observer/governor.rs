@@ -1,10 +1,10 @@
 //! Keeps the overhead of the probes within a budget.
 //!
-//! A probe costs the thread that runs into it a few microseconds. The governor measures that cost at the start, on this
-//! machine, and multiplies it by the calls of every thread. If the overhead of a thread exceeds the budget, its most
-//! frequent functions are *sampled*: their probes are attached only in windows of 50 ms, or of a few steps, as rarely
-//! as the budget requires. `estimate` computes calls from the windows. If functions that cannot be sampled cost a
-//! thread more than a ceiling, its process is not observed for a while (`process_rests`).
+//! A probe costs the thread that calls the probed function a few microseconds. The governor measures that cost at the
+//! start, on this machine, and multiplies it by the calls of every thread. If the overhead of a thread exceeds the
+//! budget, its most frequent functions are *sampled*: their probes are attached only in windows of 50 ms, or of a few
+//! steps, as rarely as the budget requires. `estimate` computes calls from the windows. If functions that cannot be
+//! sampled cost a thread more than a ceiling, its process is not observed for a while (`process_rests`).
 
 mod calibration;
 mod sampling_choice;
@@ -34,11 +34,11 @@ use crate::probes::{CallKind, SYMBOLS, layout};
 /// Budget and ceiling of the overhead.
 #[derive(Debug, Clone, Copy)]
 pub struct GovernorOptions {
-    /// Largest overhead of any observed thread, as a share of its time.
+    /// The budget: largest overhead of any observed thread, as a share of the thread's time.
     pub budget: f64,
     /// Overhead above which a process is not observed for a while, if sampling cannot reduce it.
     pub ceiling: f64,
-    /// How long it is not observed the first time.
+    /// How long a process that exceeds the ceiling is not observed the first time.
     pub first_rest: Duration,
 }
 
@@ -53,14 +53,14 @@ impl Default for GovernorOptions {
 }
 
 impl GovernorOptions {
-    /// Everything is counted, whatever it costs.
+    /// Options to count every call, whatever the overhead.
     pub const COUNT_EVERYTHING: Self = Self {
         budget: f64::INFINITY,
         ceiling: f64::INFINITY,
         first_rest: Duration::ZERO,
     };
 
-    /// Options with this budget, and a ceiling of at least ten times the budget.
+    /// Options of a governor with this budget, and a ceiling of at least ten times the budget.
     #[must_use]
     pub fn with_budget(budget: f64) -> Self {
         let usual = Self::default();
@@ -75,7 +75,8 @@ impl GovernorOptions {
 /// Probes on a sampled function are attached permanently again after it was cheap for this many rounds (10 s).
 const CHEAP_ROUNDS_UNTIL_PERMANENT: u32 = 20;
 
-/// Rounds above the ceiling before a process is rested. It takes some rounds until sampling shows in the overhead.
+/// Rounds above the ceiling before a process is rested. Several rounds pass until sampling lowers the measured
+/// overhead.
 const ROUNDS_ABOVE_CEILING: u32 = 4;
 
 /// The measured cost of a probed call on this machine, and the number of sampling windows so far.
@@ -85,14 +86,15 @@ pub struct ProbeCost {
     pub ns_per_call: f64,
     /// The cost of a probed call while `threads` threads call at once.
     pub ns_per_call_contended: f64,
-    /// Threads of the contended measurement: one per CPU, at most 8.
+    /// Number of threads that call at once in the second measurement of the cost: one per CPU, at most 8.
     pub threads: usize,
     /// Sampling windows so far.
     pub windows: u64,
 }
 
 impl ProbeCost {
-    /// Nanoseconds per probed call in a process whose threads call one at a time, or at once (contended).
+    /// Cost of a probed call in nanoseconds: in a process whose threads call one at a time, or at the same time
+    /// (contended).
     fn call_ns(&self, is_contended: bool) -> f64 {
         if is_contended {
             self.ns_per_call_contended.max(self.ns_per_call)
@@ -210,7 +212,8 @@ impl Governor {
             let busiest = word.swap(0, Ordering::Relaxed) as f64;
             let ns = self.call_ns(process);
             process.measure_overhead(busiest, ns, elapsed);
-            // Only permanent probes: windows are planned to fit into the rest of the budget.
+            // Only the cost of permanent probes counts: sampling windows are planned to fit into the rest of the
+            // budget.
             let rates = process
                 .overhead
                 .call_rates(|symbol| !self.is_sampled(symbol));
@@ -256,25 +259,26 @@ impl Governor {
         }
     }
 
-    /// CUDA events were not followed for a while. Only events recorded from now on count.
+    /// Ignores all CUDA events that programs recorded before now, because events were not followed for a while.
     pub(super) fn restart_event_tracking(&self, kernel: &Kernel) {
         kernel.restart_event_tracking(self.samples_events());
     }
 
-    /// Samples a function from now on. Returns its permanent links, to be dropped.
+    /// Samples a function from now on. Returns the function's permanent links, which the caller drops to detach the
+    /// probes.
     fn begin_sampling(
         &mut self,
         governed: &mut GovernedParts<'_>,
         symbol: usize,
     ) -> Vec<ProbeLink> {
-        // Marks up to here have exact launches.
+        // Step marks up to now have exact launches, so they are read before sampling begins.
         self.read_step_marks(governed);
         let kernel = governed.kernel;
         if kernel.set_sampled(symbol, true).is_err() {
             return Vec::new();
         }
         kernel.note_detached();
-        // The function does not count any more, so its count up to here is exact.
+        // Probes of the function no longer count, so its calls up to now are exact.
         for (handle, process) in &mut governed.processes.running {
             let counters = kernel.call_counters(*handle);
             let steps = &process.steps;
@@ -310,7 +314,7 @@ impl Governor {
             process.counts.end_sampling(symbol, monotonic_ns(), steps);
         }
         let _ = kernel.set_sampled(symbol, false);
-        // Marks that came while probes were being attached.
+        // Reads step marks that the kernel recorded while probes were being attached.
         self.read_step_marks(governed);
         self.sampled.remove(&symbol);
         if defines_events(symbol) {
@@ -324,7 +328,7 @@ impl Governor {
     }
 
     /// While launches are sampled, the kernel assumes that a thread launches after it copies its batch to the GPU.
-    /// Otherwise the thread would seem to load data until its next wait.
+    /// Without this assumption the thread would seem to load data until its next wait.
     fn update_launch_assumption(&self, kernel: &Kernel) {
         let assumes = self.samples_launches();
         if assumes != kernel.assumes_launches() {

@@ -1,7 +1,7 @@
 //! Hints for other schedulers: the class of every thread, in a pinned map in the format of `scx_layered`.
 //!
-//! The map is shared with the scheduler, which may create it. So its pin stays when the observer ends, and only hints of
-//! this program are cleared.
+//! The observer shares the map with the scheduler, which may create the map. So the pin of the map stays when the
+//! observer ends, and only hints of this program are cleared.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ const SWITCH_SECTION: &str = ".rodata.hints";
 pub(super) const HINT_MAP: &str = "scx_layered_task_hint_map";
 /// The program that clears the hints of all tasks.
 pub(super) const CLEAR_PROGRAM: &str = "clear_hints";
-/// The BPF map and program that are not loaded if no hints are written.
+/// Names of the BPF map and of the program that are not loaded if the observer writes no hints.
 pub(super) const OPTIONAL_PARTS: [&str; 2] = [HINT_MAP, CLEAR_PROGRAM];
 
 /// A pinned map of hints.
@@ -36,7 +36,7 @@ impl HintMap {
         })
     }
 
-    /// Pins the map of the loaded object, unless it was pinned before.
+    /// Pins the map of hints of the loaded object, unless the map was pinned before.
     pub(super) fn pin_map(&self, mut map: MapHandle) -> Result<(), String> {
         if self.is_reused {
             return Ok(());

@@ -8,10 +8,10 @@ use crate::probes::layout::{BUCKETS, H2_GROUPING, H2_UNIT_SHIFT as UNIT_SHIFT, H
 // The kernel's buckets are those of userspace, for durations in units of 16 ns and up to 266 s.
 const _: () = assert!(H2_GROUPING == h2::GROUPING_POWER);
 
-/// Reads one histogram of the kernel again and again, and adds the difference to a total. The kernel's counters may
-/// wrap.
+/// Reads one histogram of the kernel again and again, and adds the difference to a total. The kernel's bucket
+/// counters have 32 bits and may wrap.
 ///
-/// Only the range of buckets in use is stored.
+/// The reader stores only the range of buckets that are in use.
 #[derive(Debug, Default)]
 pub(crate) struct HistogramReader {
     first_stored_bucket: usize,
@@ -20,7 +20,7 @@ pub(crate) struct HistogramReader {
 }
 
 impl HistogramReader {
-    /// Adds the durations since the last call to `total`, and returns their number.
+    /// Adds the durations that the kernel recorded since the last call to `total`, and returns how many these are.
     pub(crate) fn add_new(&mut self, now: &Histogram, total: &mut LatencyHistogram) -> u64 {
         self.grow_to(&now.buckets);
         let mut added = 0;

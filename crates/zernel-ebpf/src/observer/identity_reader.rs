@@ -1,8 +1,8 @@
 //! Reads the identities of processes, in child processes.
 //!
-//! The environment of a process is part of its memory. A process can map a file there whose file system does not answer, and
-//! then its reader waits. So the processes of each tenant are read by child processes of their own, a few at a time. What
-//! is not read at once comes in a later round.
+//! The environment of a process is part of its memory. A process can map a file over its environment whose file system does
+//! not answer, and then a reader of the environment waits. So separate child processes read the processes of each tenant, a
+//! few at a time. A process that is not read at once is read in a later round.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -13,13 +13,13 @@ use zernel_model::identity::Identity;
 use crate::child_task::{self, ChildTask};
 use crate::discovery::ProcessKey;
 
-/// How long reading may take that one child process does.
+/// Deadline of a child process that reads identities.
 const MAX_READ_TIME: Duration = Duration::from_secs(1);
-/// How long the loop waits for identities. Most processes are read in less than a millisecond.
+/// How long the observer's thread waits for identities. Most processes are read in less than a millisecond.
 pub(super) const MAX_WAIT_FOR_IDENTITIES: Duration = Duration::from_millis(200);
-/// Processes that one child process reads.
+/// Number of processes whose identities one child process reads.
 const PROCESSES_PER_TASK: usize = 32;
-/// Processes that wait to be read at most.
+/// The most processes that may wait to be read.
 const MAX_WAITING_PROCESSES: usize = 8192;
 
 /// Reads identities of processes.
@@ -27,12 +27,12 @@ const MAX_WAITING_PROCESSES: usize = 8192;
 pub(super) struct IdentityReader {
     /// Processes that no child process reads yet, by tenant.
     waiting_processes: BTreeMap<Tenant, Vec<ProcessKey>>,
-    /// Processes that could not be read together with others. Each is read alone.
+    /// Processes that could not be read together with others. Each of these is read by a child process of its own.
     suspect_processes: BTreeMap<Tenant, Vec<ProcessKey>>,
     tasks: Vec<IdentityTask>,
 }
 
-/// Processes of one tenant that a child process reads.
+/// A child process that reads the identities of processes of one tenant.
 #[derive(Debug)]
 struct IdentityTask {
     tenant: Tenant,
@@ -41,7 +41,7 @@ struct IdentityTask {
 }
 
 impl IdentityReader {
-    /// Has these processes read, except those that are being read already.
+    /// Requests the identities of these processes, except those that a child process is reading already.
     pub(super) fn request_processes<'a>(
         &mut self,
         processes: impl IntoIterator<Item = &'a ProcessKey>,
@@ -64,8 +64,8 @@ impl IdentityReader {
         }
     }
 
-    /// The identities that have been read by now. Waits for more for at most `patience`. Processes that have exited, or do not
-    /// answer, are missing.
+    /// The identities that have been read by now. Waits for further results for at most `patience`. Processes that have
+    /// exited, or do not answer, are missing.
     pub(super) fn take_identities(&mut self, patience: Duration) -> BTreeMap<ProcessKey, Identity> {
         let until = Instant::now() + patience;
         let mut identities = BTreeMap::new();
@@ -104,7 +104,7 @@ impl IdentityReader {
         }
     }
 
-    /// Takes results over, waiting for them for at most `patience`. Returns whether there was one.
+    /// Takes results over, waiting for them for at most `patience`. Returns whether a child process had a result.
     fn finish_tasks(
         &mut self,
         patience: Duration,
@@ -123,7 +123,8 @@ impl IdentityReader {
                 }
                 Some(Err(_)) => {
                     has_finished = true;
-                    // One of the processes does not answer. Read alone, it does not hold up the others.
+                    // One of the processes does not answer. A process that does not answer is read alone, so that it
+                    // does not delay the others.
                     if task.processes.len() > 1 {
                         let suspects = self.suspect_processes.entry(task.tenant).or_default();
                         suspects.append(&mut task.processes);
@@ -144,7 +145,7 @@ fn start_task(
     ChildTask::start(tenant, MAX_READ_TIME, &[], |_| read()).ok()
 }
 
-/// The identity of a process; `None` if it has exited.
+/// Reads the identity of a process; `None` if the process has exited.
 fn identity_of(process: &ProcessKey) -> Option<Identity> {
     let identity = identify(process.pid).ok()?;
     (key_of(&identity) == *process).then_some(identity)
@@ -178,7 +179,7 @@ mod tests {
         assert_eq!(read.into_iter().collect::<Vec<_>>(), [(key, own)]);
     }
 
-    /// More processes of a user than its child processes can read at once.
+    /// Requests more processes of one user than child processes of one tenant can read at once.
     #[test]
     fn many_processes_are_all_identified() {
         let sleepers: Vec<Child> = (0..600)

@@ -48,9 +48,9 @@ const TRACEPOINT_PROGRAMS: [&str; 4] = [
 /// Kinds of uprobes, best first. The observer uses the first kind that the kernel supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rung {
-    /// uprobe session: one link for entry and return of many functions.
+    /// uprobe session: one link attaches to the entries and the returns of many functions.
     Session,
-    /// uprobe multi: one link for the entries of many functions, another for their returns.
+    /// uprobe multi: one link attaches to the entries of many functions, another to their returns.
     Multi,
     /// Two perf events per function.
     PerfEvent,
@@ -93,7 +93,7 @@ pub(crate) struct ProbeTarget {
 /// The loaded BPF object, with its maps mapped into memory.
 pub(crate) struct Kernel {
     object: Object,
-    /// The pinned map of task states, or why it is not pinned.
+    /// The pinned map of task states, or the reason why the map is not pinned.
     shared: Result<SharedState, String>,
     tracepoints: Vec<Link>,
     writes_hints: bool,
@@ -102,13 +102,13 @@ pub(crate) struct Kernel {
     pub(crate) alarm: AlarmRing,
     /// The trace, if events are traced.
     pub(super) trace: Option<EventTrace>,
-    /// What a scheduler would have decided, if that is counted.
+    /// The table of what a scheduler would have decided; `None` if decisions are not counted.
     pub(super) decisions: Option<MappedArray<layout::RawDecisions>>,
     pub(crate) settings: MappedArray<layout::Settings>,
     pub(crate) losses: MappedArray<layout::Losses>,
     pub(crate) processes: MappedArray<layout::Process>,
     counters: MappedArray<layout::Counters>,
-    /// Map entries that were visited to delete some of them.
+    /// Number of map entries that were visited so far in order to delete some of them.
     pub(crate) visited_entries: AtomicU64,
     pub(crate) histograms: MappedArray<layout::Histogram>,
     pub(super) tenants: TenantRegistry,
@@ -161,11 +161,11 @@ impl Kernel {
         let tasks = find_map(&object, "zernel_tasks")?;
         let heartbeats = find_map(&object, "zernel_heartbeats")?;
         if pins.as_ref().is_ok_and(|pins| pins.reuses_tasks) {
-            // Before the first beat, so that no reader takes an old state for a new one.
+            // Old states are deleted before the first heartbeat, so that no reader takes an old state for a new one.
             run_task_iterator(&object, "forget_tasks")?;
         }
         if writes_hints {
-            // An observer that was killed has left its own.
+            // An observer that was killed has left its hints behind.
             run_task_iterator(&object, hints::CLEAR_PROGRAM)?;
         }
         let shared = pins.and_then(|pins| pins.pin_maps(tasks, heartbeats));
@@ -276,7 +276,7 @@ impl Kernel {
         }
     }
 
-    /// Ignores CUDA events recorded before now. `sampled`: they are followed in windows only.
+    /// Ignores CUDA events recorded before now. `sampled`: from now on events are followed in sampling windows only.
     pub(crate) fn restart_event_tracking(&self, sampled: bool) {
         let offset = offset_of!(layout::Settings, events_sampled);
         let word = self.settings.word(0, offset);
@@ -318,9 +318,9 @@ impl Kernel {
         queue.update(&[], &index.to_ne_bytes(), MapFlags::ANY)
     }
 
-    /// The record at an index, if a process uses it.
+    /// The kernel's record of the process with an index; `None` if no process has that index.
     pub(crate) fn process_record_at(&self, index: usize) -> Option<layout::Process> {
-        // The pid is written last, so it is read first.
+        // The kernel writes the pid of a record last, so the pid is read first.
         let word = self.processes.word(index, offset_of!(layout::Process, pid));
         if word.load(Ordering::Acquire) == 0 {
             return None;
@@ -328,7 +328,7 @@ impl Kernel {
         Some(self.processes.read(index)).filter(|record| record.pid != 0)
     }
 
-    /// The record of a process; `None` if it was forgotten.
+    /// The kernel's record of a process; `None` if the kernel has forgotten the process.
     pub(crate) fn process_record(&self, handle: u32) -> Option<layout::Process> {
         let record = self.process_record_at(layout::index_of_handle(handle));
         record.filter(|record| record.handle == handle)
@@ -345,7 +345,7 @@ impl Kernel {
         }
     }
 
-    /// Sets whether the phases of a process are those of the sampled rule.
+    /// Sets whether the sampled rule decides the phases of a process.
     pub(super) fn set_sampled_phases(&self, handle: u32, is_sampled: bool) {
         if self.process_record(handle).is_some() {
             let place = offset_of!(layout::Process, is_sampled);
@@ -383,7 +383,7 @@ impl Kernel {
         for record in &records {
             self.invalidate_handle(record);
         }
-        // This takes longer than a program runs, so no program still uses what is freed after it.
+        // This call takes longer than any BPF program runs, so no program still uses what is freed after it.
         probes::forget(self, handles)?;
         for record in &records {
             let histograms = record.histograms.into_iter().filter(|index| *index != 0);
@@ -404,7 +404,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Makes the handle of a process invalid: programs find nothing under it from now on.
+    /// Makes the handle of a process invalid: from now on BPF programs find no process under this handle.
     fn invalidate_handle(&self, record: &layout::Process) {
         let index = layout::index_of_handle(record.handle);
         for offset in [
@@ -439,7 +439,7 @@ impl Kernel {
         self.forget_processes(&forgotten)
     }
 
-    /// Deletes the entries of a hash map that meet a condition, in one pass. Returns the keys of those that it deleted.
+    /// Deletes the entries of a hash map that meet a condition, in one pass. Returns the keys of the deleted entries.
     pub(crate) fn delete_where<K: FromBytes, V: FromBytes>(
         &self,
         map: &str,
@@ -451,8 +451,8 @@ impl Kernel {
         Ok(deleted.deleted_keys)
     }
 
-    /// Counts entries that were deleted from a table, by the handles of their processes. The indices of the processes must
-    /// not be free yet.
+    /// Subtracts entries that were deleted from a table from the counts of their tenants, by the handles of their
+    /// processes. The indices of the processes must not be free yet.
     pub(crate) fn count_deleted(&self, table: TenantTable, handles: impl Iterator<Item = u32>) {
         let mut by_process: BTreeMap<u32, u64> = BTreeMap::new();
         for handle in handles {
@@ -469,7 +469,7 @@ impl Kernel {
         find_map(&self.object, name)
     }
 
-    /// All entries of a hash map.
+    /// Reads all entries of a BPF hash map.
     pub(crate) fn read_map_entries<K: FromBytes, V: FromBytes>(
         &self,
         map: &str,
@@ -482,7 +482,7 @@ impl Kernel {
         child_task::program_descriptors(&self.object)
     }
 
-    /// Path of the pinned map of task states, or why it is not pinned.
+    /// Path of the pinned map of task states, or the reason why the map is not pinned.
     pub(crate) fn shared_state(&self) -> Result<PathBuf, &str> {
         match &self.shared {
             Ok(shared) => Ok(shared.task_map_path()),
@@ -506,7 +506,7 @@ impl Kernel {
         run_task_iterator(&self.object, "adopt_tasks")
     }
 
-    /// The state of a thread, if it belongs to an ML process.
+    /// The state of a thread; `None` if the thread belongs to no ML process.
     pub(crate) fn task_state(&self, tid: u32) -> libbpf_rs::Result<Option<RawTaskState>> {
         task_reader::state_in_map(&find_map(&self.object, "zernel_tasks")?, tid)
     }
@@ -526,7 +526,7 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // No program may write a hint after they were cleared. Probes are detached already.
+        // Without tracepoints no program writes a hint after hints were cleared. Probes are detached already.
         self.tracepoints.clear();
         if self.writes_hints {
             let _ = run_task_iterator(&self.object, hints::CLEAR_PROGRAM);
@@ -572,7 +572,7 @@ fn hints_error_at(path: &Path) -> impl Fn(String) -> ObserveError {
 /// Runs a program once for every task.
 fn run_task_iterator(object: &Object, program: &str) -> libbpf_rs::Result<()> {
     let link = without_libbpf_messages(|| find_program(object, program)?.attach())?;
-    // The program writes nothing: reading to the end is what runs it.
+    // The iterator's program writes nothing: reading from the iterator is what runs the program.
     std::io::copy(&mut Iter::new(&link)?, &mut std::io::sink())?;
     Ok(())
 }

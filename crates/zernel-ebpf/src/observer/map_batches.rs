@@ -13,7 +13,7 @@ const FIRST_BATCH_CAPACITY: usize = 256;
 /// Number of entries that each further system call has room for.
 const NEXT_BATCH_CAPACITY: usize = 4096;
 
-/// All entries of a hash map.
+/// Reads all entries of a BPF hash map.
 pub(super) fn read_all_entries<K: FromBytes, V: FromBytes>(
     map: &MapHandle,
 ) -> libbpf_rs::Result<Vec<(K, V)>> {
@@ -24,7 +24,7 @@ pub(super) fn read_all_entries<K: FromBytes, V: FromBytes>(
 
 /// What [`delete_where`] did.
 pub(super) struct DeletedEntries<K> {
-    /// Number of entries that it visited.
+    /// Number of entries that `delete_where` visited.
     pub(super) visited_count: u64,
     /// Keys of the entries that `delete_where` deleted. Entries that a BPF program deleted first are not included.
     pub(super) deleted_keys: Vec<K>,
@@ -100,11 +100,11 @@ struct EntryBatch {
 
 /// How a batch ended.
 enum BatchEnd {
-    /// There may be more entries, from this position on.
+    /// The map may have more entries, from this position on.
     Next(u32),
-    /// It was the last one.
+    /// This batch was the last one.
     Last,
-    /// The entries of one bucket do not fit.
+    /// The buffer is too small for the entries of one bucket.
     TooSmall,
 }
 
@@ -149,8 +149,8 @@ impl EntryBatch {
     }
 }
 
-/// Deletes entries of a map. The keys lie one after another. Keys without an entry are skipped. Calls a function with
-/// the key of every entry that it deleted.
+/// Deletes the entries of a map that have these keys, which lie one after another. Skips keys without an entry. Calls
+/// `on_deleted` with the key of every deleted entry.
 fn delete_keys(
     map: &MapHandle,
     mut keys: Vec<u8>,
@@ -177,7 +177,7 @@ fn delete_keys(
             return Ok(());
         }
         match Errno::from_raw_os_error(-result) {
-            // A program deleted the entry meanwhile, or uses its bucket.
+            // A BPF program has deleted the entry meanwhile, or is using its bucket.
             Errno::NOENT | Errno::BUSY => rest = &mut rest[deleted + key_bytes..],
             error => return Err(error.into()),
         }

@@ -59,7 +59,7 @@ impl<T: FromBytes + IntoBytes + Immutable> MappedArray<T> {
         }
     }
 
-    /// A copy of an element. Each 64-bit word is read atomically, the element as a whole is not.
+    /// Returns a copy of an element of the map. Each 64-bit word is read atomically, the element as a whole is not.
     pub(crate) fn read(&self, index: usize) -> T {
         let mut element = T::new_zeroed();
         let words = self.words_of(index);
@@ -86,7 +86,7 @@ impl<T: FromBytes + IntoBytes + Immutable> MappedArray<T> {
 impl<T> Drop for MappedArray<T> {
     fn drop(&mut self) {
         let size = self.length * size_of::<T>();
-        // SAFETY: mapped in `new` with that size; references into it cannot outlive `self`.
+        // SAFETY: `new` mapped the memory with that size; references into the memory cannot outlive `self`.
         unsafe {
             let _ = rustix::mm::munmap(self.start.cast::<c_void>(), size);
         }

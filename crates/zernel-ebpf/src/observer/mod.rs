@@ -87,7 +87,8 @@ use crate::probes::{ExitedRank, SYMBOLS};
 use zernel_elf::LibraryKind;
 use zernel_identity::gpu::{GpuFacts, Gpus};
 
-/// Builds an [`AttachContext`]. A macro, because it borrows fields beside the attachment.
+/// Builds an [`AttachContext`]. A macro, because a method would borrow the whole observer, and callers also need
+/// other fields than the attachment.
 macro_rules! attach_context {
     ($observer:ident) => {
         AttachContext {
@@ -98,7 +99,8 @@ macro_rules! attach_context {
     };
 }
 
-/// Builds a [`ReadContext`]. A macro, because it borrows fields beside the processes.
+/// Builds a [`ReadContext`]. A macro, because a method would borrow the whole observer, and callers also need other
+/// fields than the processes.
 macro_rules! read_context {
     ($observer:ident) => {
         ReadContext {
@@ -110,7 +112,8 @@ macro_rules! read_context {
     };
 }
 
-/// Builds a [`GovernedParts`]. A macro, because it borrows fields beside the governor.
+/// Builds a [`GovernedParts`]. A macro, because a method would borrow the whole observer, and callers also need other
+/// fields than the governor.
 macro_rules! governed {
     ($observer:ident) => {
         &mut GovernedParts {
@@ -126,7 +129,7 @@ macro_rules! governed {
 /// How long the start waits for installed libraries, for example on a slow network file system.
 const MAX_START_WAIT: Duration = Duration::from_secs(10);
 
-/// Why processes cannot be observed.
+/// Why the observer cannot observe the processes of this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
     /// The BPF programs do not load.
@@ -161,7 +164,7 @@ pub struct ObserverOptions {
     pub rungs: Vec<Rung>,
     /// Libraries to attach to at the start, before any process maps them.
     pub libraries: Vec<PathBuf>,
-    /// How long a process is still exported after it exited.
+    /// Grace period: how long a process is still exported after it exited.
     pub grace: Duration,
     /// How many processes of one tenant are still exported after they exited.
     pub max_exited: usize,
@@ -197,7 +200,8 @@ impl Default for ObserverOptions {
 }
 
 impl ObserverOptions {
-    /// Counts every call without a budget, with probes on these libraries from the start.
+    /// Options of an observer that counts every call, whatever the overhead, with probes on these libraries from the
+    /// start.
     pub fn counting_everything(libraries: impl IntoIterator<Item = PathBuf>) -> Self {
         Self {
             libraries: libraries.into_iter().collect(),
@@ -228,7 +232,7 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// The counts with their names.
+    /// The counts of lost events, each with the name of its cause.
     #[must_use]
     pub fn by_cause(&self) -> [(&'static str, u64); 14] {
         [
@@ -250,7 +254,7 @@ impl Losses {
     }
 }
 
-/// Observes the ML processes of this machine. Dropping it detaches all probes.
+/// Observes the ML processes of this machine. Dropping the observer detaches all its probes.
 pub struct Observer {
     attachment: LibraryAttachments,
     processes: ProcessTable,
@@ -258,9 +262,9 @@ pub struct Observer {
     governor: Governor,
     gpus: Gpus,
     gpu_facts: Vec<GpuFacts>,
-    /// When their utilization was last read.
+    /// When the utilization of the GPUs was last read.
     utilization_read: Instant,
-    /// Readable when there are process events, file changes or alarms.
+    /// A descriptor that is readable when there are process events, file changes or alarms.
     events: OwnedFd,
     has_unread_alarm: bool,
     /// Whether all probes are detached on request.
@@ -275,7 +279,7 @@ impl Observer {
     /// Loads the probes, measures the cost of a probed call, and attaches to installed and mapped libraries.
     pub fn start(options: &ObserverOptions) -> Result<Self, ObserveError> {
         pin_links(&options.pins);
-        // First, because its error names the privilege that is missing.
+        // The discovery starts first, because its error names the privilege that is missing.
         let discovery = Discovery::start()?;
         raise_descriptor_limit();
         let tracker = TrackerConfig::default();
@@ -334,8 +338,8 @@ impl Observer {
         self.events.try_clone()
     }
 
-    /// Whether the overhead of a thread was far above the budget since the last call. Then call [`Self::read_counts`] and
-    /// [`Self::govern`] at once.
+    /// Whether the overhead of a thread was far above the budget since the last call of this function. If so, call
+    /// [`Self::read_counts`] and [`Self::govern`] at once.
     pub fn had_alarm_since_last_call(&mut self) -> bool {
         std::mem::take(&mut self.has_unread_alarm)
     }
@@ -402,15 +406,15 @@ impl Observer {
         self.choose_sampled_processes(&gpu_processes);
     }
 
-    /// Observes the threads and children that observed processes had before they were observed. Later threads and
-    /// children are observed from their start. Call this when a process is new, and regularly.
+    /// Observes the threads and children that observed processes had before they were observed. Threads and children
+    /// that are created later are observed from their start. Call `adopt` when a process is new, and regularly.
     pub fn adopt(&self) -> Result<(), ObserveError> {
         self.kernel
             .adopt_existing_tasks()
             .map_err(ObserveError::Read)
     }
 
-    /// Path of the pinned map of task states, or why it is not pinned.
+    /// Path of the pinned map of task states, or the reason why the map is not pinned.
     pub fn shared_state(&self) -> Result<PathBuf, &str> {
         self.kernel.shared_state()
     }
@@ -427,7 +431,7 @@ impl Observer {
 
     /// Reads the counts of all processes from the kernel.
     pub fn read_counts(&mut self) -> Result<(), ObserveError> {
-        // Before the handles of exited processes are freed.
+        // The trace is read before the handles of exited processes are freed.
         self.read_trace().map_err(ObserveError::Read)?;
         let read = self.processes.read_processes(read_context!(self));
         read.map_err(ObserveError::Read)?;
@@ -453,8 +457,8 @@ impl Observer {
         self.skip_processes_without_probes();
     }
 
-    /// Opens or closes a sampling window if it is due. Returns the links of a closed one: dropping them detaches, which
-    /// takes a while.
+    /// Opens or closes a sampling window if it is due. Returns the links of a closed window: dropping them detaches the
+    /// probes, which takes a while.
     fn open_or_close_window(&mut self) -> Vec<ProbeLink> {
         self.governor.open_or_close_window(governed!(self))
     }
@@ -481,12 +485,12 @@ impl Observer {
         self.governor.next_window_change()
     }
 
-    /// All observed processes, including those that exited a short while ago.
+    /// All observed processes, including those whose grace period after their exit is not over.
     pub fn processes(&self) -> impl Iterator<Item = &ObservedProcess> {
         self.processes.iter()
     }
 
-    /// Ranks that exited while others still hold a communicator with them.
+    /// Ranks that exited while other ranks still hold a communicator with them.
     pub fn exited_ranks(&self) -> impl Iterator<Item = &ExitedRank> {
         self.processes.exited_ranks.iter()
     }
@@ -526,8 +530,8 @@ impl Observer {
         self.kernel.visited_entries.load(Ordering::Relaxed)
     }
 
-    /// Context switches of ML threads that were missed, as the next switch of the thread shows. The time between is
-    /// missing from its on-CPU and off-CPU times.
+    /// Number of context switches of ML threads that the probes missed, as the next switch of the thread shows. The
+    /// time between the two switches is missing from the thread's on-CPU and off-CPU times.
     #[must_use]
     pub fn missed_switches(&self) -> u64 {
         self.kernel.losses.read(0).switches
@@ -557,7 +561,7 @@ impl Observer {
     }
 }
 
-/// A descriptor that is readable when one of several is.
+/// An epoll descriptor that is readable when one of these descriptors is readable.
 fn epoll_any<const N: usize>(sources: [BorrowedFd<'_>; N]) -> rustix::io::Result<OwnedFd> {
     use rustix::event::epoll;
     let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -575,7 +579,7 @@ fn raise_descriptor_limit() {
         current: limit.maximum,
         ..limit
     };
-    // With the lower limit fewer libraries can be probed.
+    // If the limit cannot be raised, fewer libraries can be probed.
     let _ = rustix::process::setrlimit(Resource::Nofile, raised);
 }
 

@@ -23,7 +23,7 @@ pub(super) struct ObserverHeart {
 }
 
 impl ObserverHeart {
-    /// The first beat is written before this returns.
+    /// The first beat is written before `start` returns.
     pub(super) fn start(hearts: MappedArray<Heartbeat>) -> io::Result<Self> {
         let hearts = Arc::new(hearts);
         let stop = Arc::new(AtomicBool::new(false));

@@ -1,7 +1,8 @@
 //! The thread that owns an observer and publishes what it observes.
 //!
-//! Only this thread touches the [`Observer`]. It publishes an immutable [`Snapshot`] after every round. Readers take the
-//! newest one without a lock, so a thread that is busy with a slow file system delays no reader.
+//! Only the observer's thread touches the [`Observer`]. The thread publishes an immutable [`Snapshot`] after every
+//! round. Readers take the newest snapshot without a lock, so they do not wait while the thread is busy with a slow file
+//! system.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,9 +27,10 @@ const GOVERN_INTERVAL: Duration = Duration::from_millis(500);
 const MIN_ALARM_INTERVAL: Duration = Duration::from_secs(1);
 /// How often every process of the machine is scanned.
 const SCAN_INTERVAL: Duration = Duration::from_secs(10);
-/// How often GPUs are asked for their processes and memory.
+/// How often NVML is asked for the processes and the memory of GPUs.
 const GPU_INTERVAL: Duration = Duration::from_secs(1);
-/// How often GPUs are asked for their utilization: about as often as an H200's driver samples it.
+/// How often NVML is asked for the utilization of GPUs: about as often as the driver of an H200 samples the
+/// utilization.
 const UTILIZATION_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A request to borrow the observer: where to send it, and where it comes back from.
@@ -37,7 +39,7 @@ struct BorrowRequest {
     returned_by: Receiver<Observer>,
 }
 
-/// A thread that observes until it is stopped or dropped.
+/// A thread that owns an [`Observer`] and observes until the thread is stopped or dropped.
 pub struct ObserverThread {
     published: Arc<PublishedSnapshot>,
     requests: Sender<BorrowRequest>,
@@ -49,7 +51,7 @@ pub struct ObserverThread {
 /// The newest snapshot, for readers on any thread.
 pub struct PublishedSnapshot {
     snapshot: ArcSwap<Snapshot>,
-    /// Why the thread ended; empty if it was stopped.
+    /// Why the thread ended: an empty text if it was asked to stop.
     end_reason: OnceLock<String>,
 }
 
@@ -64,7 +66,7 @@ impl PublishedSnapshot {
         self.snapshot.store(Arc::new(observer.snapshot()));
     }
 
-    /// Why the thread ended, if it has. The reason is empty if it was asked to stop.
+    /// Why the thread ended; `None` while it runs. The text is empty if the thread was asked to stop.
     #[must_use]
     pub fn end_reason(&self) -> Option<&str> {
         self.end_reason.get().map(String::as_str)
@@ -125,11 +127,12 @@ impl ObserverThread {
         }
     }
 
-    /// Reads what the probes counted, publishes it, and returns it. Waits for the thread; `None` if it has ended.
+    /// Has the observer's thread read the counts of the probes and publish a snapshot, waits for the snapshot and
+    /// returns it; `None` if the thread has ended.
     #[must_use]
     pub fn refresh_snapshot(&self) -> Option<Arc<Snapshot>> {
         self.requests().call_with_observer(|observer| {
-            // What cannot be read now is read, or reported, by the next round.
+            // If the counts cannot be read now, the next round reads them or reports the error.
             let _ = observer.read_counts();
             self.published.publish_snapshot(observer);
             self.published.snapshot()
@@ -142,7 +145,7 @@ impl ObserverThread {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Stops the thread and returns its observer.
+    /// Stops the observer's thread and returns the observer that the thread owned.
     pub fn stop(mut self) -> Result<Observer, ObserveError> {
         self.ask_to_stop();
         let thread = self.thread.take().expect("only `stop` and `drop` take it");
@@ -158,7 +161,7 @@ impl ObserverThread {
         self.stop().map(drop)
     }
 
-    /// Asks the thread to stop, without waiting for it.
+    /// Asks the observer's thread to stop, and does not wait until it has stopped.
     pub fn ask_to_stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         wake_thread(&self.wake);
@@ -174,7 +177,7 @@ impl Drop for ObserverThread {
     }
 }
 
-/// Borrows the observer of a thread, from other threads.
+/// Lets other threads borrow the observer that an observer's thread owns.
 #[derive(Clone)]
 pub struct ObserverRequests {
     requests: Sender<BorrowRequest>,
@@ -182,8 +185,8 @@ pub struct ObserverRequests {
 }
 
 impl ObserverRequests {
-    /// Runs a function on the observer, on the caller's thread, while the observer's own thread waits. `None` if that
-    /// has ended.
+    /// Runs a function on the observer, on the caller's thread, while the observer's own thread waits. Returns `None`
+    /// if the observer's thread has ended.
     pub fn call_with_observer<T>(&self, function: impl FnOnce(&mut Observer) -> T) -> Option<T> {
         let (to, received) = mpsc::sync_channel(1);
         let (give_back, back) = mpsc::sync_channel(1);
@@ -196,14 +199,15 @@ impl ObserverRequests {
         wake_thread(&self.wake);
         let mut observer = received.recv().ok()?;
         let result = function(&mut observer);
-        // The thread waits for it, so the channel is open.
+        // The observer's thread waits for its observer, so the channel is open.
         let _ = give_back.send(observer);
         Some(result)
     }
 }
 
 impl BorrowRequest {
-    /// Lends the observer and waits for its return; `None` if the borrower panicked.
+    /// Lends the observer to the thread that requested it, and waits until it is given back; `None` if the borrower
+    /// panicked.
     fn lend_observer(self, observer: Observer) -> Option<Observer> {
         match self.lend_to.send(observer) {
             Ok(()) => self.returned_by.recv().ok(),
@@ -212,7 +216,7 @@ impl BorrowRequest {
     }
 }
 
-/// Adds to an eventfd. It fails only if the counter is full, and then the thread wakes anyway.
+/// Adds to an eventfd. Writing to an eventfd fails only if its counter is full, and then the thread wakes anyway.
 fn wake_thread(descriptor: &OwnedFd) {
     let _ = rustix::io::write(descriptor, &1_u64.to_ne_bytes());
 }
@@ -224,7 +228,7 @@ struct RoundLoop {
     requests: Receiver<BorrowRequest>,
     wake: Arc<OwnedFd>,
     stop: Arc<AtomicBool>,
-    /// Readable when processes, files or costs need attention.
+    /// A descriptor that is readable when there are events of processes, changes of files or alarms about overhead.
     events: OwnedFd,
 }
 
@@ -340,7 +344,7 @@ impl RoundLoop {
         let _ = poll(&mut descriptors, Some(&timeout));
         let mut count = [0; 8];
         match rustix::io::read(&self.wake, &mut count) {
-            // The eventfd does not block: nobody woke the thread.
+            // Reading fails if nobody woke the thread, because the eventfd does not block.
             Ok(_) | Err(rustix::io::Errno::AGAIN) => {}
             Err(error) => {
                 debug_assert!(false, "{}", io::Error::from(error));

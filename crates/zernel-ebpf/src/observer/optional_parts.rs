@@ -1,4 +1,5 @@
-//! Parts of the BPF object that are chosen before it is loaded. Without them the verifier removes their code.
+//! Parts of the BPF object that are chosen before it is loaded. The verifier removes the code of the parts that are
+//! not chosen.
 
 use libbpf_rs::OpenObject;
 
@@ -13,7 +14,7 @@ pub(super) fn enable_part(object: &mut OpenObject, section: &str) {
     }
 }
 
-/// Leaves the maps and programs of a part out.
+/// Excludes the maps and programs of an optional part from loading.
 pub(super) fn leave_out_part(object: &mut OpenObject, names: &[&str]) -> libbpf_rs::Result<()> {
     let is_named = |name: &std::ffi::OsStr| names.iter().any(|it| name == *it);
     for mut map in object.maps_mut() {

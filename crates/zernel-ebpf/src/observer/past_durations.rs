@@ -8,10 +8,12 @@ use zernel_model::snapshot::{ExitedRankTimes, SharedHistogram};
 
 use crate::probes::DurationKind;
 
-/// Users whose durations are kept apart. Those of further users are added up: a user can have many subordinate uids.
+/// The most users whose durations are kept separately. The durations of further users are added up, because a user
+/// can have many subordinate uids.
 const MAX_SEPARATE_USERS: usize = 64;
 
-/// Durations of collectives, by user. No user: the user is unknown, or there were too many.
+/// Durations of collectives, by user. The key `None` holds durations of unknown users, and of all users beyond the
+/// limit.
 #[derive(Debug, Default)]
 pub(super) struct PastDurations {
     durations_by_user: BTreeMap<(Option<u32>, DurationKind), SharedHistogram>,
@@ -19,7 +21,7 @@ pub(super) struct PastDurations {
 }
 
 impl PastDurations {
-    /// Adds durations of a process of a user. Only durations of collectives are kept.
+    /// Adds durations of a process of a user. Only durations of collectives are added.
     pub(super) fn add_durations_of_user(
         &mut self,
         user: Option<u32>,

@@ -1,4 +1,4 @@
-//! Pinned maps that an object shares with other programs.
+//! Maps that a BPF object shares with other programs through a pin in a bpffs.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ use libbpf_rs::{MapCore, MapHandle, OpenMapMut, OpenObject};
 
 use crate::capability::innermost_reason;
 
-/// Makes a map of an object that is not loaded yet the pinned one. Returns whether there is a pin; an error says why it
-/// cannot be used.
+/// Lets an object that is not loaded yet use the map that is pinned at a path. Returns whether a map is pinned there;
+/// an error states why the pinned map cannot be used.
 pub(super) fn reuse_pinned(
     object: &mut OpenObject,
     name: &str,

@@ -33,9 +33,9 @@ use zernel_model::snapshot::{CountedCalls, SharedHistogram};
 /// How much of the life of a process was observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessCoverage {
-    /// Everything, from its first call.
+    /// All calls of the process were observed, from the first one on.
     Complete,
-    /// Everything since this time, in nanoseconds of CLOCK_MONOTONIC.
+    /// All calls of the process since this time were observed, in nanoseconds of CLOCK_MONOTONIC.
     Since(u64),
 }
 
@@ -44,11 +44,11 @@ pub enum ProcessCoverage {
 pub struct ProcessPhases {
     /// The training thread.
     pub tid: u32,
-    /// The phase it is in.
+    /// The phase that the training thread is in now.
     pub current: WorkloadPhase,
-    /// Time in each phase so far, including earlier training threads.
+    /// Time that the process has spent in each phase so far, including earlier training threads.
     pub times: PhaseTimeAccumulator,
-    /// The part of it that belongs to threads that have exited.
+    /// The part of `times` that belongs to threads that have exited, in nanoseconds.
     pub exited_ns: u64,
 }
 
@@ -75,37 +75,38 @@ pub struct ObservedProcess {
     announces_steps: bool,
     /// Its identity. If it exited before that could be read, only its name, user and parent are known.
     pub identity: Option<Identity>,
-    /// The tenant that it counts for.
+    /// The tenant that the process counts for.
     pub(super) tenant: TenantId,
-    /// The pid of the process that it loads data for.
+    /// Pid of the trainer that this process loads data for; `None` if it is no loader.
     pub loads_for: Option<u32>,
     /// The state that each probe keeps.
     pub probes: ProbeStates,
-    /// Phases of its training thread, if it has one.
+    /// Phases of the process's training thread, if it has one.
     pub phases: Option<ProcessPhases>,
     /// The steps of its training loop.
     pub steps: StepDetector,
     /// Its calls.
     pub(super) counts: CallCounts,
-    /// The overhead of its probes.
+    /// The overhead of the probes on this process.
     pub(super) overhead: ProcessOverhead,
-    /// Devices that it can use. Stored, because the lookup is slow and impossible after exit.
+    /// CUDA devices that the process can use. They are stored, because the lookup is slow and impossible after the
+    /// process has exited.
     pub(crate) devices: VisibleDevices,
-    /// Handle of the process that it loads data for, or 0.
+    /// Handle of the trainer that this process loads data for; 0 if it is no loader.
     pub(super) trainer: u32,
     /// Time in each phase of exited threads.
     exited_phases_ns: [u64; 5],
-    /// Whether some of its calls were not observed.
+    /// Whether some calls of the process were not observed.
     had_gap: bool,
-    /// How long none of its calls were observed, until `not_observed_since_ns`.
+    /// How long no call of the process was observed, in the times before `not_observed_since_ns`.
     not_observed_ns: u64,
-    /// Since when its calls are not observed.
+    /// Since when no call of the process is observed; `None` while its calls are observed.
     not_observed_since_ns: Option<u64>,
-    /// Whether it maps a file whose probes are all detached until the next scan.
+    /// Whether the process maps a library file whose probes are all detached until the next scan.
     pub(super) awaits_probes: bool,
     /// Probed calls so far.
     hits: u64,
-    /// Time of the last step mark.
+    /// Time of the latest step mark of the process, in nanoseconds of CLOCK_MONOTONIC.
     last_mark_ns: u64,
     durations: BTreeMap<DurationKind, (HistogramReader, SharedHistogram)>,
 }
@@ -143,7 +144,7 @@ impl ObservedProcess {
         }
     }
 
-    /// Reads its record, counters and histograms from the kernel.
+    /// Reads the record, the counters and the histograms of the process from the kernel.
     pub(super) fn read(&mut self, kernel: &Kernel, raw: &layout::Process) {
         self.ended_ns = (raw.ended_ns != 0).then_some(raw.ended_ns);
         self.hits = raw.hits;
@@ -187,7 +188,7 @@ impl ObservedProcess {
             .is_any_sampled(|function| function.sampling_group == Some(group))
     }
 
-    /// Adopts the rank that the process passed to NCCL.
+    /// Sets the rank of the process to the one that it passed to NCCL.
     pub(crate) fn adopt_rank(&mut self, rank: u32, ranks: u32) {
         let identity = self.identity.take();
         self.identity = identity.map(|identity| identity.with_rank(rank, ranks));
@@ -230,7 +231,7 @@ impl ObservedProcess {
         self.steps.ignore_marks(&sampled);
     }
 
-    /// Looks up the devices that it can use.
+    /// Looks up the CUDA devices that the process can use.
     pub(super) fn find_devices(&mut self, gpus: &[GpuFacts]) {
         self.devices = match &self.identity {
             Some(identity) => VisibleDevices::for_process(identity, gpus),
@@ -251,7 +252,7 @@ impl ObservedProcess {
         self.identity = Some(identity);
     }
 
-    /// Sets the phases from its running and exited threads.
+    /// Sets the phases of the process from those of its running and exited threads.
     pub(super) fn set_phases<'a>(
         &mut self,
         threads: impl Iterator<Item = &'a RawTaskState>,
@@ -265,8 +266,9 @@ impl ObservedProcess {
         let exited_ns = times.total_ns();
         let Some(driver) = driver else {
             self.count_helper_waits(&mut times);
-            // The times of a thread that is exiting may be missing in both places. Its times while it ran may be too
-            // long: they were counted until they were read, and the thread may have exited before.
+            // The times of a thread that is exiting may be missing both from the running and from the exited threads.
+            // The times that were read while the thread ran may be too long, because the thread may have exited
+            // before the read.
             let before = self.phases.as_ref();
             if exited_ns > before.map_or(0, |before| before.exited_ns) {
                 let tid = before.map_or(self.pid, |phases| phases.tid);
@@ -306,20 +308,20 @@ impl ObservedProcess {
         self.identity.as_ref().map(|identity| identity.uid)
     }
 
-    /// Ends all sampling and frees its memory, because it exited.
+    /// Ends all sampling of a process that exited, and frees the memory that sampling used.
     pub(super) fn end_sampling(&mut self) {
         let ended_ns = self.ended_ns.unwrap_or_else(super::monotonic_ns);
         self.counts.end_all_sampling(ended_ns, &self.steps);
         self.probes.exit();
     }
 
-    /// The durations of a family.
+    /// The histogram of one kind of durations.
     #[must_use]
     pub fn duration_histogram(&self, family: DurationKind) -> Option<&LatencyHistogram> {
         self.durations.get(&family).map(|(_, total)| &**total)
     }
 
-    /// The durations of a family, shared with a snapshot.
+    /// The histogram of one kind of durations, shared with a snapshot.
     pub(crate) fn shared_duration_histogram(
         &self,
         family: DurationKind,
@@ -328,7 +330,7 @@ impl ObservedProcess {
         Some(SharedHistogram::clone(total))
     }
 
-    /// The total duration of a family. Calls that were not timed, because of sampling, count with the mean.
+    /// The sum of all durations of one kind. Calls that were not timed, because of sampling, count with the mean.
     #[must_use]
     pub fn total_ns(&self, family: DurationKind) -> f64 {
         let Some(timed) = self
@@ -345,7 +347,7 @@ impl ObservedProcess {
         timed.sum_ns as f64 * calls.max(timed.count) as f64 / timed.count as f64
     }
 
-    /// All families with at least one duration.
+    /// All kinds of durations of which the process has at least one, with their histograms.
     pub fn duration_histograms(&self) -> impl Iterator<Item = (DurationKind, &LatencyHistogram)> {
         let durations = self.durations.iter();
         durations.map(|(family, (_, total))| (*family, &**total))
@@ -363,7 +365,7 @@ impl ObservedProcess {
         self.counts.count_calls(what, &self.steps)
     }
 
-    /// Counted calls of a kind. Unlike an estimate, this never falls.
+    /// Counted calls of a kind. Unlike an estimate, the returned counts never decrease.
     pub(crate) fn counted_calls_of(&self, kind: CallKind) -> CountedCalls {
         self.counts.counted_calls_of(kind)
     }
@@ -374,19 +376,19 @@ impl ObservedProcess {
         self.counts.launches_per_step(&self.steps)
     }
 
-    /// Samples these functions from the start of the process.
+    /// Marks these functions as sampled from the start of the process on.
     pub(super) fn join_sampling(&mut self, symbols: &[usize], is_in_window: bool) {
         self.counts.join_sampling(symbols, is_in_window);
     }
 
-    /// Closes a window. A probed call costs `cost_ns`.
+    /// Closes a window. Measures the overhead of the round, if a probed call costs `cost_ns`.
     pub(super) fn close_window(
         &mut self,
         counters: &layout::Counters,
         (from_ns, to_ns): (u64, u64),
         cost_ns: f64,
     ) {
-        // A process that began in the window saw the rest of it.
+        // If a process began in a window, only the part of the window after that counts for the process.
         let span = (from_ns.max(self.first_ns), to_ns);
         let cost_ns = self.overhead.busiest_share() * cost_ns;
         self.counts
@@ -416,7 +418,8 @@ impl ObservedProcess {
         ProcessKey::new(self.pid, self.start_ns)
     }
 
-    /// Records that its calls are not counted from now on. `sampled` are the functions that were sampled.
+    /// Records that the calls of the process are not counted from now on. `sampled` are the functions that were
+    /// sampled.
     pub(super) fn suspend_counting(&mut self, sampled: &[usize], now_ns: u64) {
         for symbol in sampled {
             self.counts.end_sampling(*symbol, now_ns, &self.steps);
@@ -426,18 +429,18 @@ impl ObservedProcess {
         self.mark_incomplete(now_ns);
     }
 
-    /// Whether its calls are not counted for a while.
+    /// Whether the calls of the process are not counted for a while.
     pub(super) fn is_skipped(&self) -> bool {
         self.overhead.is_rested || self.awaits_probes
     }
 
-    /// How long none of its calls were observed, up to `now_ns`.
+    /// How long no call of the process was observed, in all times up to `now_ns`.
     pub(super) fn not_observed_ns(&self, now_ns: u64) -> u64 {
         let since_ns = self.not_observed_since_ns.unwrap_or(now_ns);
         self.not_observed_ns + now_ns.saturating_sub(since_ns)
     }
 
-    /// Marks it as observed incompletely: some of its calls are not probed.
+    /// Marks the process as observed incompletely, because some of the functions that it calls are not probed.
     pub(super) fn mark_incomplete(&mut self, now_ns: u64) {
         if self.coverage == ProcessCoverage::Complete {
             self.coverage = ProcessCoverage::Since(now_ns);
@@ -445,7 +448,7 @@ impl ObservedProcess {
         self.had_gap = true;
     }
 
-    /// Starts its coverage anew after all probes were detached.
+    /// Records that the calls of the process are counted again, after all probes were detached.
     pub(super) fn resume_counting(&mut self, now_ns: u64) {
         self.coverage = ProcessCoverage::Since(now_ns);
         self.had_gap = true;
@@ -455,7 +458,7 @@ impl ObservedProcess {
         self.steps.gap(&MarkClass::ALL);
     }
 
-    /// Whether any of its functions is or was sampled.
+    /// Whether any function that the process calls is or was sampled.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         self.counts.is_any_sampled(|_| true)
@@ -473,7 +476,7 @@ fn training_thread<'a>(
     })
 }
 
-/// What the kernel recorded of a process when it was admitted.
+/// The identity that the kernel recorded when it began to observe the process: name, user and parent.
 fn identity_at_admission(raw: &layout::Process) -> Identity {
     let start_time = ns_to_clock_ticks(raw.start_ns);
     identify_exited(raw.pid, start_time, &raw.comm, raw.uid, raw.parent)

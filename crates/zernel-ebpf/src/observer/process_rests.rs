@@ -1,9 +1,9 @@
-//! Stops observing a process that costs too much, and no other.
+//! Stops observing a process whose overhead is too high, and goes on observing all others.
 //!
-//! A process whose overhead stays above the ceiling although its frequent functions are sampled is *rested* for a while. The
-//! kernel skips its calls at the entry of the probes. Probes are detached from the files that only its user has mapped; the
-//! processes that map them are rested too. Probes on files that other tenants have mapped stay attached. Each rest of a
-//! tenant is twice as long as its previous one, at most 10 minutes.
+//! A process whose overhead stays above the ceiling although its frequent functions are sampled is *rested* for a while.
+//! The kernel skips the calls of a rested process at the entry of the probes. Probes are detached from the files that only
+//! the process's user has mapped; all processes that map these files are rested too. Probes on files that other tenants
+//! have mapped stay attached. Each rest of a tenant is twice as long as its previous one, at most 10 minutes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::probe_link::detach_links;
 /// Longest rest before a process is tried again.
 const MAX_REST: Duration = Duration::from_secs(600);
 
-/// A rest of a tenant's processes.
+/// A time in which some processes of a tenant are not observed.
 #[derive(Debug)]
 struct CurrentRest {
     /// The process that exceeded the ceiling.
@@ -30,7 +30,7 @@ struct CurrentRest {
     files: BTreeSet<u64>,
 }
 
-/// The rests of a tenant.
+/// The current rest of one tenant, and the length of its next rest.
 #[derive(Debug)]
 struct TenantRests {
     current_rest: Option<CurrentRest>,
@@ -41,8 +41,8 @@ struct TenantRests {
 }
 
 impl TenantRests {
-    /// The length of a rest that begins now: twice the last one, or the first one if the tenant was observed for longer than
-    /// that since.
+    /// The length of a rest that begins now: twice the last rest, or that of a first rest if the tenant was observed since
+    /// then for longer than the last rest took.
     fn begin_rest(&mut self, first: Duration) -> Duration {
         if self.last_ended.elapsed() > self.next_length {
             self.next_length = first;
@@ -58,7 +58,7 @@ impl TenantRests {
 pub(super) struct Rests {
     first_length: Duration,
     tenants: BTreeMap<Tenant, TenantRests>,
-    /// Number of rests so far, and the process that caused the last one.
+    /// Number of rests so far, and the pid of the process that caused the last rest.
     past_rests: Option<(u32, u32)>,
 }
 
@@ -76,7 +76,7 @@ impl Rests {
         tenants.filter_map(|tenant| tenant.current_rest.as_ref())
     }
 
-    /// Sentences about rests, because their time is missing from the figures.
+    /// Sentences for users about rests, because the time of rests is missing from the figures.
     pub(super) fn describe_rests(&self) -> Vec<String> {
         let current = self.current_rests().map(|rest| {
             let left = rest.until.saturating_duration_since(Instant::now());
@@ -133,7 +133,7 @@ impl Observer {
         let mut processes: BTreeSet<u32> = sharing.map(|(handle, _)| *handle).collect();
         processes.insert(handle);
         detach_links(self.close_window());
-        // Marks from before the rest. The next `read` reports the error if they cannot be read.
+        // Reads the step marks from before the rest. If that fails, the next `read` reports the error.
         let _ = self.read_step_marks();
         for handle in &processes {
             self.rest_process(*handle);
@@ -173,8 +173,8 @@ impl Observer {
         }
     }
 
-    /// Skips the calls of processes that map a file whose probes are all detached until the next scan: the other calls alone would
-    /// show wrong phases. Counts them again when the probes are back.
+    /// Skips the calls of processes that map a file whose probes are all detached until the next scan: the other calls
+    /// alone would show wrong phases. Counts the calls of such a process again when the probes are attached again.
     pub(super) fn skip_processes_without_probes(&mut self) {
         let processes = self.processes.running.iter_mut();
         let changed: Vec<u32> = processes

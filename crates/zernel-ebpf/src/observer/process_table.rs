@@ -20,12 +20,12 @@ use crate::probes::gpu_mem::ProcessGpus;
 use crate::probes::nccl::ExitedRanks;
 use crate::probes::{self, layout};
 
-/// In how many rounds the identities of all processes are read anew: 20 s at two rounds per second.
+/// Number of rounds within which the identities of all processes are read anew: 20 s at two rounds per second.
 const ROUNDS_PER_IDENTITY_REFRESH: usize = 40;
 
 /// The observed processes.
 pub(super) struct ProcessTable {
-    /// Running processes, by their handle in the kernel.
+    /// Running observed processes, by their handle in the kernel.
     pub(super) running: BTreeMap<u32, ObservedProcess>,
     /// Exited processes, until their grace period is over.
     exited: Vec<ObservedProcess>,
@@ -38,14 +38,14 @@ pub(super) struct ProcessTable {
     /// Handles of processes that are new since the last round.
     new_handles: BTreeSet<u32>,
     identity_reader: IdentityReader,
-    /// Rounds since identities were read.
+    /// Number of rounds since the identities of all processes were last read anew.
     identity_age: usize,
     grace_period: Duration,
-    /// Exited processes of one tenant that are exported at most.
+    /// The most exited processes of one tenant that are exported.
     max_exited: usize,
 }
 
-/// What a new process is described with.
+/// The parts of the observer that the process table reads from: kernel, governor, attached libraries and GPUs.
 #[derive(Clone, Copy)]
 pub(super) struct ReadContext<'a> {
     pub(super) kernel: &'a Kernel,
@@ -71,7 +71,7 @@ impl ProcessTable {
         }
     }
 
-    /// All processes, including those that exited a short while ago.
+    /// All observed processes, including those that exited within the grace period.
     pub(super) fn iter(&self) -> impl Iterator<Item = &ObservedProcess> {
         self.running.values().chain(&self.exited)
     }
@@ -89,7 +89,7 @@ impl ProcessTable {
             }
         }
         if !self.new_handles.is_empty() {
-            // What a process forked before it was known loads data for it from now on.
+            // Children that a process forked before it was observed count as its loaders from now on.
             kernel.adopt_existing_tasks()?;
         }
         self.identify_processes(context);
@@ -103,7 +103,7 @@ impl ProcessTable {
         self.retire_exited(kernel, context.governor)
     }
 
-    /// Passes the GPUs that processes use to the kernel, which publishes them.
+    /// Passes the GPU that each process uses to the kernel, which publishes the GPU with the task states.
     pub(super) fn publish_gpus(
         &self,
         kernel: &Kernel,
@@ -136,8 +136,8 @@ impl ProcessTable {
         self.new_handles.insert(handle);
     }
 
-    /// Identifies new processes and finds their devices. A process that has exited has the identity that it had when it
-    /// mapped its first library.
+    /// Identifies new processes and finds their devices. If a process has exited already, it gets the identity that was
+    /// read when it mapped its first library.
     fn identify_processes(&mut self, context: ReadContext<'_>) {
         let new = std::mem::take(&mut self.new_handles);
         for handle in &new {
@@ -158,7 +158,7 @@ impl ProcessTable {
         self.take_identities(patience, context.gpus);
     }
 
-    /// Sets the identities that have been read by now. Waits for more for at most `patience`.
+    /// Sets the identities that have been read by now. Waits for further identities for at most `patience`.
     fn take_identities(&mut self, patience: Duration, gpus: &[GpuFacts]) {
         let mut read = self.identity_reader.take_identities(patience);
         if read.is_empty() {
@@ -219,7 +219,8 @@ impl ProcessTable {
             let Some(record) = kernel.process_record(handle) else {
                 continue;
             };
-            // Its last calls may have come after it was read, but before it exited.
+            // The process is read once more, because it may have made its last calls between the last read and its
+            // exit.
             process.read(kernel, &record);
             if let Some(ended_ns) = process.ended_ns.filter(|_| governor.is_window_open()) {
                 let counters = kernel.call_counters(handle);
@@ -271,7 +272,8 @@ impl ProcessTable {
         }
     }
 
-    /// Exited processes of tenants with many newer ones. Loaders go before trainers.
+    /// Exited processes that are no longer exported, because their tenants have enough newer ones. Loaders go before
+    /// trainers.
     fn surplus_exited(&self) -> BTreeSet<ProcessKey> {
         if self.exited.len() <= self.max_exited {
             return BTreeSet::new();

@@ -1,9 +1,9 @@
 //! Phases by the sampled rule, for processes that use a GPU and whose calls are not probed.
 //!
 //! NVML lists the processes that use a GPU. A listed process is *sampled* while none of its libraries has probes, or as
-//! long as none of its calls was seen. Ten times per second the kernel applies the sampled rule to its threads, and
-//! publishes phase and class with a flag (`probes/sched/sampled_phases.bpf.h`). A probed call ends that. If this
-//! loop stops, the phases expire after a second.
+//! long as none of its calls was seen. Ten times per second the kernel applies the sampled rule to the threads of a
+//! sampled process, and publishes phase and class with a flag (`probes/sched/sampled_phases.bpf.h`). A probed call of
+//! the process ends the sampling. If the observer's thread stops sampling, the phases expire after a second.
 //!
 //! The rule needs the utilization of one GPU, so a process that uses several is not sampled.
 
@@ -119,7 +119,8 @@ impl Observer {
         process.ended_ns.is_none() && sampled.any(|it| it.pid == process.pid)
     }
 
-    /// Samples the threads of all processes that were chosen. Call this ten times per second.
+    /// Samples the threads of all processes that were chosen. The observer's thread calls this function ten times per
+    /// second.
     pub fn sample_phases(&mut self) {
         let Some(mut sampled) = self.sampled.take() else {
             return;
@@ -146,10 +147,11 @@ impl Observer {
         })
     }
 
-    /// Lets the trackers of a process decide about its phases again.
+    /// Ends the sampling of a process: its trackers decide about its phases again.
     fn end_samples(&self, handle: u32, pid: u32) {
         self.kernel.set_sampled_phases(handle, false);
-        // A process that has exited has no threads. What is not ended expires.
+        // A process that has exited has no threads. If the sampling of a process cannot be ended, its sampled phases
+        // expire.
         let _ = self.kernel.run_for_process(SAMPLE_PROGRAM, pid);
     }
 }

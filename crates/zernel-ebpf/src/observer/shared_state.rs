@@ -1,9 +1,10 @@
 //! Pins the maps of task states and heartbeats, so that a scheduler can read them.
 //!
 //! Observer and scheduler start and stop independently. The name of the pinned task states contains a hash of their
-//! layout. A heartbeat is pinned beside them: when it stops, task states are stale and a scheduler must treat them as
-//! unknown. Both maps are reused by the next observer, because a scheduler may be reading them: after a kill, and after a
-//! stop while a reader beats. Task states of another layout, which another version left behind, are removed.
+//! layout. A heartbeat is pinned beside the task states: when the heartbeat stops, task states are stale and a scheduler
+//! must treat them as unknown. The next observer reuses the maps of task states and heartbeats, because a scheduler may
+//! be reading them: after the observer was killed, and after it ended while a reader was active. Task states of another
+//! layout, which another version left behind, are removed.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -165,7 +166,7 @@ impl SharedState {
 
 impl Drop for SharedState {
     fn drop(&mut self) {
-        // A reader cannot change to another map, so the next observer must find this one.
+        // A reader cannot change to another map, so the pin stays and the next observer reuses the map.
         if self.heart.has_reader() {
             return;
         }
@@ -175,7 +176,7 @@ impl Drop for SharedState {
     }
 }
 
-/// Makes a map of an object the pinned one. A pin that does not fit is removed.
+/// Lets an object use the map that is pinned at `pin`, or removes the pin if the pinned map does not fit the object.
 fn reuse_or_remove_pin(object: &mut OpenObject, name: &str, pin: &Path) -> bool {
     let is_reused = pinned_map::reuse_pinned(object, name, pin).unwrap_or(false);
     if !is_reused {
@@ -184,7 +185,7 @@ fn reuse_or_remove_pin(object: &mut OpenObject, name: &str, pin: &Path) -> bool 
     is_reused
 }
 
-/// Whether there is such a process, and it has not been killed.
+/// Whether a process with this pid exists and has not been killed.
 fn is_running(pid: u32) -> bool {
     let state = i32::try_from(pid)
         .ok()

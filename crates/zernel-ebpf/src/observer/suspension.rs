@@ -4,7 +4,7 @@ use super::event_trace::CoverageChange;
 use super::{Observer, attached_files, monotonic_ns};
 use crate::probe_link::detach_links;
 
-/// Why all probes are detached: the sentence for users.
+/// The sentence for users that states why all probes are detached.
 pub(super) const PAUSED_REASON: &str =
     "all probes are detached on request; send SIGUSR2 to attach them";
 
@@ -12,7 +12,7 @@ impl Observer {
     /// Detaches all probes until [`Self::resume`]. Nothing is counted meanwhile.
     pub fn pause(&mut self) {
         detach_links(self.close_window());
-        // Marks from before the suspension. The next `read` reports the error if they cannot be read.
+        // Reads the step marks from before the suspension. If that fails, the next `read` reports the error.
         let _ = self.read_step_marks();
         let now_ns = monotonic_ns();
         for process in self.processes.running.values_mut() {
@@ -25,7 +25,7 @@ impl Observer {
         self.kernel.trace_coverage(CoverageChange::Probes(false));
     }
 
-    /// Attaches all probes again. Coverage of every running process starts anew.
+    /// Attaches all probes again. For every running process, the record of what was observed starts anew.
     pub fn resume(&mut self) {
         if !std::mem::take(&mut self.is_suspended) {
             return;

@@ -35,7 +35,7 @@ impl TenantTable {
         Self::MemoryAccounts,
     ];
 
-    /// What the entries of the table stand for, in a sentence about refused ones.
+    /// The word for the entries of this table in a sentence about refused entries.
     fn refused_events(self) -> &'static str {
         match self {
             Self::Processes => "events of new processes",
@@ -73,13 +73,13 @@ impl CgroupHierarchy {
         }
     }
 
-    /// The cgroups below which those of tenants are.
+    /// The cgroups below which container and batch systems create the cgroups of tenants.
     fn tenant_parents(self) -> Vec<TenantParent> {
         tenant_parents(&self.mount_point())
     }
 }
 
-/// Identifies a tenant of the kernel's tables, also when its index is another tenant's by now.
+/// Identifies a tenant of the kernel's tables, also after its index was given to another tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct TenantId {
     cgroup: u64,
@@ -119,7 +119,7 @@ struct WrittenTables {
 }
 
 impl TenantRegistry {
-    /// All indices are free at first.
+    /// Creates a registry in which all indices of tenants are free.
     pub(super) fn new(maps: TenantMaps) -> libbpf_rs::Result<Self> {
         let tenants = Self {
             counts: MappedArray::new(&maps.counts, TENANTS)?,
@@ -142,7 +142,7 @@ impl TenantRegistry {
             .update(&[], &index.to_ne_bytes(), MapFlags::ANY)
     }
 
-    /// Writes what the programs find the tenant of a process with, if it has changed.
+    /// Writes the two maps by which BPF programs find the tenant of a process, if their contents have changed.
     pub(super) fn refresh_lookup_tables(&self) -> libbpf_rs::Result<()> {
         let mut written = self
             .written_tables
@@ -166,7 +166,7 @@ impl TenantRegistry {
             listed.any(|it| (it.id, it.hierarchy) == (key.id, key.hierarchy))
         };
         for key in written.parents.iter().filter(|key| !is_listed(key)) {
-            // Its cgroup was removed. Another one may get its id.
+            // Its cgroup was removed. A new cgroup may get the id of the removed one.
             let _ = self.parents.delete(key.as_bytes());
         }
         written.parents = listed;
@@ -230,7 +230,8 @@ impl TenantRegistry {
         Ok(listed.len())
     }
 
-    /// Stores the number of entries of the largest tenant, for each table. Programs raise these numbers only.
+    /// Stores the number of entries of the largest tenant, for each table. BPF programs only raise these numbers, so
+    /// userspace lowers them.
     pub(super) fn update_largest(&self) {
         let tenants = (OTHER_TENANTS..TENANTS).map(|index| self.counts.read(index).used);
         let tenants: Vec<_> = tenants.collect();
@@ -303,7 +304,7 @@ impl TenantRegistry {
     }
 }
 
-/// The tenants that a table refused, those with the most refusals first.
+/// The names of the tenants whose entries a table refused, those with the most refusals first.
 fn names_of_refused(tenants: &[layout::Tenant], table: TenantTable) -> String {
     let refused = |tenant: &&layout::Tenant| tenant.refused[table as usize];
     let mut tenants: Vec<_> = tenants.iter().filter(|it| refused(it) > 0).collect();

@@ -1,7 +1,7 @@
 //! Counters of a process that are exported as its state holds them: one series per process.
 //!
-//! A probe declares them as rows beside its state. Their values travel in a list of the snapshot, so a new row changes
-//! neither the snapshot nor the code that writes the text.
+//! A probe declares such counters as rows beside its state. A snapshot carries the values of all counters in one list,
+//! so a new row changes neither the snapshot nor the code that writes the metrics text.
 
 use zernel_model::aggregation::exposition::{Exposition, FamilyKind};
 
@@ -47,7 +47,8 @@ pub(super) fn counter_values<State: ProbeState>(
     rows.map(|row| (row.family.name, (row.value_of_state)(state)))
 }
 
-/// Selects the state of one probe. Only its type is used: rows belong to a type of state.
+/// Returns the state of one probe among the states of all probes. Only the type of the function is used: rows belong
+/// to a type of state.
 type SelectState<State> = fn(&ProbeStates) -> &State;
 
 /// The families of the counters of a state.

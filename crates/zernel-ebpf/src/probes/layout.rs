@@ -1,5 +1,5 @@
-//! Mirrors of the types and constants in `bpf/` that the kernel shares with userspace. Those of a single probe are in
-//! its folder.
+//! Mirrors of the types and constants in `bpf/` that the kernel shares with userspace. Mirrors of types that only one
+//! probe uses are in the folder of that probe.
 
 use zernel_phase::mirrors;
 use zernel_phase::shared::{PhaseWord, RawPhaseConfig};

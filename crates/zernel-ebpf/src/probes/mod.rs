@@ -16,10 +16,10 @@
 //! generates the dispatch to the hooks, and this module declares the folders. Adding a probe
 //! takes its folder, the list, and the file of its part of a snapshot in `zernel-model`.
 //!
-//! If the kernel keeps state per process, the mirror of that struct in `state.rs` is the userspace state. So a counter per
-//! process takes three files: `state.bpf.h` has the field, `<name>.bpf.h` updates it, and `state.rs` mirrors the field and
-//! makes it a metric with a row of `COUNTERS`. A metric with labels besides `pid`, or one that some processes do not have, is
-//! a family of `metrics.rs`, and its value a field of the probe's part of a snapshot.
+//! If the kernel keeps state per process, the mirror of that struct in `state.rs` is the userspace state. So a new counter
+//! per process takes three files: `state.bpf.h` has the field, `<name>.bpf.h` updates it, and `state.rs` mirrors the field
+//! and makes it a metric with a row of `COUNTERS`. A metric with labels besides `pid`, or one that some processes do not
+//! have, is a family of `metrics.rs`, and its value a field of the probe's part of a snapshot.
 
 include!("../../../../bpf/probes.rs");
 
@@ -42,7 +42,8 @@ macro_rules! declare_probes {
             $($(#[$doc])* $variant,)*
         }
 
-        /// All probed functions. The index of a function is its number in the kernel.
+        /// All probed functions. The index of a function in this list is the number that the kernel uses for the
+        /// function.
         pub static SYMBOLS: LazyLock<Vec<ProbedFunction>> = LazyLock::new(|| [$($name::SYMBOLS,)*].concat());
 
         /// Userspace state of all probes for one process.
@@ -53,7 +54,7 @@ macro_rules! declare_probes {
         }
 
         impl ProbeStates {
-            /// Copies the states that the kernel's record of the process holds.
+            /// Copies the states of all probes out of the kernel's record of the process.
             pub(crate) fn read(&mut self, record: &layout::Process) {
                 $(self.$process = record.$process;)*
             }
@@ -153,7 +154,7 @@ pub(crate) trait ProbeState: Sized + 'static {
     /// Counters of the probe that are exported as they are.
     const COUNTERS: &'static [ProcessCounter<Self>] = &[];
 
-    /// Its part of a snapshot.
+    /// The probe's part of a snapshot.
     type Snapshot;
 
     /// Drops the state of resources that the process has released by exiting.
@@ -163,7 +164,7 @@ pub(crate) trait ProbeState: Sized + 'static {
     fn snapshot(&self, process: &ObservedProcess, gpus: &ProcessGpus<'_>) -> Self::Snapshot;
 }
 
-/// What a duration measures. A process has one distribution per kind.
+/// What a duration measures. A process has one histogram per kind of duration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DurationKind {
     /// A call that launches work on the GPU.
@@ -174,7 +175,7 @@ pub enum DurationKind {
     EventWait,
     /// A wait for everything on a context.
     ContextWait,
-    /// A call that copies, and returns only when the copy is done, or may do so.
+    /// A call that copies, and returns or may return only when the copy is done.
     CopyWait,
     /// A trainer's wait for its next batch.
     Dataload,
@@ -192,7 +193,7 @@ impl DurationKind {
     /// Number of kinds.
     pub const COUNT: usize = 8 + 2 * Operation::ALL.len();
 
-    /// Its number in the kernel.
+    /// The number of this kind in the kernel.
     #[must_use]
     pub const fn index(self) -> usize {
         match self {
@@ -298,7 +299,7 @@ pub enum Direction {
     DeviceToHost,
     /// Within a device or between devices.
     DeviceToDevice,
-    /// Between addresses of either kind: only the addresses determine the direction.
+    /// A copy between addresses of either kind: only the addresses determine the direction.
     Unified,
 }
 
@@ -326,43 +327,43 @@ pub enum CallKind {
     Wait,
     /// A collective, or a message from one rank to another.
     Communication(Operation),
-    /// It is counted nowhere in reports.
+    /// Reports do not count calls of this function.
     Nothing,
 }
 
 /// Functions that are sampled together, because the calls of one mean little without the calls of the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SamplingGroup {
-    /// Launches of kernels: a program may use any of these functions.
+    /// Functions that launch kernels: a program may use any of them.
     Kernels,
-    /// Allocations from memory pools, and their frees.
+    /// Functions that allocate from memory pools or free such allocations.
     Pools,
 }
 
 /// A probed function, or several that are probed alike.
 #[derive(Debug, Clone, Copy)]
 pub struct ProbedFunction {
-    /// The library that exports it.
+    /// The library that exports the function.
     pub library: LibraryKind,
-    /// Its exported names. Reports use the first one.
+    /// Exported names of the function. Reports use the first name.
     pub names: &'static [&'static str],
-    /// The probe that it belongs to.
+    /// The probe that the function belongs to.
     pub probe: Probe,
     /// What a call counts as.
     pub kind: CallKind,
-    /// The kind of histogram that records the durations of its calls.
+    /// The kind of histogram that records the durations of the function's calls.
     pub duration: Option<DurationKind>,
-    /// Whether a busy program calls it so often that it may have to be sampled.
+    /// Whether a busy program calls the function so often that the function may have to be sampled.
     pub frequent: bool,
-    /// The functions it is sampled together with.
+    /// The group of functions that the function is sampled together with.
     pub sampling_group: Option<SamplingGroup>,
-    /// Whether only its entry is probed. This holds for all C++ functions: an exception that unwinds through a return
-    /// probe kills the process.
+    /// Whether only the entry of the function is probed. All C++ functions are probed like this: an exception that
+    /// unwinds through a return probe kills the process.
     pub entry_only: bool,
     /// Whether `names` are prefixes of the exported names: mangled names end in argument types, which differ between
     /// versions.
     pub by_prefix: bool,
-    /// Whether its calls make no process an observed one.
+    /// Whether a call of the function is no reason to observe its process.
     pub is_no_evidence: bool,
     label: Option<&'static str>,
     role: u8,
@@ -372,7 +373,7 @@ pub struct ProbedFunction {
     arguments: [u8; 4],
     /// Place of the number of bytes among the kept arguments, from 1; 0: none.
     bytes: u8,
-    /// The step mark that a call is, if any.
+    /// The step mark that a call of the function makes, if any.
     pub mark: Option<Mark>,
 }
 
@@ -451,7 +452,7 @@ impl ProbedFunction {
         self.frequent()
     }
 
-    /// Makes it a C++ function whose mangled name begins with one of its names; reports use `label`.
+    /// Marks a C++ function whose mangled name begins with one of the row's names; reports use `label`.
     const fn cpp_function(mut self, label: &'static str) -> Self {
         self.entry_only = true;
         self.by_prefix = true;
@@ -459,7 +460,7 @@ impl ProbedFunction {
         self
     }
 
-    /// Makes it a function that programs without machine learning call too.
+    /// Marks a function that programs without machine learning call too.
     const fn no_evidence(mut self) -> Self {
         self.is_no_evidence = true;
         self

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * All probes in one object. Every probed function runs the same programs: they do what all calls
- * have in common, as the function's row in the table says, and call the hooks of the function's
- * probe. build.rs generates the dispatch to these hooks from the list of probes.
+ * The BPF programs of all probes, in one object. Every probed function runs the same programs: they do what all calls
+ * have in common, as the function's row in the table says, and call the hooks of the function's probe. build.rs
+ * generates the dispatch to these hooks from the list of probes.
  */
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
@@ -19,7 +19,7 @@
 #include "uprobe.h"
 
 #define COST_WINDOW_NS 250000000ULL
-/* This many hits of a thread within that time exceed any budget. */
+/* A thread that hits probes this often within COST_WINDOW_NS exceeds any budget. */
 #define HOT_HITS 2000
 
 /* Wakes userspace, which otherwise checks the overhead at intervals. */
@@ -88,7 +88,7 @@ static __always_inline bool is_outside_steps(__u32 event)
 	       event == ZERNEL_COMPILE_END;
 }
 
-/* Notes that the current thread announces what it does. */
+/* Notes that the current thread announces batches, forward passes or optimizer steps. */
 static __always_inline void note_announcement(struct zernel_thread *thread,
 					      struct zernel_process *process, __u32 event,
 					      __u64 now_ns)
@@ -96,7 +96,7 @@ static __always_inline void note_announcement(struct zernel_thread *thread,
 	switch (event) {
 	case ZERNEL_DATA_BEGIN:
 		begin_data_wait(thread, process, now_ns, true);
-		/* Beside a thread that announces steps, it gets batches for that one. */
+		/* If another thread of the process announces steps, this thread gets batches for that thread. */
 		if (!(process->flags & ZERNEL_ANNOUNCES_STEPS))
 			process->announcer = (__u32)bpf_get_current_pid_tgid();
 		break;
@@ -147,7 +147,7 @@ static __always_inline void trace_call(struct zernel_thread *thread, __u32 symbo
 		zernel_trace(state, thread->process, now_ns, ZERNEL_TRACE_CALL, symbol);
 }
 
-/* Returns 1 if the return need not be probed. */
+/* Handles the entry of a probed call. Returns 1 if the return of the call need not be probed. */
 static __always_inline int enter(struct pt_regs *ctx)
 {
 	__u32 id = bpf_get_attach_cookie(ctx);
@@ -190,7 +190,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 		end_waits(thread, process, symbol->enter_event, now_ns);
 		observe_event(thread, id, symbol->enter_event, now_ns);
 	}
-	/* The probe's own time is not part of the call. */
+	/* The time that the probe itself takes is not part of the call's duration. */
 	call->since_ns = bpf_ktime_get_ns();
 	return 0;
 }
@@ -214,7 +214,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 	if (!symbol || !counter)
 		return 0;
 	failed = symbol->flags & ZERNEL_HAS_RESULT && probe_failed(symbol, result);
-	/* Keeps the compiler from copying all code below for both outcomes. */
+	/* Keeps the compiler from generating all code below twice, once per outcome. */
 	barrier_var(failed);
 	probe_leave(symbol, thread, call, now_ns, result, failed);
 	if (failed)
@@ -230,7 +230,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 	if (symbol->leave_event != ZERNEL_NONE)
 		observe_event(thread, call->symbol, symbol->leave_event, now_ns);
 	process = zernel_process(thread->process);
-	/* A thread that prepares its batch launches when it has copied it. */
+	/* A thread that prepares its batch itself launches after it has copied the batch. */
 	if (process && note_end_of_step(thread, process, symbol->leave_event, now_ns))
 		return 0;
 	if (presumes_launches(symbol, thread, call, now_ns))
@@ -287,7 +287,7 @@ static __always_inline int mark(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Since about 7.0 this takes the program's context. */
+/* Since about Linux 7.0, bpf_session_is_return() takes the program's context. */
 extern bool bpf_session_is_return(void) __weak __ksym;
 extern bool bpf_session_is_return___ctx(void *ctx) __weak __ksym;
 
@@ -348,13 +348,14 @@ static __always_inline void add_phases_to_process(struct task_struct *task,
 	if (!state || !process || !(state->tracker.flags & ZERNEL_TRAINING_THREAD))
 		return;
 	zernel_transition(state, ZERNEL_UNKNOWN, bpf_ktime_get_ns());
-	/* Before the sums, so that no reader counts the phases twice. */
+	/* The flag is cleared before the sums are changed, so that no reader counts the phases twice. */
 	state->tracker.flags &= ~ZERNEL_TRAINING_THREAD;
 	for (int phase = 0; phase < ZERNEL_PHASES; phase++)
 		__sync_fetch_and_add(&process->phase_ns[phase], state->phase_ns[phase]);
 }
 
-/* Ends what is published about a thread that exits. Its storage may outlive it for seconds. */
+/* Ends what is published about a thread that exits. The thread's storage may exist for seconds after the thread has
+ * exited. */
 static __always_inline void end_published_state(struct task_struct *task)
 {
 	struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, task, 0, 0);
@@ -379,7 +380,7 @@ static __always_inline void trace_exit(struct task_struct *task, struct zernel_t
 			     ZERNEL_NONE);
 }
 
-/* A thread exits, perhaps the last one of its process. */
+/* Called when a thread exits, perhaps the last thread of its process. */
 SEC("tp_btf/sched_process_exit")
 int process_exit(__u64 *ctx)
 {

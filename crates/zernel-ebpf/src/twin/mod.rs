@@ -1,8 +1,8 @@
 //! Runs the kernel's copies of the phase rules on given states.
 //!
-//! Every BPF object uses `bpf/phase_rule.h`, `bpf/phase_tracker.h` and `bpf/class.h`. This module loads programs that consist of these
-//! headers alone, and runs them with `BPF_PROG_TEST_RUN`. Tests compare their results with [`zernel_phase`];
-//! benchmarks time them.
+//! Every BPF object uses `bpf/phase_rule.h`, `bpf/phase_tracker.h` and `bpf/class.h`. This module loads programs that
+//! consist of these headers alone, and runs them with `BPF_PROG_TEST_RUN`. Tests compare the results of these programs with
+//! those of [`zernel_phase`]; benchmarks time the programs.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
 use zernel_phase::class::ClassWord;

@@ -321,7 +321,7 @@ fn a_mount_namespace_hides_nothing() {
     assert!(fs::read(&file.map_files).unwrap() == fs::read(outside).unwrap());
 }
 
-/// Container images are layers: the probe goes on the file in its layer.
+/// Container images are layers of an overlayfs: a probe is attached to the file in its layer.
 fn the_file_under_overlayfs_is_reported() {
     let libraries = Libraries::new();
     let lower = libraries.cuda();
@@ -378,12 +378,12 @@ fn a_private_loader_is_probed() {
             let mount = mount.clone();
             thread::spawn(move || helper_in_namespace(&mount))
         };
-        // Events of its shell are handled before it execs the helper.
+        // Events of the shell are handled before the shell execs the helper.
         while !starting.is_finished() {
             discovery.poll(Duration::from_millis(10)).unwrap();
         }
         let mut helper = starting.join().unwrap();
-        // Its start is the only sign of the new loader.
+        // The start of the helper is the only sign of the new loader.
         poll_while(&mut discovery, |discovery| !is_watched(discovery));
         helper.load(&libraries.cuda());
         let (_, file) = poll_for_cuda(&mut discovery, helper.pid());
@@ -394,7 +394,7 @@ fn a_private_loader_is_probed() {
     }
 }
 
-/// The loader that this program was started by.
+/// The dynamic loader that this program was started by.
 fn interpreter() -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let path = maps
@@ -476,11 +476,11 @@ fn an_overflow_is_followed_by_a_scan() {
         run_short_process();
         left -= 1;
     }
-    // Its event is lost: the ring buffer is full.
+    // The event of this load is lost, because the ring buffer is full.
     helper.load(&libraries.cuda());
     let events = discovery.poll(Duration::ZERO).unwrap();
     let (process, _) = cuda_of(&events, helper.pid()).unwrap();
-    // From now on events arrive again.
+    // From now on the ring buffer has room, and events arrive again.
     helper.load(&libraries.nccl());
     poll_until(&mut discovery, |events| {
         find_library(events, helper.pid(), LibraryKind::Nccl)

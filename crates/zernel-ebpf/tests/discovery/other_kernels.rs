@@ -1,4 +1,4 @@
-//! The same trials in virtual machines with other kernels.
+//! Runs the trials of discovery in virtual machines with other kernels.
 
 use std::env;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const PROGRAMS: [&str; 7] = [
 /// Loaded by a trial, not linked to anything.
 const LIBRARY: &str = "libutil.so.1";
 
-/// Runs the trials on that kernel, without those that need thousands of processes.
+/// Runs the trials on the kernel `version`, without those that need thousands of processes.
 pub(crate) fn run(version: &str) {
     let own_program = env::current_exe().unwrap();
     let arguments = [

@@ -34,7 +34,7 @@ pub(crate) fn id_of_map(map: &MapHandle) -> u32 {
     map.info().expect("a map").info.id
 }
 
-/// Task storage has one value per task; a pidfd is its key.
+/// Returns the value of a process in a task storage map, whose keys are pidfds.
 pub(crate) fn value_of_task(map: &MapHandle, pid: u32) -> Option<Vec<u8>> {
     let key = pidfd_key_of(pid);
     let value = map.lookup(&key.as_raw_fd().to_ne_bytes(), MapFlags::ANY);

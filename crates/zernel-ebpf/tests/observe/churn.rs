@@ -43,7 +43,7 @@ fn numbers_in_report(stage: &Path) -> Vec<u64> {
     numbers.collect()
 }
 
-/// Exits with `sockets` open packet sockets. The kernel closes them one by one, and waits for each.
+/// Exits with `sockets` open packet sockets. At exit the kernel closes the sockets one by one, and waits for each.
 fn exits_slowly(driver: &Driver, sockets: u64) {
     launch_only(driver, 1);
     for _ in 0..sockets {
@@ -59,7 +59,7 @@ const PROCESS_INDICES: usize = 2047;
 const SHORT_CHILDREN: usize = 1900;
 /// Children that exit between two reads.
 const CHILDREN_PER_PART: usize = 380;
-/// Children that stay until the test ends. Together with the short ones they need every index.
+/// Children that stay until the test ends. Together with the short-lived children they need every index of a process.
 const PATIENT_CHILDREN: usize = 300;
 
 /// Has [`SHORT_CHILDREN`] children that exit at once, then [`PATIENT_CHILDREN`] that stay.
@@ -120,7 +120,7 @@ pub(crate) fn a_slow_exit_is_not_booked_to_another_process() {
         .filter(|process| patient.contains(&process.pid.into()))
         .collect();
     assert_eq!(patient.len(), PATIENT_CHILDREN);
-    // They block until they are killed, so none of their blocks has ended.
+    // These children block until they are killed, so none of their blocks has ended.
     let most = patient.iter().map(|process| blocked_ns(process)).max();
     assert!(most < Some(1_000_000), "{most:?} ns of another process");
     assert_eq!(observer.losses(), Default::default());
@@ -191,7 +191,8 @@ pub(crate) fn destroying_a_context_is_quick_among_many_allocations() {
     assert!(median < Duration::from_micros(200), "{median:?}");
 }
 
-/// Opens the device and another context before it is observed, and empties both after.
+/// Opens the device and another context before the process is observed, and allocates in both and destroys one
+/// afterwards.
 fn empties_early_contexts(driver: &Driver, _rounds: u64) {
     let cuda = driver.cuda();
     driver.open_first_device();
@@ -259,7 +260,7 @@ fn changes_its_user(driver: &Driver, _rounds: u64) {
     expect_child_success(child);
 }
 
-/// A process that exits before userspace can identify it has a name and an owner.
+/// A process that exits before userspace can identify it is still exported with its name and owner.
 pub(crate) fn a_short_process_has_a_name_and_an_owner() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);

@@ -76,7 +76,7 @@ fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Runs one part of the target's work, and waits until a condition holds meanwhile.
+/// Starts one part of the target's work, and waits until a condition holds while the part runs.
 fn run_part_until(target: &mut Target, what: &str, condition: impl FnMut() -> bool) {
     target.start_part();
     eventually(what, condition);
@@ -122,7 +122,7 @@ pub(crate) fn the_gpu_of_a_thread_is_published() {
         ZernelTaskState::from(&state.expect("it is observed")).gpu_id
     };
     assert_eq!(gpu_of(&observer, loader_pid(&stage)), None);
-    // The kernel takes it over once per second, when a thread gets a CPU.
+    // The kernel passes the GPU to the loader's state once per second, when a thread of the loader gets a CPU.
     eventually("the loader has the GPU of its trainer", || {
         observer.read_counts().expect("maps can be read");
         observer.refresh_gpus();
@@ -157,7 +157,7 @@ pub(crate) fn classes_are_written_as_hints() {
     };
     let observer = start_observer(&options);
     let map = open_pinned_map(&bpffs.0.join("hints"));
-    // The kernel's name of scx_layered's own map. With another one scx_layered would not start.
+    // The kernel's name of scx_layered's own map. If the map had another name, scx_layered would not start.
     assert_eq!(map.name(), "scx_layered_tas");
     let mut target = stage.start_target("trains_with_a_loader", 1);
     let pid = target.pid();
@@ -180,7 +180,8 @@ pub(crate) fn classes_are_written_as_hints() {
         );
     }
 
-    // A killed observer leaves its hints behind. Hints of other programs must stay.
+    // A killed observer leaves its hints behind. The next observer clears these hints, and hints of other programs
+    // must stay.
     let foreign = 7;
     for (pid, value) in [(pid, CRITICAL_HINT), (loader, foreign)] {
         let mut hint = vec![0; 32];
@@ -213,8 +214,8 @@ pub(crate) fn unusable_hints_are_refused() {
     }
 }
 
-/// The target spins in one part of its work and launches in another. It is always runnable, so the times of
-/// both classes add up to the length of a part.
+/// The target spins in one part of its work and launches in another. The target's thread is always runnable, so the
+/// times of both classes add up to the length of a part.
 pub(crate) fn decisions_are_counted() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let mut observer = start_observer(&ObserverOptions {
@@ -242,6 +243,6 @@ pub(crate) fn decisions_are_counted() {
     }
     let loader = decisions_of(loader_pid(&stage));
     assert_eq!(loader.trainer, target.pid());
-    // It wakes up ten times a second.
+    // The loader wakes up ten times a second.
     assert!(loader.classes[&TaskClass::Feed].wakeups >= 10, "{loader:?}");
 }

@@ -1,4 +1,4 @@
-//! Every call is counted, however many there are.
+//! Every probed call is counted, however many calls a program makes.
 
 use std::thread;
 use std::time::Instant;
@@ -87,7 +87,7 @@ fn memcpy_2d(from: u64, to: u64) -> [u64; 16] {
     words
 }
 
-/// A `CUDA_MEMCPY3D` of three layers like that.
+/// A `CUDA_MEMCPY3D` of three layers, each of two rows of 7 bytes.
 fn memcpy_3d(from: u64, to: u64) -> [u64; 25] {
     const DEVICE: u64 = 2;
     let mut words = [0; 25];

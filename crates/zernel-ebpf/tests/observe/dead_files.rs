@@ -1,4 +1,5 @@
-//! Libraries on a file system that does not answer. These tests run alone: children that wait for it count for this process.
+//! Libraries on a file system that does not answer. These tests run alone, because child processes that wait for such a
+//! file system count towards limits of this process.
 
 use std::ffi::CString;
 use std::fs;
@@ -64,8 +65,7 @@ fn maps_dead_environment(_driver: &Driver, _rounds: u64) {
     let end = stat.env_end.expect("it has one") / page * page;
     let name = DEAD_FILE_NAMES[0];
     let file = fs::File::open(stage_directory().join("dead").join(name).join(name)).expect("there");
-    // SAFETY: replaces whole pages of the environment. They hold a long variable that this process never
-    // reads.
+    // SAFETY: replaces whole pages of the environment. The pages hold a long variable that this process never reads.
     let mapped = unsafe {
         rustix::mm::mmap(
             start as *mut _,
@@ -129,7 +129,8 @@ pub(crate) fn a_dead_file_system_holds_up_nobody() {
     drop(dead.holder);
 }
 
-/// A library is read when its file system answers again. No probe is attached to it: the server could stop all forks.
+/// A library is read when its file system answers again. No probe is attached to a library on FUSE, because the
+/// server of the file system could stop all forks.
 pub(crate) fn a_library_on_fuse_gets_no_probes() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let dead = DeadFiles::new(&stage, "maps_dead_files");
@@ -185,8 +186,8 @@ impl Drop for MountedOverlay {
     }
 }
 
-/// A library on an overlay gets probes, unless a layer is on FUSE: its server could stop all forks. An overlay of an overlay may
-/// hide such a layer.
+/// A library on an overlay gets probes, unless a layer is on FUSE: its server could stop all forks. A library on an overlay
+/// of an overlay gets no probes, because that may hide a layer on FUSE.
 pub(crate) fn a_library_on_an_overlay_of_fuse_gets_no_probes() {
     for (below, expected) in [
         ("plain", None),

@@ -27,7 +27,7 @@ pub(crate) const FILE_ROLES: &[(&str, TargetRole)] = &[
     ("remaps", remaps_files),
 ];
 
-/// Waits between loading its libraries and using them.
+/// Loads its libraries, waits for the test, and then launches kernels.
 fn loads_and_launches(driver: &Driver, rounds: u64) {
     end_part_and_wait();
     launch_only(driver, rounds);
@@ -49,14 +49,14 @@ fn remaps_files(_driver: &Driver, _rounds: u64) {
     let mut flags = MapFlags::PRIVATE;
     println!("done");
     for file in files.iter().cycle() {
-        // SAFETY: a new mapping that is never executed. Only this function replaces it.
+        // SAFETY: a new mapping that is never executed. Only this function replaces the mapping.
         let mapped = unsafe { rustix::mm::mmap(address, 4096, protection, flags, file, 0) };
         address = mapped.expect("a file can be mapped");
         flags |= MapFlags::FIXED;
     }
 }
 
-/// A process remaps files while it is scanned. Each file is taken for what it is.
+/// A process remaps files while it is scanned. Each file gets the probes of the library that it really is.
 pub(crate) fn a_remapped_library_is_taken_for_what_it_is() {
     let stage = Stage::new(Prologue::Push);
     let other = stage.path().join("remapped/libnccl.so.2");
@@ -185,7 +185,8 @@ fn overwrite_library(library: &Path) {
     file.write_all(&content).expect("ours");
 }
 
-/// A process that still uses a detached library is no longer complete. This is noticed without a scan.
+/// A process that still uses a detached library is no longer complete. The observer notices the detached library
+/// without a scan.
 pub(crate) fn a_process_with_a_detached_library_is_not_complete() {
     let stage = Stage::new(Prologue::Push);
     let mut observer = observe_stage(&stage);

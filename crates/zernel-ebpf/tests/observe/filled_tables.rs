@@ -1,5 +1,5 @@
-//! One tenant fills the tables of histograms, communicators and memory accounts: other tenants are still counted exactly. And
-//! three tenants share the table of processes.
+//! One tenant fills the tables of histograms, communicators and memory accounts: other tenants are still counted exactly. A
+//! further test has three tenants share the table of processes.
 
 use std::io::{Read, Write};
 use std::thread;
@@ -23,15 +23,15 @@ pub(crate) const TABLE_FILLING_ROLES: &[(&str, TargetRole)] = &[
     ("floods_step_marks", floods_step_marks),
 ];
 
-/// Children whose histograms fill the table: each has one per kind of call below.
+/// Number of children whose histograms fill the table: each child has one histogram per timed kind of call.
 const CHILDREN_WITH_HISTOGRAMS: u64 = 900;
-/// More than there is room for.
+/// Number of communicators: more than the table has room for.
 const TOO_MANY_COMMUNICATORS: u64 = 13_000;
 const TOO_MANY_CONTEXTS: u64 = 13_000;
 /// The second uid, without a user on this machine.
 const SECOND_UID: u32 = 54_322;
 
-/// Forks children that call one function of each timed kind, and wait. The calls fail, and are timed.
+/// Forks children that call one function of each timed kind, and wait. These calls fail, but are timed all the same.
 fn fills_histograms(driver: &Driver, children: u64) {
     driver.open_first_device();
     let (mut done, report) = std::io::pipe().expect("a pipe");
@@ -71,7 +71,7 @@ fn fills_memory_accounts(driver: &Driver, contexts: u64) {
     }
 }
 
-/// Forks children that wait for the device all the time. The calls fail, and are step marks.
+/// Forks children that wait for the device all the time. These calls fail, but are step marks all the same.
 fn floods_step_marks(driver: &Driver, children: u64) {
     driver.open_first_device();
     for _ in 0..children {
@@ -146,7 +146,8 @@ pub(crate) fn one_tenant_has_a_share_of_the_memory_accounts() {
     );
 }
 
-/// The largest tenant fills the table of processes. A smaller one grows beyond its minimum, and a third one has its minimum.
+/// The largest tenant fills the table of processes. A smaller tenant grows beyond its minimum, and a third tenant gets its
+/// minimum.
 pub(crate) fn a_full_table_refuses_the_largest_tenant_first() {
     const HALF_OF_RESERVE: u64 = 256;
     let stage = stage_open_to_all();

@@ -66,7 +66,7 @@ fn trains_eagerly(driver: &Driver, milliseconds: u64) {
     train_for(driver, milliseconds, |_| driver.launch_kernel(function));
 }
 
-/// The same, with pool memory for each tensor and an occasional launch by another function.
+/// Trains as `trains_eagerly` does, with pool memory for each tensor and an occasional launch by another function.
 fn trains_eagerly_with_pools(driver: &Driver, milliseconds: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
@@ -247,8 +247,8 @@ fn options_with_low_ceiling(stage: &Stage) -> ObserverOptions {
     }
 }
 
-/// Functions that determine phases are never sampled. A process that calls them far too often is not observed for a while,
-/// and no probe is left on a library that only its user maps.
+/// Functions that determine phases are never sampled. A process that calls functions that cannot be sampled far too often
+/// is not observed for a while, and no probe is left on a library that only its user maps.
 pub(crate) fn a_process_over_the_ceiling_is_rested() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_low_ceiling(&stage));
@@ -341,8 +341,8 @@ pub(crate) fn a_hot_function_raises_an_alarm() {
     assert!(is_launch_sampled(&observer));
 }
 
-/// Without steps, the rate in windows is extrapolated to the whole run time. The 95 % interval contains the
-/// truth in 19 of 20 runs. An interval twice as wide contains it in 999 of 1000 runs.
+/// Without steps, the rate in windows is extrapolated to the whole run time. The 95 % interval contains the truth in
+/// 19 of 20 runs. An interval twice as wide contains the truth in 999 of 1000 runs.
 pub(crate) fn an_estimate_is_within_its_interval() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_large_budget(&stage));
@@ -372,7 +372,7 @@ fn assert_near(launches: CallCount, truth: u64) {
     );
 }
 
-/// Waits until a process exits. Returns its estimated and its true number of launches.
+/// Waits until a process exits. Returns the estimated and the true number of launches of the process.
 fn estimated_and_true(watcher: ObserverOnThread, stage: &Stage, pid: u32) -> (CallCount, u64) {
     watcher.wait_until("its end is known", |observer| {
         find_process(observer, pid).ended_ns.is_some()
@@ -396,7 +396,7 @@ fn half_width(count: CallCount) -> u64 {
     count.error.expect("two windows or more")
 }
 
-/// All steps of a training loop are known. So its launches can be estimated from few windows.
+/// All steps of a training loop are known. So the launches of a training loop can be estimated from few windows.
 pub(crate) fn launches_are_estimated_from_steps() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&options_with_default_budget(&stage));
@@ -437,7 +437,7 @@ fn wait_for_interval(watcher: &ObserverOnThread, pid: u32) {
     });
 }
 
-/// Two windows are enough for an estimate. They open within a minute even if one window uses the budget of
+/// Two windows are enough for an estimate. Two windows open within a minute even if one window uses the budget of
 /// many seconds. Launches by all functions are estimated together.
 pub(crate) fn launches_are_estimated_from_few_windows() {
     let stage = Stage::with_machine_alone(Prologue::Push);

@@ -33,7 +33,7 @@ pub(crate) fn compiler_need() -> Need {
     }
 }
 
-/// Builds the C++ program. C++ exceptions unwind the stack, which makes it hard to probe.
+/// Builds the C++ program. The program throws C++ exceptions, which unwind the stack and are hard to probe.
 fn build_cpp_program(stage: &Stage) -> PathBuf {
     let program = stage.path().join("unruly");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/observe/unruly.cpp");

@@ -43,7 +43,7 @@ pub(crate) fn observe_stage_on_rung(stage: &Stage, rung: Rung) -> Observer {
     })
 }
 
-/// An observer with probes on all of its libraries.
+/// Starts an observer and waits until probes are attached to all libraries of its options.
 pub(crate) fn start_attached(options: &ObserverOptions) -> Observer {
     let mut observer = start_observer(options);
     attach_rest(&mut observer);

@@ -21,7 +21,7 @@ pub(crate) const MANY_FILES_ROLES: &[(&str, TargetRole)] = &[("maps_copies", map
 const LIBRARY_COPIES: u64 = 450;
 const NOBODY_UID: u32 = 65534;
 
-/// Maps this number of libraries.
+/// Maps this number of copies of a library.
 fn maps_copies(_driver: &Driver, rounds: u64) {
     let user = rustix::process::getuid().as_raw();
     for copy in 0..rounds {
@@ -55,7 +55,8 @@ fn write_copies(stage: &Stage, user: u32, copies: u64) {
     }
 }
 
-/// A user with too many libraries gets a share of the probes. Other users get theirs, and are counted exactly.
+/// A user with too many libraries gets a share of the probes. Libraries of other users get their probes, and their
+/// processes are counted exactly.
 pub(crate) fn one_tenant_has_a_share_of_the_probed_files() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     fs::set_permissions(stage.path(), fs::Permissions::from_mode(0o755)).expect("ours");

@@ -134,8 +134,8 @@ fn allocates_in_nested_contexts(driver: &Driver, depth: u64) {
     }
 }
 
-/// Keeps memory from a pool and other memory. For `milliseconds` it allocates from the pool and frees at once, as often
-/// as it can.
+/// Keeps memory from a pool and other memory. For `milliseconds` the target allocates from the pool and frees at once,
+/// as often as it can.
 fn allocates_from_pool(driver: &Driver, milliseconds: u64) {
     let cuda = driver.cuda();
     driver.open_first_device();
@@ -283,7 +283,7 @@ fn bytes_by_caller(observer: &Observer, pid: u32) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// The memory of its only device: in use, and at most.
+/// The memory of the target's only device: bytes in use, and the peak.
 fn memory_in_use_and_peak(observer: &mut Observer, target: &Target) -> (u64, u64) {
     observer.read_counts().expect("maps can be read");
     let total = &find_process(observer, target.pid())
@@ -313,7 +313,7 @@ pub(crate) fn memory_is_accounted_to_its_caller() {
             .free_count,
         1
     );
-    // One of two references is released.
+    // The target releases one of two references to a handle.
     target.run_part();
     assert_eq!(
         memory_in_use_and_peak(&mut observer, &target),
@@ -368,7 +368,8 @@ pub(crate) fn memory_belongs_to_its_device_while_others_are_sampled() {
     assert_eq!(in_use, BTreeMap::from([(0, 1000), (1, 300)]));
 }
 
-/// A process that allocates from a pool all the time is still observed. Only its pool memory is no longer exported.
+/// A process that allocates from a pool all the time is still observed. Only the pool memory of the process is no
+/// longer exported.
 pub(crate) fn sampled_pool_memory_is_left_out() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&ObserverOptions {
@@ -464,8 +465,8 @@ pub(crate) fn memory_belongs_to_the_device_that_is_current_again() {
         );
     }
     assert_eq!(observer.losses(), Default::default());
-    // Two contexts are too deep for the probe, and count for the first device. Only one of them is on the
-    // second.
+    // Two contexts are too deep for the probe, and count for the first device. Only one of these two contexts is on
+    // the second device.
     let too_deep = 1000 << 9;
     let expected = BTreeMap::from([
         (0, bytes_on(0, 10) + too_deep),

@@ -170,7 +170,8 @@ fn assert_until_sync(observer: &Observer, stage: &Stage, pid: u32, rounds: u64) 
             .expect(symbol);
         let truth = logged_ns_until_sync(stage, pid, symbol);
         assert_eq!(seen.count, rounds, "{symbol}");
-        // A tenth, plus 3 ms per round for preemption between the two clocks on a busy machine.
+        // The allowed error: a tenth, plus 3 ms per round, because a busy machine may preempt the program between its
+        // two clock readings.
         let margin = truth / 10 + rounds * 3_000_000;
         let off = seen.sum_ns.abs_diff(truth);
         assert!(off < margin, "{symbol}: {} for {truth} ns", seen.sum_ns);
@@ -200,7 +201,7 @@ fn create_communicators(driver: &Driver, count: u64) {
     }
 }
 
-/// Makes a part of a communicator without blocking, and waits until it is stored.
+/// Splits off a part of a communicator without blocking, and waits until the new handle is stored.
 fn split_without_blocking(
     driver: &Driver,
     communicator: u64,
@@ -357,7 +358,7 @@ pub(crate) fn lost_collectives_are_counted() {
 }
 
 /// For `milliseconds`, runs collectives on one stream. An event makes a second stream wait for each, and the program
-/// synchronizes that one. Between collectives it records events as fast as it can.
+/// synchronizes that one. Between collectives the program records events as fast as it can.
 fn records_events(driver: &Driver, milliseconds: u64) {
     driver.open_first_device();
     let communicator = join_communicator(driver, 0, 1);
@@ -389,7 +390,8 @@ fn records_events(driver: &Driver, milliseconds: u64) {
     }
 }
 
-/// While event functions are sampled, collectives are timed in windows only. None is timed across a gap between windows.
+/// While event functions are sampled, collectives are timed in windows only. No collective is timed across a gap between
+/// windows.
 pub(crate) fn collectives_are_not_timed_across_sampling_gaps() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let watcher = ObserverOnThread::start(&ObserverOptions {
@@ -451,7 +453,7 @@ pub(crate) fn a_broadcast_by_either_name_is_one() {
     assert_eq!(process.probes.nccl.all[0].sequence, 20);
 }
 
-/// More than are read at once.
+/// A process has more communicators than one system call reads, and all are seen.
 pub(crate) fn many_communicators_are_all_seen() {
     const COMMUNICATOR_COUNT: usize = 600;
     let stage = Stage::new(Prologue::Push);

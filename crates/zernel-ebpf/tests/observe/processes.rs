@@ -97,8 +97,8 @@ fn forks_idle_child(driver: &Driver, rounds: u64) {
     }
 }
 
-/// Forks `children` children, some at a time. Each makes a few calls and exits. The calls fail, because no child opens
-/// the device: that would take longer than all the rest.
+/// Forks `children` children, some at a time. Each child makes a few calls and exits. The calls fail, because no child
+/// opens the device: that would take longer than all the rest.
 fn forks_many_children(driver: &Driver, children: u64) {
     const CHILDREN_AT_ONCE: usize = 100;
     let (mut running, mut all) = (Vec::new(), String::new());
@@ -123,7 +123,8 @@ fn forks_many_children(driver: &Driver, children: u64) {
     fs::write(stage_directory().join(CHILDREN_FILE), all).expect("our directory");
 }
 
-/// Children between two pauses. The kernel has places for at most this many exited processes between two reads.
+/// Children between two pauses. The kernel's table has places for at most this many exited processes between two
+/// reads.
 const CHILDREN_PER_PART: u64 = 700;
 
 /// The file with the pids of all children.
@@ -272,7 +273,7 @@ fn alone_with_pids() -> MutexGuard<'static, ()> {
     PIDS_LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts a target with a reused pid. Retries, because other programs start processes too.
+/// Starts a target with a reused pid. Tries again if the pid is taken, because other programs start processes too.
 fn start_with_pid(stage: &Stage, pid: u32, rounds: u64) -> Target {
     let mut found = None;
     eventually("the same pid again", || {
@@ -291,7 +292,7 @@ pub(crate) fn a_reused_pid() {
     let mut first = stage.start_target("launches", 10);
     let pid = first.pid();
     first.run_part();
-    // Not read in between: the kernel side must distinguish them.
+    // The maps are not read between the two processes, so the kernel side must distinguish them.
     first.let_exit();
     let mut second = start_with_pid(&stage, pid, 7);
     second.run_part();
@@ -304,8 +305,8 @@ pub(crate) fn a_reused_pid() {
     assert_exported_once(&observer);
 }
 
-/// More processes than the kernel has indices for: indices are reused. The probes are attached while they run, and many
-/// of them exit meanwhile.
+/// More processes than the kernel has indices for: indices are reused. The probes are attached while these processes
+/// run, and many exit meanwhile.
 pub(crate) fn thousands_of_short_processes_are_counted() {
     let _alone = alone_with_pids();
     const CHILD_COUNT: u64 = 2100;
@@ -353,7 +354,7 @@ pub(crate) fn thousands_of_short_processes_are_counted() {
 pub(crate) fn an_exit_during_attaching_is_no_error() {
     let watcher = ObserverOnThread::start(&ObserverOptions::default());
     for _ in 0..10 {
-        // Each has files of its own.
+        // Each stage has library files of its own.
         let stage = Stage::new(Prologue::Push);
         let targets: Vec<_> = (0..4).map(|_| stage.start_target("launches", 1)).collect();
         for mut target in targets {

@@ -9,7 +9,7 @@ use crate::harness::{
     run_next_parts,
 };
 
-/// A push follows `endbr64` or `mov`. The probe is attached to the push, where it is cheap.
+/// A push follows `endbr64` or `mov`. The probe is attached to the push instruction, where a probe is cheap.
 pub(crate) fn functions_with_other_prologues_are_counted() {
     for (prologue, bytes_after_entry) in [(Prologue::Endbr64, 4), (Prologue::Mov, 3)] {
         let stage = Stage::new(prologue);

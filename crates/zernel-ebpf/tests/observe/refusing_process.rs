@@ -62,8 +62,8 @@ fn maps_shared_library(_driver: &Driver, _rounds: u64) {
     map_library();
 }
 
-/// Has all faults on its mapping of the library reported to itself. The kernel does not wait for that when it changes the code, and
-/// fails.
+/// Has the kernel report all page faults on its mapping of the library to itself. The kernel does not wait for such a
+/// report when it changes the code, and fails to attach probes.
 fn holds_page_faults(_driver: &Driver, _rounds: u64) {
     let (address, length) = map_library();
     let faults = open_userfaultfd().expect("the test needs it");
@@ -98,7 +98,8 @@ fn share_library(stage: &Stage) -> (TempDir, String) {
     (shared, path)
 }
 
-/// While a process holds its page faults, the library is refused with that reason. When the process has ended, probes are attached.
+/// While a process handles its own page faults, probes on the library are refused with that reason. When the process has
+/// ended, probes are attached.
 pub(crate) fn a_library_that_one_process_had_refused_gets_probes_later() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let (_shared, library) = share_library(&stage);
@@ -121,7 +122,8 @@ pub(crate) fn a_library_that_one_process_had_refused_gets_probes_later() {
     other.kill();
 }
 
-/// A process that holds its page faults keeps sampling windows from opening on a library. The permanent probes there stay attached.
+/// A process that holds its page faults keeps sampling windows from opening on a library. The permanent probes on that
+/// library stay attached.
 pub(crate) fn a_library_whose_windows_are_refused_keeps_its_other_probes() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let (_shared, library) = share_library(&stage);

@@ -130,7 +130,7 @@ pub(crate) fn a_process_that_cannot_be_probed_is_sampled() {
 pub(crate) fn a_probed_call_ends_samples() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
-    // Its first calls are not observed.
+    // The first calls of the target are not observed.
     let mut target = stage.start_target("blocks_until_the_gpu_is_done", 600);
     let pid = target.pid();
     target.run_part();

@@ -118,7 +118,7 @@ pub(crate) fn a_whole_node_has_few_series() {
     observer.discover().expect("processes can be discovered");
     observer.read_counts().expect("maps can be read");
     let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
-    // Series of processes outside of this test do not count.
+    // Series of processes that do not belong to this test do not count.
     let trainers: Vec<u32> = targets.iter().map(Target::pid).collect();
     let is_own = |process: &&ObservedProcess| {
         let trainer = process.loads_for.unwrap_or(process.pid);

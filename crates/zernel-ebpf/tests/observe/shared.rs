@@ -19,7 +19,7 @@ pub(crate) const SHARED_STATE_ROLES: &[(&str, TargetRole)] = &[
     ("opens, then syncs", open_then_sync),
 ];
 
-/// After a pause, its only call is an event.
+/// Opens the device, and after a pause makes its only call that is an event for the tracker.
 fn open_then_sync(driver: &Driver, _rounds: u64) {
     driver.open_first_device();
     end_part_and_wait();
@@ -85,7 +85,7 @@ pub(crate) fn the_first_event_of_a_process_counts() {
     assert_eq!(tracker.late, 0);
 }
 
-/// An observer of another version was killed: its pins are replaced. While it lives, they stay.
+/// An observer of another version was killed: its pins are replaced. While that observer lives, its pins stay.
 pub(crate) fn pins_of_another_version_are_replaced() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
@@ -160,8 +160,8 @@ fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// An observer is killed. A reader of its maps sees the heart stop within a second. Then it sees the heart of the next
-/// observer in the same maps, without the states of the killed one.
+/// An observer is killed. A reader of the observer's maps sees its heart stop within a second. Then the reader sees
+/// the heart of the next observer in the same maps, without the states of the killed one.
 pub(crate) fn readers_see_a_killed_observer_and_the_next() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
@@ -202,7 +202,7 @@ pub(crate) fn readers_see_a_killed_observer_and_the_next() {
     assert_eq!(stale, None, "nothing is known of it yet");
 }
 
-/// An observer that is restarted at once takes over its maps. One that stops leaves its maps to a reader.
+/// An observer that is restarted at once takes over its maps. An observer that stops leaves its maps to a reader.
 pub(crate) fn pins_outlive_a_restart() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let bpffs = MountedBpffs::mount(stage.path().join("bpffs"));
@@ -240,7 +240,7 @@ fn long_heartbeat(beat_ns: u64, owner: u32) -> Vec<u8> {
     value
 }
 
-/// Pins an array with one value.
+/// Creates a BPF array map with one value and pins it.
 pub(crate) fn pin_array(path: &Path, value: &[u8]) -> MapHandle {
     let options = libbpf_rs::libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as u64,

@@ -1,4 +1,4 @@
-//! One tenant tries to fill a table in the kernel. Other tenants are still observed.
+//! One tenant tries to fill a table in the kernel. Processes of other tenants are still observed.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -25,7 +25,7 @@ pub(crate) const SHARE_ROLES: &[(&str, TargetRole)] = &[
 ];
 
 pub(crate) const NOBODY_UID: u32 = 65534;
-/// More than there are places for, of processes and of allocations.
+/// Number of children: more than the tables of processes and of allocations have places for.
 pub(crate) const TOO_MANY_CHILDREN: u64 = 2100;
 const TOO_MANY_ALLOCATIONS: u64 = 140_000;
 /// The largest share of one tenant: the table without its reserve.
@@ -99,7 +99,7 @@ pub(crate) fn observed_children(observer: &mut Observer, parent: u32) -> u64 {
     children.count() as u64
 }
 
-/// Checks that a refusal is exported, and reported as a problem of the tenant. No other tenant has one.
+/// Checks that a refusal is exported, and reported as a problem of the tenant. No other tenant has such a problem.
 pub(crate) fn assert_reported(observer: &Observer, cause: &str, refused: u64, tenant: &str) {
     let text = metrics::metrics_text(&observer.snapshot(), Scope::All, TextFormat::Prometheus);
     let series = format!("zernel_observe_lost_total{{cause=\"{cause}\"}} {refused}\n");
@@ -133,7 +133,7 @@ pub(crate) fn one_tenant_has_a_share_of_the_processes() {
     let stage = stage_open_to_all();
     let mut observer = observe_stage(&stage);
     let mut refused = 0;
-    // The second time shows that exits release all entries.
+    // The test runs twice: the second time shows that exits release all entries.
     for _ in 0..2 {
         let mut greedy = start_target_of(&stage, NOBODY_UID, "keeps_children", TOO_MANY_CHILDREN);
         let parent = greedy.pid();

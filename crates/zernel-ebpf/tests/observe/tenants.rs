@@ -24,12 +24,13 @@ pub(crate) const TENANT_ROLES: &[(&str, TargetRole)] = &[
 
 /// The variable with the uid of the first child.
 const FIRST_UID_VARIABLE: &str = "ZERNEL_TEST_FIRST_UID";
-/// More than there are indices for tenants.
+/// Number of users: more than the kernel has indices for tenants.
 const USER_COUNT: u64 = 300;
 /// Subordinate uids.
 const FIRST_SUBORDINATE_UID: u32 = 700_000;
 
-/// Forks `children` children, each with its own uid. They make one call and wait. The process itself makes none.
+/// Forks `children` children, each with its own uid. The children make one call each and wait. The process itself
+/// makes no call.
 fn has_children_of_many_users(driver: &Driver, children: u64) {
     let first: u32 = env::var(FIRST_UID_VARIABLE)
         .expect("set")
@@ -106,7 +107,7 @@ pub(crate) fn many_uids_in_a_namespace_are_one_tenant() {
         let children = children_of(&observer, target.pid());
         assert_eq!(children.len() as u64, USER_COUNT, "user {owner}");
         assert_eq!(after, before + 1, "user {owner}");
-        // Userspace applies the same rule.
+        // Userspace applies the same rule as the kernel.
         for child in children {
             assert_eq!(
                 Tenant::of_pid(child).expect("it runs"),
@@ -144,7 +145,7 @@ pub(crate) fn indices_of_tenants_are_reused() {
         eventually("their tenants are forgotten", || {
             tenant_count(&mut observer) < 20
         });
-        // Indices become free one round after they were forgotten.
+        // The index of a tenant becomes free one round after the tenant was forgotten.
         tenant_count(&mut observer);
     }
     assert_eq!(observer.losses().refused_processes, 0);
@@ -153,7 +154,7 @@ pub(crate) fn indices_of_tenants_are_reused() {
     assert_eq!(observer.problems(), Vec::<String>::new());
 }
 
-/// A pod of root tries to fill the table of processes. Root's other processes are another tenant.
+/// A pod of root tries to fill the table of processes. Processes of root outside of the pod count for another tenant.
 pub(crate) fn one_tenant_is_a_pod() {
     for pod in PodCgroup::in_each_hierarchy() {
         let stage = stage_open_to_all();

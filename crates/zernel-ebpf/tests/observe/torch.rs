@@ -118,7 +118,7 @@ fn await_compilation(driver: &Driver, _rounds: u64) {
     driver.launch_kernel(kernel);
 }
 
-/// Launches for a second. The test reads the phase meanwhile.
+/// Launches for a second. The test reads the phase of the thread meanwhile.
 fn launch_all_the_time(driver: &Driver) {
     let kernel = driver.load_empty_kernel();
     let end = Instant::now() + Duration::from_secs(1);
@@ -158,7 +158,7 @@ fn announce_batch(torch: &Library) {
     );
 }
 
-/// A stage whose libraries announce too, and an observer of all of them.
+/// A stage with a stand-in for torch, whose calls announce batches and steps, and an observer of all its libraries.
 fn stage_and_observer() -> (Stage, Observer) {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let built = built_libraries().expect("they are built");

@@ -76,7 +76,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Runs those tests of this program that compare, in a virtual machine.
+/// Runs in a virtual machine those tests of this program that compare kernel and userspace.
 fn an_old_kernel_agrees_too() {
     let own_program = env::current_exe().unwrap();
     let arguments = ["alike", "--test-threads=1"];
@@ -94,7 +94,7 @@ fn twin() -> PhaseTwin {
     PhaseTwin::load().unwrap()
 }
 
-/// Classifies random states on both sides. Returns the number of states per phase.
+/// Classifies random states on both sides. Returns how many states were classified as each phase.
 fn classify_alike(twin: &PhaseTwin, batches: usize) -> Result<[usize; 5], String> {
     let mut rng = rng();
     let mut coverage = [0; 5];
@@ -120,7 +120,7 @@ fn classify_alike(twin: &PhaseTwin, batches: usize) -> Result<[usize; 5], String
     Ok(coverage)
 }
 
-/// Samples the same tasks round after round on both sides. Returns the number of transitions.
+/// Samples the same tasks round after round on both sides. Returns the number of phase changes that occurred.
 fn detect_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
     let mut rng = rng();
     // The kernel's fractions have 16 bits; a threshold that has no more can be met exactly.
@@ -167,7 +167,8 @@ fn detect_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
     Ok(detector.transition_count)
 }
 
-/// Feeds the same threads event after event on both sides. Returns the number of closed intervals.
+/// Feeds the same threads event after event on both sides. Returns the number of phase intervals that the trackers
+/// closed.
 fn track_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
     let mut rng = rng();
     let mut batch = TrackBatch::new_box_zeroed().unwrap();
@@ -210,7 +211,7 @@ fn track_alike(twin: &PhaseTwin, rounds: usize) -> Result<u64, String> {
     Ok(ours.iter().map(|(_, sums)| sums.intervals).sum())
 }
 
-/// Publishes the classes of the same tasks round after round on both sides. Returns the number of times per class.
+/// Publishes the classes of the same tasks round after round on both sides. Returns how often each class occurred.
 fn publish_alike(twin: &PhaseTwin, rounds: usize) -> Result<[usize; 4], String> {
     let mut rng = rng();
     let mut coverage = [0; 4];
@@ -222,7 +223,7 @@ fn publish_alike(twin: &PhaseTwin, rounds: usize) -> Result<[usize; 4], String> 
             batch.now_ns[index] = any_time(&mut rng, round);
             let mut ours = *task;
             ours.publish_class(batch.now_ns[index]);
-            // Half of the reads come in time.
+            // Half of the reads happen before the deadline of the class.
             let any_ns = any_u64(&mut rng, ours.class_until_ns);
             batch.read_ns[index] = if rng.bool() { 0 } else { any_ns };
             let word = ours.class_word_at(batch.read_ns[index]);

@@ -10,7 +10,7 @@ use zernel_phase::{
     BlockReason, ClassWord, PhaseDetectorConfig, ThreadEvent, WorkloadPhase, ZernelTaskState,
 };
 
-/// The same states every time, unless `ZERNEL_SEED` says otherwise.
+/// The generator of random states: the same states in every run, unless `ZERNEL_SEED` is set.
 pub(crate) fn rng() -> Rng {
     let seed = env::var("ZERNEL_SEED")
         .ok()
@@ -102,7 +102,7 @@ fn event_of_loop_without_loader(rng: &mut Rng) -> ThreadEvent {
     .unwrap()
 }
 
-/// An event of such a loop around the end of its step, where only certain orders of several events matter.
+/// An event of a training loop around the end of its step, where only certain orders of several events matter.
 fn event_of_loop_that_reads_its_loss(rng: &mut Rng) -> ThreadEvent {
     rng.choice([
         ThreadEvent::OptimizerBegin,
@@ -168,8 +168,9 @@ fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {
     .unwrap()
 }
 
-/// Mostly a little forward, now and then back, or up to a deadline and past it, or up to the one that follows it. In
-/// whole microseconds, so that events often fall on each other and on deadlines.
+/// A time that is mostly a little later than the last one, sometimes earlier, or at a deadline, past it, or at the
+/// deadline that follows. Times are whole microseconds, so that events often have the same time or that of a
+/// deadline.
 pub(crate) fn any_step(rng: &mut Rng, at_ns: u64) -> u64 {
     match rng.u8(0..10) {
         0 => at_ns - rng.u64(0..8) * 1_000,
@@ -184,7 +185,7 @@ pub(crate) fn any_step(rng: &mut Rng, at_ns: u64) -> u64 {
     }
 }
 
-/// Mostly forward, now and then back, once in a while far ahead.
+/// A time that is mostly later than the last one, sometimes earlier, and rarely much later.
 pub(crate) fn any_time(rng: &mut Rng, round: u64) -> u64 {
     match rng.u8(0..20) {
         0 => rng.u64(0..round * 1_000_000),
@@ -236,7 +237,7 @@ pub(crate) fn change_class(rng: &mut Rng, task: &mut RawTaskState) {
     }
 }
 
-/// The default, at the ends of what is allowed, a sensible one, or nonsense.
+/// A configuration: the default one, one at the ends of what is allowed, a sensible one, or nonsense.
 pub(crate) fn any_config(rng: &mut Rng) -> PhaseDetectorConfig {
     let nonsense = PhaseDetectorConfig {
         io_wait_threshold: any_f32(rng, 0.3),
@@ -278,7 +279,7 @@ pub(crate) fn any_state(rng: &mut Rng, config: &PhaseDetectorConfig) -> ZernelTa
     }
 }
 
-/// Around one of the thresholds, at an end, or anywhere.
+/// A utilization around one of the thresholds, at an end of its range, or anywhere.
 pub(crate) fn any_utilization(rng: &mut Rng, config: &PhaseDetectorConfig) -> u8 {
     let edges = [config.gpu_idle_threshold, config.gpu_active_threshold];
     let edge = rng.choice(edges).unwrap();
@@ -298,7 +299,7 @@ pub(crate) fn any_u64(rng: &mut Rng, edge: u64) -> u64 {
     }
 }
 
-/// Around the threshold and its half, special values, the unit range, or any bit pattern.
+/// An I/O share around the threshold or its half, a special value, a value from 0 to 1, or any bit pattern.
 pub(crate) fn any_f32(rng: &mut Rng, edge: f32) -> f32 {
     let neighbours = |value: f32| {
         let bits = value.to_bits();

@@ -1,4 +1,4 @@
-//! The probes on other kernels than this machine's.
+//! Tests the probes on other kernels than that of this machine.
 
 use std::env;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub(crate) fn the_probes_load_here() {
     assert_eq!(observer.losses(), Default::default());
 }
 
-/// Runs the test above in virtual machines.
+/// Runs the tests of waits in virtual machines.
 pub(crate) fn load_in_virtual_machines(versions: &[&str]) {
     for version in versions {
         let kernel = vm::obtain_kernel_of_version(version).expect("the oldest one was there");

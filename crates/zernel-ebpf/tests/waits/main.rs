@@ -177,7 +177,7 @@ fn run_and_check(role: &str, rounds: u64, check: impl FnOnce(&mut Observer, &Tar
     let switches: u64 = processes.map(|process| process.probes.sched.switches).sum();
     let missed = observer.missed_switches();
     eprintln!("{missed} of {switches} switches were not seen");
-    // With few switches, a single missed one would exceed 5 %.
+    // With few context switches, a single missed switch would exceed 5 %.
     assert!(missed * 20 <= switches.max(100), "{missed} of {switches}");
     check(&mut observer, &target, report);
     assert_eq!(observer.losses(), Default::default());
@@ -188,8 +188,8 @@ fn assert_about(what: &str, seen: u64, truth: u64) {
     assert_ratio(what, seen, truth, 0.9..=1.1);
 }
 
-/// Within 5 % of the truth. Both sides use the same clock; 97.7 % to 101.8 % were measured, also beside
-/// busy loops on every CPU.
+/// Within 5 % of the truth. The observed program and the probes use the same clock; 97.7 % to 101.8 % were measured,
+/// also beside busy loops on every CPU.
 fn assert_close(what: &str, seen: u64, truth: u64) {
     assert_ratio(what, seen, truth, 0.95..=1.05);
 }
@@ -200,8 +200,8 @@ fn assert_ratio(what: &str, seen: u64, truth: u64, expected: RangeInclusive<f64>
     assert!(expected.contains(&ratio), "{what}: {seen} for {truth}");
 }
 
-/// Checks the waits of a trainer, and returns the shares of their causes: prepare, fetch, other. On a
-/// crowded machine loaders also wait for a CPU, for any share of the time. The shares leave that out.
+/// Checks the waits of a trainer, and returns the shares of their causes: prepare, fetch, other. On a crowded machine
+/// loaders also wait for a CPU, for any share of the time. The returned shares leave waits for a CPU out.
 fn check_waits(process: &ObservedProcess, report: &RoleReport) -> [f64; 3] {
     let waits = process
         .duration_histogram(DurationKind::Dataload)
@@ -238,7 +238,7 @@ fn reading_loaders_are_waited_for() {
         50,
         |observer, target, report| {
             let [_, fetch, other] = check_waits(find_process(observer, target.pid()), &report);
-            // The rest is the CPU time of the reads.
+            // The rest of the waits is the CPU time of the reads.
             assert!(fetch > 0.6 && other < 0.05, "{fetch} {other}");
         },
     );
@@ -303,13 +303,13 @@ fn a_loading_thread_is_waited_for() {
 fn check_that_trainer_loads_alone(role: &str) {
     run_and_check(role, 40, |observer, target, report| {
         let [prepare, fetch, other] = check_waits(find_process(observer, target.pid()), &report);
-        // It computes for a fifth of the time, and reading takes some CPU time as well.
+        // The loader computes for a fifth of the time, and reading takes some CPU time as well.
         assert!(prepare > 0.2 && prepare < 0.6, "{prepare}");
         assert!(fetch > 0.4 && other < 0.05, "{fetch} {other}");
     });
 }
 
-/// One after the other: each needs the highest priority.
+/// The trials run one after the other, because each needs the highest priority.
 fn a_trainer_without_loaders_waits_for_data() {
     check_that_trainer_loads_alone("trains_alone");
     check_that_trainer_loads_alone("trains_alone_beside_a_helper");
@@ -329,7 +329,7 @@ fn ranks_wait_for_the_slowest() {
     assert_close("waits for a rank", waits.sum_ns, report.waited_ns);
 }
 
-/// How often `blocks` blocks for each reason.
+/// How often the target `blocks` blocks for each reason.
 const BLOCK_ROUNDS: u64 = 20;
 
 fn causes_of_blocks_are_distinguished() {
@@ -339,7 +339,7 @@ fn causes_of_blocks_are_distinguished() {
         for by in SchedBlockReason::ALL {
             let (seen_ns, truth_ns) = (seen.blocked_ns(by), report.blocked_ns[by as usize]);
             match by {
-                // Its memory stays mapped, so it takes no page fault that blocks.
+                // The memory of the target stays mapped, so the target takes no page fault that blocks.
                 SchedBlockReason::PageFault => assert!(seen_ns < 1_000_000, "{seen_ns}"),
                 // The thread's CPU clock runs before the switch to it ends, so each switch adds some
                 // microseconds to the blocked time and none takes any away. 100.8 % to 107.3 % were measured.
@@ -357,9 +357,9 @@ fn check_task_state(observer: &Observer, pid: u32) {
         let state = observer.task_state(pid).expect("readable");
         state.expect("an ML process")
     };
-    // After its report, it waits for the order to exit.
+    // After its report, the target waits for the order to exit.
     eventually("it is blocked", || state().cpu_burst_ns == 0);
-    // It did I/O for 0.4 s of a second, and half of the last whole second counts.
+    // The target did I/O for 0.4 s of a second, and the last whole second counts half.
     let io_wait = f64::from(state().io_wait_q16) / 65536.0;
     assert!(io_wait > 0.0 && io_wait < 0.2, "{io_wait}");
     let futex_waits = state().futex_waits;
@@ -382,7 +382,7 @@ fn older_threads_are_adopted() {
 /// Unit of times in `/proc/stat`.
 const TICK_NS: u64 = 10_000_000;
 
-/// Time that interrupts and the hypervisor have taken from all CPUs. The kernel counts it for no task.
+/// Time that interrupts and the hypervisor have taken from all CPUs. The kernel counts this time for no task.
 fn taken_from_tasks_ns() -> u64 {
     let text = fs::read_to_string("/proc/stat").expect("readable");
     // Of all CPUs: user, nice, system, idle, iowait, irq, softirq, steal.
@@ -393,7 +393,7 @@ fn taken_from_tasks_ns() -> u64 {
 
 fn preemption_is_not_a_block() {
     let taken_before_ns = taken_from_tasks_ns();
-    // A rival on every CPU that preempts it.
+    // On every CPU runs a rival that preempts the target.
     let cpus = std::thread::available_parallelism().expect("some").get();
     let _rivals: Vec<_> = (0..cpus).map(|_| CpuRival::start()).collect();
     run_and_check("spins", 500, |observer, target, report| {
@@ -413,10 +413,10 @@ fn preemption_is_not_a_block() {
             report.cpu_ns,
             seen.on_cpu_ns
         );
-        // It shares the CPUs with rivals, in slices of a few milliseconds. A third of its CPU time and 58
+        // The target shares the CPUs with rivals, in slices of a few milliseconds. A third of its CPU time and 58
         // switches were the least that was measured.
         assert!(seen.run_delay_ns > report.cpu_ns / 10 && seen.switches > 20);
-        // The millisecond of sleep at its end, and opening the device.
+        // The allowed difference: the millisecond of sleep at the end, and opening the device.
         assert!(
             blocked_ns > 1_000_000 && blocked_ns < 50_000_000,
             "{blocked_ns}"
@@ -441,7 +441,7 @@ fn preemption_is_not_a_block() {
 const CPU_TIME_COLUMN: usize = 0;
 const RUN_DELAY_COLUMN: usize = 1;
 
-/// A column of the kernel's own account, summed over the threads of a process.
+/// A column of `schedstat`, the kernel's own account, summed over the threads of a process.
 fn schedstat_sum(pid: u32, column: usize) -> u64 {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
     let values = threads.flatten().map(|thread| {

@@ -70,13 +70,13 @@ pub(crate) const WAITING_ROLES: &[(&str, TargetRole)] = &[
 /// A target's own measurements.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RoleReport {
-    /// How long it waited for data, and how often.
+    /// How long the target waited for data, in nanoseconds.
     pub(crate) waited_ns: u64,
     pub(crate) waits: u64,
-    /// CPU time of the work asked for.
+    /// CPU time in nanoseconds that the requested work used.
     pub(crate) cpu_ns: u64,
     pub(crate) children: Vec<u32>,
-    /// How long it was blocked, in the order of `SchedBlockReason`.
+    /// How long the target was blocked in nanoseconds, by reason, in the order of `SchedBlockReason`.
     pub(crate) blocked_ns: [u64; 7],
 }
 
@@ -95,7 +95,7 @@ fn now_ns(clock: ClockId) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Uses CPU time, and nothing else.
+/// A target that uses CPU time, and nothing else.
 fn burn_cpu(how_long: Duration) {
     let end = now_ns(ClockId::ThreadCPUTime) + how_long;
     while now_ns(ClockId::ThreadCPUTime) < end {
@@ -165,7 +165,8 @@ fn download(how_long: Duration) {
     client.read_exact(&mut [0]).expect("sent");
 }
 
-/// Number of threads that each of two loaders downloads with. The threads of both are one more than twelve bits can count.
+/// Number of threads that each of two loaders downloads with. The two loaders together have one thread more than twelve
+/// bits can count.
 const DOWNLOADING_THREADS: usize = 2048;
 
 /// Waits while many threads wait for data that never comes.
@@ -239,11 +240,11 @@ impl LoaderProcess {
         }
     }
 
-    /// Kills it once it is ready for work.
+    /// Kills the loader once it is ready for work.
     fn kill(mut self) {
         self.request_batch();
         self.take_next_batch();
-        // SAFETY: our own child. Its status is not needed.
+        // SAFETY: our own child. The exit status of the child is not needed.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             libc::waitpid(self.pid, std::ptr::null_mut(), 0);
@@ -300,7 +301,7 @@ fn train_with_loaders(driver: &Driver, rounds: u64, work: fn(Duration)) {
     write_report(&report);
 }
 
-/// Reads and prepares its data itself, without loaders.
+/// A training loop that reads and prepares its data itself, without loaders.
 fn train_alone(driver: &Driver, rounds: u64) {
     let mut report = RoleReport::default();
     driver.open_first_device();
@@ -319,8 +320,8 @@ fn train_alone(driver: &Driver, rounds: u64) {
     write_report(&report);
 }
 
-/// Never waits for the GPU, and gets its batches from a thread. Only the copy that follows distinguishes its waits for
-/// data from waits for a backward pass.
+/// A training loop that never waits for the GPU, and gets its batches from a thread. Only the copy after a wait
+/// distinguishes its waits for data from waits for a backward pass.
 fn train_with_a_loading_thread(driver: &Driver, rounds: u64) {
     let mut report = RoleReport::default();
     driver.open_first_device();
@@ -363,7 +364,7 @@ fn join_communicator(driver: &Driver, rank: i32) -> u64 {
     communicator
 }
 
-/// Reduces with another rank. The first rank is late every time.
+/// Reduces with another rank. The first of the two ranks is late in every reduction.
 fn reduce_as_rank(driver: &Driver, rounds: u64, rank: i32) {
     let mut report = RoleReport::default();
     driver.open_device(rank as u64);
@@ -392,7 +393,7 @@ fn reduce_as_rank(driver: &Driver, rounds: u64, rank: i32) {
     write_report(&report);
 }
 
-/// A process at the other end that sends every `BATCH_MS`.
+/// A process at the other end of a socket that sends data every `BATCH_MS` milliseconds.
 struct SendingProcess {
     pipe: PipeReader,
     polled: PipeReader,
@@ -520,12 +521,12 @@ fn start_threads_before_ml(driver: &Driver, _rounds: u64) {
     });
 }
 
-/// Uses its CPU without a pause.
+/// A target that uses its CPU without a pause.
 fn spin_without_pause(driver: &Driver, rounds: u64) {
     driver.open_first_device();
     let before = now_ns(ClockId::ThreadCPUTime);
     burn_cpu(Duration::from_millis(rounds));
-    // A switch, so that its CPU time is counted.
+    // The thread sleeps, because its CPU time is counted when it is switched out.
     thread::sleep(Duration::from_millis(1));
     write_report(&RoleReport {
         cpu_ns: (now_ns(ClockId::ThreadCPUTime) - before).as_nanos() as u64,

@@ -79,7 +79,7 @@ impl RunningScript {
         Self { child, output }
     }
 
-    /// Its next line of output.
+    /// The script's next line of output.
     fn next_line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("it speaks");
@@ -91,7 +91,7 @@ impl RunningScript {
         input.write_all(b"go\n").expect("it listens");
     }
 
-    /// The numbers in its next line of output.
+    /// The numbers in the script's next line of output.
     fn numbers_in_next_line(&mut self) -> Vec<u64> {
         let line = self.next_line();
         let numbers = line.split_whitespace().map(|number| number.parse().ok());
@@ -216,7 +216,7 @@ pub(crate) fn torch_loaders_are_waited_for() {
     assert_about("waits for torch's loaders", loaded.seen_ns, loaded.truth_ns);
     let (before, after) = (loaded.observed_before, process.probes.dataload);
     eprintln!("{before:?} {after:?}");
-    // Its loaders compute: they were on CPUs, or could have been.
+    // The loaders of the script compute: they were on CPUs, or could have been.
     let computed = |causes: DataloadCauses| causes.prepare_ns() + causes.sched_ns();
     assert!(computed(after) - computed(before) > loaded.seen_ns / 2);
 }

@@ -10,7 +10,7 @@ use zernel_workload::{CloneMode, SchedPolicy, WorkType, WorkloadConfig, Workload
 use crate::{assert_close, find_process, start_observer};
 
 /// One wait in some hundred is not seen (8 of 975 were measured): a wait for a process that is no child is known by the
-/// copy after it only. With fewer steps, two such waits would exceed 5 %.
+/// copy after it only. With fewer steps, two missed waits would exceed 5 %.
 const STEP_COUNT: u64 = 120;
 
 /// A trainer that waits for one slow loader, a process that is not its child.
@@ -26,7 +26,7 @@ pub(crate) fn a_training_jobs_waits_for_data_are_its_own() {
     let config = WorkloadConfig::default()
         .workers(1 + job.loaders)
         .work_type(WorkType::MlTraining(job))
-        // So that the recorded phases do not include time in which others run.
+        // The workers have real-time priority, so that the recorded phases do not include time in which others run.
         .policy(SchedPolicy::Fifo { priority: 1 })
         .clone_mode(CloneMode::Fork);
     let mut handle = WorkloadHandle::spawn(&config).expect("workers start");
@@ -38,7 +38,7 @@ pub(crate) fn a_training_jobs_waits_for_data_are_its_own() {
     observer.read_counts().expect("maps can be read");
     let trainer = &reports[0];
     assert_eq!(trainer.lost_intervals, 0);
-    // The first wait is before its first call, and the last may be cut short.
+    // The first wait comes before the trainer's first call, and the last may be cut short.
     let loading = trainer.phase_intervals.iter();
     let truth: u64 = loading
         .filter(|interval| interval.phase == "DataLoading" && interval.step > 0)

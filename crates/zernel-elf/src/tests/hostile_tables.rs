@@ -17,7 +17,7 @@ use crate::*;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// The memory that reading one file may take.
+/// The most memory that reading one library file may take.
 const MAX_READ_MEMORY_BYTES: usize = 40 << 20;
 
 /// `endbr64; push %rbp; pop %rbp; ret`
@@ -197,8 +197,8 @@ fn too_much_code_is_refused() {
     );
 }
 
-/// Returns a file whose section in header `header` is this long. Nothing is written there, so the
-/// file takes no room on a disk.
+/// Returns a file in which the section of header number `header` has this length. Nothing is written into the
+/// section, so the file takes no room on a disk.
 fn file_with_section_length(header: usize, length: u64) -> NamedTempFile {
     let bytes = ElfBuilder::new(&ENDBR_PUSH, vec![global_function("f", 7)]).build_file();
     let headers = bytes.len() - 4 * 64;

@@ -40,7 +40,7 @@ impl Library {
     }
 }
 
-/// Installs the software GPU's libraries with this prologue.
+/// Installs the software GPU's libraries in a folder, with this prologue in each probed function.
 fn install_softgpu(prologue: Prologue) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     install_libraries(directory.path(), prologue).unwrap();

@@ -71,7 +71,7 @@ fn libc_sites_match_the_addresses_of_the_loader() {
         ("malloc", libc::malloc as *const () as u64),
         ("getpid", libc::getpid as *const () as u64),
         ("pthread_create", libc::pthread_create as *const () as u64),
-        // Has two versions; programs link to the default one.
+        // The C library has two versions of this symbol; programs link to the default one.
         (
             "pthread_cond_wait",
             libc::pthread_cond_wait as *const () as u64,

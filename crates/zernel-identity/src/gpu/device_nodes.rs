@@ -1,4 +1,5 @@
-//! Finds the GPU device nodes that a process can see. In a container these are its assigned GPUs.
+//! Finds the GPU device nodes that a process can see. In a container, these nodes show the GPUs that the container
+//! was assigned.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,11 +12,11 @@ use crate::{Identity, is_alive};
 /// Bytes read of a process's list of mounts. Any user can make a namespace with 100,000 mounts at
 /// paths of 4 KiB; the host of many containers has some thousands with up to 2 KiB.
 const MAX_MOUNT_BYTES: u64 = 16 << 20;
-/// Entries read of a process's `/dev`. Machines with many disks have some thousands.
+/// Entries read of a process's `/dev`. The most entries that are read: machines with many disks have some thousands.
 const MAX_DEVICE_NODES: usize = 1 << 16;
 
-/// Returns the minor numbers of `/dev/nvidia0` and so on in the process's `/dev`. `None` if they
-/// cannot be read, if there is more to read than on any machine, or if the driver created no nodes.
+/// Returns the minor numbers of `/dev/nvidia0` and so on in the process's `/dev`. Returns `None` if the nodes cannot
+/// be read, if there is more to read than on any machine, or if the driver created no nodes.
 pub(super) fn visible_minors(identity: &Identity) -> Option<Vec<u32>> {
     let process = Process::new(i32::try_from(identity.pid).ok()?).ok()?;
     if !is_kernel_dev(process.open_relative("mountinfo").ok()?) {
@@ -27,7 +28,8 @@ pub(super) fn visible_minors(identity: &Identity) -> Option<Vec<u32>> {
     (!minors.is_empty() && is_alive(identity)).then_some(minors)
 }
 
-/// Returns the minor numbers of GPUs among the entries of a folder. `None` if there are too many.
+/// Returns the minor numbers of GPUs among the entries of a folder. Returns `None` if the folder has too many
+/// entries.
 fn gpu_minors(entries: impl Iterator<Item = Option<OsString>>) -> Option<Vec<u32>> {
     let mut minors = Vec::new();
     for (count, entry) in entries.enumerate() {
@@ -39,8 +41,8 @@ fn gpu_minors(entries: impl Iterator<Item = Option<OsString>>) -> Option<Vec<u32
     Some(minors)
 }
 
-/// Whether `/dev` is a kernel file system, by a list of mounts. Reading a FUSE file system, which a
-/// process serves, might never return. False if the list is too long.
+/// Whether `/dev` is a kernel file system, by a list of mounts. Reading a FUSE file system, which a process serves,
+/// might never return. Returns false if the list of mounts is too long.
 fn is_kernel_dev(mounts: impl Read) -> bool {
     let mut lines = BufReader::new(mounts.take(MAX_MOUNT_BYTES + 1));
     let (mut root, mut dev) = (None, None);
@@ -52,7 +54,7 @@ fn is_kernel_dev(mounts: impl Read) -> bool {
             Ok(length) => total += length as u64,
             Err(_) => return false,
         }
-        // The last of several mounts at one path is visible.
+        // If several file systems are mounted at one path, the last one is visible.
         let text = String::from_utf8_lossy(&line);
         match text.split(' ').nth(4) {
             Some("/") => root = file_system_type(&text),

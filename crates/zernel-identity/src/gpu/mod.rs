@@ -1,10 +1,10 @@
 //! The GPUs of this machine from NVIDIA's management library (NVML), and the mapping of a process's
 //! CUDA device numbers to them.
 //!
-//! NVML comes with the driver and is loaded at run time. Without it there are no facts, and
-//! [`Gpus::unavailable_reason`] returns the reason. GPUs are identified by their UUID and by their NVML
-//! index, which follows the order on the PCI bus. CUDA device numbers depend on the environment and
-//! the container of a process; [`VisibleDevices`] translates them.
+//! NVML comes with the driver and is loaded at run time. Without NVML no facts about GPUs are known, and
+//! [`Gpus::unavailable_reason`] returns the reason. GPUs are identified by their UUID and by their NVML index, which
+//! follows the order on the PCI bus. CUDA device numbers depend on the environment and the container of a process;
+//! [`VisibleDevices`] translates them.
 
 mod device_nodes;
 mod sys;
@@ -35,7 +35,7 @@ pub struct Gpus {
     nvml: Result<Nvml, NvmlUnavailable>,
 }
 
-/// The reason why NVML is unavailable. An expected state, not an error.
+/// The reason why NVML is unavailable. A machine without the driver is an expected state, not an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NvmlUnavailable {
     /// The library does not exist. The NVIDIA driver is probably not installed.
@@ -67,7 +67,7 @@ impl Gpus {
         let nvml = Nvml::builder()
             .lib_path(library)
             .init()
-            // A library may load and initialise without a driver behind it.
+            // NVML is also asked for the number of GPUs, because a library may load and initialise without a driver.
             .and_then(|nvml| nvml.device_count().map(|_| nvml));
         Self {
             nvml: nvml.map_err(|error| match error {
@@ -77,7 +77,7 @@ impl Gpus {
         }
     }
 
-    /// Returns the reason why NVML is unavailable, if it is.
+    /// Returns the reason why NVML is unavailable; `None` if it works.
     #[must_use]
     pub fn unavailable_reason(&self) -> Option<&NvmlUnavailable> {
         self.nvml.as_ref().err()
@@ -106,8 +106,8 @@ impl Gpus {
             .collect()
     }
 
-    /// Reads the utilization of GPUs again, and counts it for the time `since` the last reading. The driver answers from
-    /// memory, so this takes some 10 µs per GPU.
+    /// Reads the utilization of GPUs again, and adds it to their busy times for the time `since` the last reading. The
+    /// driver answers from memory, so a call takes some 10 µs per GPU.
     pub fn refresh_utilization(&self, gpus: &mut [GpuFacts], since: Duration) {
         for (index, device) in self.devices() {
             if let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.index == index) {
@@ -167,7 +167,7 @@ fn utilization_percent(device: &Device<'_>) -> Option<u32> {
 
 fn mig_facts_of_device(device: &Device<'_>) -> Vec<MigFacts> {
     let slots = device.mig_device_count().unwrap_or(0);
-    // Slots between others may be empty.
+    // Slots of MIG devices may be empty, also between others.
     let devices = (0..slots).filter_map(|slot| device.mig_device_by_index(slot).ok());
     devices
         .filter_map(|mig| {

@@ -25,7 +25,7 @@ pub struct CudaDevice {
     pub index: u32,
     /// UUID of the GPU or of the MIG device.
     pub uuid: String,
-    /// Instance ids of the MIG device, if it is one and NVML reports them.
+    /// Instance ids of a MIG device, if NVML reports them; `None` for a whole GPU.
     pub instance: Option<MigInstance>,
 }
 
@@ -70,7 +70,7 @@ pub enum DeviceAssumption {
     WholeMachine,
     /// The mapping assumes that Slurm hides GPUs outside of the job.
     SlurmHides,
-    /// The environment is unreadable, and the mapping assumes that it selects no devices.
+    /// The environment is unreadable, and the mapping assumes that no variable restricts the devices.
     EmptyEnvironment,
 }
 
@@ -238,11 +238,11 @@ fn requested_device<'a>(
     })
 }
 
-/// Restricts the GPUs to those of the Slurm job if `CUDA_VISIBLE_DEVICES` counts within them.
+/// Restricts the GPUs to those of the Slurm job if `CUDA_VISIBLE_DEVICES` numbers the GPUs of the job from 0.
 ///
-/// Slurm sets the variable to the machine's GPU numbers. If it also hides the other GPUs, it
-/// numbers the job's GPUs from 0. So numbers that differ from the assigned ones count within the
-/// job, unless one is too large for that. In that case a rank uses only some of the assigned GPUs.
+/// Slurm sets the variable to the machine's GPU numbers. If Slurm also hides the other GPUs, it numbers the job's
+/// GPUs from 0. So numbers that differ from the assigned ones are positions within the job's GPUs, unless a number is
+/// too large for that. If one is too large, a rank uses only some of the assigned GPUs.
 fn restrict_to_slurm_gpus(
     identity: &Identity,
     gpus: Vec<GpuFacts>,

@@ -1,4 +1,5 @@
-//! The cgroups below which the kubelet and slurmd create those of tenants. The kernel side looks for tenants there.
+//! Finds the cgroups below which the kubelet and slurmd create the cgroups of tenants. The BPF programs look for
+//! tenants below these cgroups.
 
 use std::fs;
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
@@ -13,13 +14,13 @@ use super::{
 pub struct TenantParent {
     /// Path of the cgroup below the root of the hierarchy.
     pub path: PathBuf,
-    /// Inode of the cgroup, which is the kernel's id of it.
+    /// Inode number of the cgroup, by which the kernel identifies it.
     pub id: u64,
-    /// How many levels below it a tenant's cgroup is.
+    /// How many levels below this cgroup the cgroups of tenants are.
     pub levels_to_tenant: u32,
 }
 
-/// The cgroups of a hierarchy below which those of tenants are. `root` is where the hierarchy is mounted.
+/// Finds the cgroups of a hierarchy below which cgroups of tenants are. `root` is where the hierarchy is mounted.
 #[must_use]
 pub fn tenant_parents(root: &Path) -> Vec<TenantParent> {
     let mut parents = Vec::new();
@@ -84,7 +85,7 @@ mod tests {
 
     const POD_UID: &str = "0e4f3c5a-1b2c-4d3e-9f80-a1b2c3d4e5f6";
 
-    /// A folder with these folders below.
+    /// Creates a temporary folder with these folders in it.
     fn create_folders(paths: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for path in paths {

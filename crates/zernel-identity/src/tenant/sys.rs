@@ -9,7 +9,7 @@ use rustix::ioctl::{Getter, Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 const NS_GET_PARENT: Opcode = opcode::none(0xb7, 2);
 const NS_GET_OWNER_UID: Opcode = opcode::none(0xb7, 4);
 
-/// The parent of a user namespace. Fails if it is not visible from the namespace of this process.
+/// The parent of a user namespace. Fails if the parent is not visible from the namespace of this process.
 pub(super) fn parent_of_namespace(namespace: &File) -> Result<File> {
     // SAFETY: the request takes no argument and returns a new descriptor.
     unsafe { ioctl(namespace, GetParent) }

@@ -48,7 +48,7 @@ fn a_pod_is_found_where_the_kubelet_creates_it() {
         // containerd creates cgroups itself, the kubelet has systemd's names
         "/system.slice/containerd.service/kubepods-besteffort-pod{uid_}.slice:cri-containerd:{id}",
         "/kubepods-besteffort-pod{uid_}.slice:cri-containerd:{id}",
-        // Below its container, a pod creates what it likes
+        // Below the cgroup of its container, a pod creates cgroups of any name
         "/kubepods/pod{uid}/{id}/kubepods/pod{other}/{id}",
         "/kubepods.slice/kubepods-pod{uid_}.slice/cri-containerd-{id}.scope/kubepods.slice/kubepods-pod{other_}.slice",
         "/kubepods/pod{uid}/{id}/slurm/uid_0/job_7",

@@ -63,7 +63,7 @@ impl LatencyHistogram {
         self.count += 1;
     }
 
-    /// Returns a bucket, allocating it if needed.
+    /// Returns the count of a bucket, and allocates the bucket if needed.
     #[cold]
     fn bucket_mut(&mut self, bucket: usize) -> &mut u64 {
         if self.buckets.is_empty() {
@@ -108,7 +108,7 @@ impl LatencyHistogram {
         }
         self.add_sum_and_extremes(other.sum_ns, other.min_ns, other.max_ns);
         self.count += other.count;
-        // Both ends first, so that memory is allocated at most once per end.
+        // The buckets of both ends are allocated first, so that memory is allocated at most once per end.
         let last = other.first + other.buckets.len() - 1;
         self.bucket_mut(other.first);
         self.bucket_mut(last);
@@ -155,8 +155,8 @@ impl LatencyHistogram {
         }
     }
 
-    /// Returns the number of durations below 2 to the power of each of `powers`, which must ascend
-    /// and be above 4. The counts are exact, because these powers are bucket edges.
+    /// Returns the number of durations below 2 to the power of each of `powers`, which must ascend and be above 4.
+    /// The counts are exact, because these powers of two are edges of buckets.
     pub(crate) fn counts_below<const N: usize>(&self, powers: [u32; N]) -> [u64; N] {
         let mut below = 0;
         let mut next = 0;
@@ -170,7 +170,7 @@ impl LatencyHistogram {
     }
 }
 
-/// Returns the saturated sum. A separate cold function keeps it off the fast path.
+/// Returns the saturated sum. A separate cold function keeps this case off the fast path.
 #[cold]
 fn sum_of_saturated_histogram() -> u64 {
     u64::MAX

@@ -1,7 +1,7 @@
 //! Aggregated metrics: the data behind `/metrics` and the WebSocket snapshot.
 //!
-//! Durations are kept as histograms, by pid or by name of the collective. This module does not
-//! depend on how the values are measured.
+//! Durations are kept as histograms, by pid or by name of the collective. This module does not depend on how the
+//! recorded values are measured.
 
 pub mod exposition;
 mod histogram;
@@ -28,7 +28,7 @@ pub struct GpuMemMetrics {
     pub free_count: u64,
 }
 
-/// All metrics recorded so far.
+/// All values recorded so far, by process and operation.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct AggregatedMetrics {
     /// GPU memory by `"{pid}:{gpu_id}"`.

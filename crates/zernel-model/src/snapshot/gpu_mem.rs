@@ -11,15 +11,15 @@ const UNKNOWN_GPU: &str = "unknown";
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MemorySnapshot {
-    /// Mean utilization of the GPUs that it has memory on, by any process, as NVML reports it.
+    /// Mean utilization of the GPUs that the process has memory on, by any process, as NVML reports it.
     pub gpu_utilization: Option<f64>,
-    /// Mean time in which these GPUs were busy since observing began, by any process.
+    /// Mean time in which the GPUs that the process has memory on were busy since observing began, by any process.
     pub gpu_busy_seconds: Option<f64>,
     /// Memory by GPU.
     pub memory: Vec<DeviceMemory>,
     /// Memory in use by GPU and calling library.
     pub memory_by_caller: Vec<CallerMemory>,
-    /// UUID of the first GPU that it uses; empty if unknown.
+    /// UUID of the first GPU that the process uses; empty if unknown.
     #[serde(skip)]
     pub uuid: String,
 }
@@ -35,7 +35,7 @@ pub struct DeviceMemory {
     pub gpu: Option<String>,
     /// Bytes in use.
     pub bytes: u64,
-    /// Most bytes that were in use.
+    /// The most bytes that the process had in use on the GPU.
     pub peak_bytes: u64,
     /// Allocations that succeeded.
     pub allocations: u64,

@@ -14,7 +14,7 @@ pub const START_UNIT_NS: u64 = 10_000_000;
 pub struct Ledger {
     /// The files with probes.
     pub files: Vec<LibraryFile>,
-    /// The processes that map one of them.
+    /// The processes that map one of the listed files.
     pub mapped_by: Vec<MappedBy>,
     /// Files that no probe can be attached to.
     pub refused: Arc<RefusedFiles>,
@@ -38,7 +38,7 @@ pub struct LibraryFile {
 pub struct FunctionEntry {
     /// Name in the file.
     pub symbol: &'static str,
-    /// Name that its calls are counted under.
+    /// The name under which calls of the function are counted.
     pub counted_as: &'static str,
     /// Whether it is probed.
     pub state: AttachState,
@@ -53,7 +53,7 @@ pub enum AttachState {
     Attached,
     /// In sampling windows.
     Sampled,
-    /// Not probed, for this reason.
+    /// The function is not probed, for this reason.
     NotAttached(Arc<str>),
 }
 
@@ -79,7 +79,7 @@ pub struct RefusedFile {
     pub cause: RefusalCause,
     /// Why, in words.
     pub reason: String,
-    /// The tenant whose process maps it.
+    /// The tenant whose process maps the file.
     pub tenant: String,
 }
 
@@ -90,21 +90,21 @@ pub enum RefusalCause {
     UnknownName,
     /// It cannot be read.
     Unreadable,
-    /// It is a directory, a pipe or a device.
+    /// The file is a directory, a pipe or a device.
     NotAFile,
     /// The file's content is not that of a library.
     NotALibrary,
-    /// It exceeds a limit on what is read of a library.
+    /// The file exceeds a limit on what is read of a library.
     OverLimit,
-    /// It was written to while it was read.
+    /// The file was written to while it was read.
     Changed,
     /// The file system of the file does not answer.
     NoAnswer,
-    /// It is on FUSE, or on an overlay that may have a layer there.
+    /// The file is on FUSE, or on an overlay that may have a layer on FUSE.
     OnFuse,
     /// No child process could be started to read the file.
     NoProcess,
-    /// The kernel refuses probes in one of the processes that map it.
+    /// The kernel refuses probes in one of the processes that map the file.
     RefusedByKernel,
     /// A daemon died while it read the file.
     Quarantined,
@@ -133,7 +133,8 @@ impl RefusalCause {
     }
 }
 
-/// The files that were refused last. Any user can have files refused, so only some are kept.
+/// The files that were refused last. Any user can have files refused, so only a limited number of refused files is
+/// kept.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RefusedFiles {
     newest: VecDeque<RefusedFile>,
@@ -142,11 +143,11 @@ pub struct RefusedFiles {
 }
 
 impl RefusedFiles {
-    /// Number of files that are kept: more than a person reads.
+    /// The most refused files that are kept: more than a person reads.
     pub const MAX_KEPT_FILES: usize = 256;
 
-    /// Adds a file. It replaces an earlier entry with the same path. Beyond [`Self::MAX_KEPT_FILES`] entries, the oldest one of the
-    /// tenant with the most entries is left out and counted.
+    /// Adds a file. The file replaces an earlier entry with the same path. Beyond [`Self::MAX_KEPT_FILES`] entries, the
+    /// oldest one of the tenant with the most entries is left out and counted.
     pub fn add_refused_file(&mut self, file: RefusedFile) {
         *self.refusals.entry(file.cause).or_default() += 1;
         self.newest.retain(|known| known.path != file.path);

@@ -12,7 +12,8 @@ use super::ledger::{
 use super::wire::hide_foreign_pids;
 use super::{ProcessSnapshot, Scope, Snapshot};
 
-/// The ledger within a scope. It is serialised directly: a [`Value`] of it takes six times the memory of its text.
+/// The ledger within a scope. The ledger is serialised directly, because a [`Value`] takes six times the memory of
+/// the text.
 #[derive(Serialize)]
 struct ScopedLedger<'a> {
     rung: &'a str,
@@ -48,7 +49,7 @@ struct LibraryOnWire<'a> {
 struct FunctionsOnWire<'a> {
     functions: &'a [FunctionEntry],
     process: Option<Option<&'a ProcessSnapshot>>,
-    /// Reasons name only these pids, or all of them without it.
+    /// The pids that reasons may name; `None`: all pids.
     visible: Option<&'a [u32]>,
 }
 
@@ -82,7 +83,7 @@ impl Snapshot {
             .expect("every key is a string")
     }
 
-    /// The value of [`Self::ledger_text`]. It takes six times the memory.
+    /// The value of [`Self::ledger_text`]. The value takes six times the memory of the text.
     #[must_use]
     pub fn ledger_json(&self, scope: Scope) -> Value {
         let convert = |ledger: &ScopedLedger<'_>| serde_json::to_value(ledger);

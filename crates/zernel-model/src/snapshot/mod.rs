@@ -1,9 +1,10 @@
 //! The state of all observed processes at one moment.
 //!
-//! The observer publishes one [`Snapshot`] after another; every reader works on one of them. A process is described by
-//! what all processes have in common and by one part per probe. The part of a probe is the file of its name. On the wire the parts are
-//! flattened into one JSON object per process. Readers of other versions skip keys that they do not know; a key that is
-//! missing takes its default. Fields marked `skip` stay on this machine: metrics are made of them.
+//! The observer publishes one [`Snapshot`] after another; every reader works on one of them. A process is described by what
+//! all processes have in common and by one part per probe. The part of a probe is defined in the file with the probe's
+//! name. On the wire the parts are flattened into one JSON object per process. Readers of other versions skip keys that
+//! they do not know; a key that is missing takes its default. Fields marked `skip` are not serialised: they are only for
+//! metrics.
 
 include!("../../../../bpf/probes.rs");
 
@@ -54,14 +55,14 @@ pub type SharedHistogram = Arc<LatencyHistogram>;
 /// The processes that a reader may see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// All processes, and the machine.
+    /// All processes, and the figures of the machine.
     All,
     /// The processes of the user with this id.
     User(u32),
-    /// Those of a Kubernetes pod.
+    /// The processes of a Kubernetes pod.
     Pod(PodUid),
-    /// No process: only figures of the machine and of the observer, and sums over all processes. Nothing in this
-    /// scope names a process, user, cgroup or job.
+    /// No process: only figures of the machine and of the observer, and sums over all processes. Nothing in the scope
+    /// `Machine` names a process, user, cgroup or job.
     Machine,
 }
 
@@ -123,17 +124,17 @@ impl PodUid {
 pub struct Snapshot {
     /// The observed processes, including those that exited a short while ago.
     pub observed: Vec<ProcessSnapshot>,
-    /// Processes that exited while others still hold a communicator with them.
+    /// Processes that exited while other ranks still hold a communicator with them.
     pub gone_ranks: Vec<ProcessSnapshot>,
     /// The functions that are sampled now.
     pub sampled: Vec<String>,
     /// How probes are attached.
     pub rung: String,
-    /// What makes the numbers incomplete, one sentence each.
+    /// Problems that make the numbers incomplete, one sentence each.
     pub problems: Vec<String>,
     /// Time that a probed call costs its thread.
     pub call_cost_seconds: f64,
-    /// Where a scheduler finds the states of tasks.
+    /// Path of the pinned map in which a scheduler finds the states of tasks.
     pub shared_state: SharedState,
     /// Age of the snapshot when it was serialised; 0 in the observer's own process.
     #[serde(skip_serializing)]
@@ -161,7 +162,7 @@ pub struct Snapshot {
     pub ledger: Ledger,
 }
 
-/// Where a scheduler finds the states of tasks.
+/// Path of the pinned map in which a scheduler finds the states of tasks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SharedState {
@@ -184,7 +185,7 @@ pub struct ObserverSnapshot {
     pub is_off: bool,
     /// Number of threads of the contended calibration.
     pub calibration_threads: usize,
-    /// Time that a probed call costs while that many threads call at once.
+    /// Time that a probed call costs its thread while `calibration_threads` threads call at once.
     pub contended_call_cost_seconds: f64,
     /// Sampling windows so far.
     pub windows: u64,

@@ -28,14 +28,14 @@ pub struct CollectiveTotals {
     pub calls: u64,
     /// Bytes passed to NCCL.
     pub bytes: u64,
-    /// Median time from the call to the end of the wait that covers it.
+    /// Median time from the call of a collective to the end of the wait that covers the call.
     pub until_sync_median_seconds: Option<f64>,
     /// Mean of the same.
     pub until_sync_mean_seconds: Option<f64>,
     /// Durations of the calls, which hand the work to the GPU.
     #[serde(skip)]
     pub enqueue_times: Option<SharedHistogram>,
-    /// Times from the call to the end of the wait that covers it.
+    /// Histogram of the times from the call of a collective to the end of the wait that covers the call.
     #[serde(skip)]
     pub until_sync_times: Option<SharedHistogram>,
 }
@@ -44,21 +44,21 @@ pub struct CollectiveTotals {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CommunicatorSnapshot {
-    /// Id that all its ranks share.
+    /// Id of the communicator, which all its ranks share.
     pub communicator: String,
-    /// Rank of the process in it.
+    /// Rank of the process in the communicator.
     pub rank: Option<u32>,
     /// Number of ranks.
     pub ranks: Option<u32>,
     /// Collectives entered.
     pub sequence: u64,
-    /// Operation of the latest one.
+    /// Operation of the latest collective.
     pub op: Cow<'static, str>,
-    /// Bytes of the latest one.
+    /// Bytes of the latest collective.
     pub bytes: u64,
     /// Whether the latest call has not returned.
     pub in_call: bool,
-    /// Time since the latest one was entered.
+    /// Time since the process entered the latest collective, in seconds.
     pub entered_seconds_ago: Option<f64>,
     /// Longest time between the entries of two successive collectives.
     pub longest_gap_seconds: f64,
@@ -68,7 +68,7 @@ pub struct CommunicatorSnapshot {
     pub is_being_made: bool,
 }
 
-/// Durations of collectives of processes that are no longer listed. Families without a pid must not fall.
+/// Durations of collectives of processes that are no longer listed. Metric families without a pid must not decrease.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExitedRankTimes {
     /// User of the processes.
@@ -77,7 +77,7 @@ pub struct ExitedRankTimes {
     pub op: &'static str,
     /// Durations of the calls.
     pub enqueue_times: Option<SharedHistogram>,
-    /// Times from the call to the end of the wait that covers it.
+    /// Histogram of the times from the call of a collective to the end of the wait that covers the call.
     pub until_sync_times: Option<SharedHistogram>,
 }
 

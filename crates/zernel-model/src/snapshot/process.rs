@@ -21,23 +21,24 @@ pub struct ProcessSnapshot {
     pub pid: u32,
     /// Start time in nanoseconds since boot. Pid and start time together are unique.
     pub start_ns: u64,
-    /// Its identity; `None` if it exited before it was read.
+    /// Identity of the process; `None` if the process exited before its identity was read.
     pub identity: Option<Identity>,
     /// Whether the process trains or loads data.
     pub role: Role,
-    /// Pid of the trainer that it loads data for.
+    /// Pid of the trainer that the process loads data for; `None` if it is no loader.
     pub loads_for: Option<u32>,
     /// Whether the process was observed from its first CUDA call on.
     pub complete: bool,
     /// If not, since when.
     pub since_seconds_ago: Option<f64>,
-    /// First event of its current program, in nanoseconds of CLOCK_MONOTONIC. It differs after an exec.
+    /// Time of the first event of the process's current program, in nanoseconds of CLOCK_MONOTONIC. After an exec it
+    /// is another time.
     pub first_seen_ns: u64,
-    /// Time from the first event to its exit, or to now.
+    /// Time from the first event of the process to its exit, or to now.
     pub observed_seconds: f64,
-    /// The part of that time in which its calls were not observed.
+    /// The part of the observed time in which calls of the process were not observed.
     pub not_observed_seconds: f64,
-    /// Time since its exit; `None` while it runs.
+    /// Time since the process exited; `None` while it runs.
     pub ended_seconds_ago: Option<f64>,
     /// Exit code of a rank that exited by itself.
     pub exit_code: Option<u8>,
@@ -54,13 +55,13 @@ pub struct ProcessSnapshot {
     /// Counters that are exported as they are: the name of the metric, and the value.
     #[serde(skip)]
     pub counters: Vec<(&'static str, f64)>,
-    /// Calls of every probed function that it called.
+    /// Calls of the process by probed function.
     pub calls: BTreeMap<Cow<'static, str>, Calls>,
     /// Overhead of being observed.
     pub cost: ObservingCost,
-    /// Whether one of its functions is or was sampled.
+    /// Whether a function that the process calls is or was sampled.
     pub sampled: bool,
-    /// Whether its phases are those of the sampled rule, because its calls are not probed.
+    /// Whether the sampled rule decides the phases of the process, because its calls are not probed.
     pub sampled_phases: bool,
 }
 
@@ -68,9 +69,9 @@ pub struct ProcessSnapshot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// It trains, or may begin to.
+    /// The process trains, or may begin to train.
     Trainer,
-    /// It loads data for a trainer.
+    /// The process loads data for a trainer.
     Loader,
     /// A role that this version does not know.
     #[default]
@@ -86,7 +87,7 @@ pub struct PhaseSnapshot {
     pub phase: Option<WorkloadPhase>,
     /// Thread id of the training thread.
     pub step_thread: Option<u32>,
-    /// Time in each phase so far.
+    /// Time that the process has spent in each phase so far.
     pub phase_times: Option<PhaseTimeAccumulator>,
 }
 
@@ -94,11 +95,11 @@ pub struct PhaseSnapshot {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepSnapshot {
-    /// The event that separates steps; `None` until it is known.
+    /// The step mark that separates steps; `None` until it is known.
     pub boundary: Option<Mark>,
     /// Number of steps.
     pub count: u64,
-    /// How often marks were lost. With gaps, `count` is a lower bound.
+    /// How often marks were lost. If marks were lost, `count` is a lower bound.
     pub gaps: u64,
     /// How often the count restarted because a better boundary was found.
     pub restarts: u32,
@@ -120,7 +121,7 @@ pub struct Calls {
     pub calls: u64,
     /// Calls that returned an error.
     pub failed: u64,
-    /// Bytes moved or allocated by the others.
+    /// Bytes that the calls without an error moved or allocated.
     pub bytes: u64,
     /// Half width of the 95 % interval of `calls`; `None` if the function was sampled in fewer than two windows.
     pub error: Option<u64>,
@@ -130,7 +131,7 @@ pub struct Calls {
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ObservingCost {
-    /// Share of its time that the busiest thread spends in probes.
+    /// Share of its own time that the busiest thread of the process spends in probes.
     pub busiest_thread_ratio: f64,
     /// Time that all threads have spent in probes.
     pub seconds: f64,
@@ -171,7 +172,7 @@ impl ProcessSnapshot {
             .map(|(_, value)| *value)
     }
 
-    /// Its rank in the job.
+    /// Rank of the process in its job.
     #[must_use]
     pub fn rank(&self) -> Option<u32> {
         self.identity.as_ref()?.rank

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::{ProcessSnapshot, Scope, SharedState, Snapshot};
 
-/// A snapshot within a scope. It is serialised directly: a [`Value`] of it takes several times the memory and the time.
+/// A snapshot within a scope. A scoped snapshot is serialised directly, because a [`Value`] takes several times the
+/// memory and the time.
 #[derive(Serialize)]
 struct ScopedSnapshot<'a> {
     format: u32,
@@ -24,8 +25,8 @@ struct ScopedSnapshot<'a> {
     age_seconds: f64,
 }
 
-/// Number of the format of snapshots. It changes when a reader of the format before would misread a snapshot: not for a new key,
-/// because readers skip keys that they do not know, and take the default of missing ones.
+/// Number of the format of snapshots. The number changes when a reader of the previous format would misread a snapshot: not
+/// for a new key, because readers skip keys that they do not know, and take the default of missing ones.
 pub const SNAPSHOT_FORMAT: u32 = 1;
 
 /// The version of this program.
@@ -40,7 +41,7 @@ pub fn is_late(age: Duration) -> bool {
     age > MAX_AGE_IN_TIME
 }
 
-/// The problem that a late snapshot is.
+/// The sentence about a late snapshot, for the list of problems.
 #[must_use]
 pub fn lateness_problem(age: Duration) -> String {
     let seconds = age.as_secs_f64();
@@ -48,7 +49,8 @@ pub fn lateness_problem(age: Duration) -> String {
 }
 
 impl Snapshot {
-    /// The snapshot as JSON, with the processes within a scope and its age. It can be read back as a [`Snapshot`].
+    /// The snapshot as JSON, with the processes within a scope and its age. The JSON can be read back as a
+    /// [`Snapshot`].
     #[must_use]
     pub fn to_json(&self, scope: Scope, age: Duration) -> String {
         let exited = self.gone_ranks.iter();
@@ -81,7 +83,7 @@ impl Snapshot {
         merged
     }
 
-    /// The problems. Outside [`Scope::All`] they name no process that the scope hides.
+    /// The sentences about problems. Outside [`Scope::All`] these sentences name no process that the scope hides.
     fn problems_json(&self, scope: Scope, age: Duration) -> Vec<String> {
         let pids: Vec<u32> = self
             .processes_in_scope(scope)
@@ -150,7 +152,7 @@ mod tests {
                 process(2, Some("11111111-1111-1111-1111-111111111111")),
                 process(3, Some("not a uid")),
                 process(4, None),
-                // Its cgroup has the name of the pod's, at another place.
+                // The cgroup of this process has the name of the pod's cgroup, at another place.
                 process(5, Some(own)),
             ],
             ..Snapshot::default()

@@ -157,8 +157,7 @@ pub(crate) fn start_server(source: FakeSource, change: impl FnOnce(&mut Options)
 }
 
 impl RunningServer {
-    /// Requests shutdown. The returned future completes when the server has stopped, and yields its
-    /// folder.
+    /// Requests shutdown. The returned future completes when the server has stopped, and returns the server's folder.
     pub(crate) fn shut_down(self) -> impl Future<Output = TempDir> {
         let Self {
             stop, task, folder, ..

@@ -253,7 +253,7 @@ pub(crate) async fn too_many_or_too_long_headers_end_the_connection() {
     let many: String = (0..1000).map(|n| format!("X-{n}: y\r\n")).collect();
     let many = send_request(server.http, "GET /", &format!("{LOCALHOST_HEADER}{many}")).await;
     assert_eq!(many.status, 431);
-    // A head that never ends: the server must stop reading at its limit.
+    // The head of the request never ends, so the server must stop reading at its limit.
     for start in ["GET /", "GET / HTTP/1.1\r\nHost: localhost\r\nX: "] {
         let mut stream = TcpStream::connect(server.http).await.unwrap();
         stream.write_all(start.as_bytes()).await.unwrap();
@@ -277,7 +277,7 @@ pub(crate) async fn a_client_that_never_finishes_its_request_is_disconnected() {
     for begun in ["", "GET / HTTP/1.1\r\nHost: localh", whole] {
         let mut stream = TcpStream::connect(server.http).await.unwrap();
         stream.write_all(begun.as_bytes()).await.unwrap();
-        // Returns only when the server closes the connection.
+        // Reading ends only when the server closes the connection.
         read_all(&mut stream).await;
     }
 }

@@ -62,7 +62,7 @@ pub(crate) async fn an_address_other_machines_reach_needs_a_token() {
     let folder = tempfile::tempdir().unwrap();
     let mut wrapped = test_options(&folder);
     wrapped.http = Some("[::ffff:127.0.0.1]:0".parse().unwrap());
-    // Without IPv6 the bind fails for another reason.
+    // On a machine without IPv6, binding fails for another reason.
     let result = Server::bind_addresses(wrapped, FakeSource::default());
     assert!(!matches!(result, Err(ServeError::ExposedToMachines { .. })));
     let server = start_server(FakeSource::default(), |options| {

@@ -46,7 +46,8 @@ pub(crate) async fn slow_clients_of_one_user_do_not_shut_out_others() {
     read_all(&mut slow[0]).await;
 }
 
-/// Answers that were not read stay in memory. So a user has few of them, and other users get theirs.
+/// Answers that were not read stay in memory. So the number of unread answers of a user is limited, and other users
+/// get their answers.
 pub(crate) async fn unread_answers_of_one_user_are_bounded() {
     let source = FakeSource {
         padding: 4 << 20,
@@ -58,7 +59,7 @@ pub(crate) async fn unread_answers_of_one_user_are_bounded() {
         let mut stream = connect_as(NOBODY_UID, &server.unix);
         let head = b"GET /api/v1/ledger HTTP/1.1\r\nHost: localhost\r\n\r\n";
         stream.write_all(head).await.unwrap();
-        // Its answer has begun, so the next client gets a new text.
+        // The client has begun to read its answer, so the next client gets a new text.
         stream.read_u8().await.unwrap();
         unread.push(stream);
     }

@@ -35,7 +35,7 @@ pub(crate) fn start_for_all(change: impl FnOnce(&mut Options)) -> RunningServer 
     start_for_all_with(source_with_a_problem(), change)
 }
 
-/// The same with another source.
+/// Starts a server as `start_for_all` does, with another source.
 pub(crate) fn start_for_all_with(
     source: FakeSource,
     change: impl FnOnce(&mut Options),

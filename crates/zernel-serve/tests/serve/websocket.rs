@@ -187,7 +187,7 @@ pub(crate) async fn malformed_and_oversized_frames_end_the_connection() {
     ];
     let mut too_big = vec![0x82, 0xfe, 0x20, 0x00, 0, 0, 0, 0];
     too_big.resize(too_big.len() + 0x2000, 0);
-    // More than one read takes, so that part of it stays in the kernel.
+    // The message is larger than what one read takes, so that part of it stays in the kernel.
     let mut much_too_big = big_header.to_vec();
     much_too_big.resize(1 << 20, 0);
     let frames: [(&str, &[u8]); 9] = [

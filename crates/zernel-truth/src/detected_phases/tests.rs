@@ -77,7 +77,7 @@ fn a_replay_gives_the_recorded_phases() {
         (15 * MS_IN_NS, ThreadEvent::GpuSyncLeave),
         (16 * MS_IN_NS, ThreadEvent::OptimizerMarker),
         (17 * MS_IN_NS, ThreadEvent::Launch),
-        // After this the deadline of the phase passes.
+        // After this event, the deadline of the phase passes.
         (2500 * MS_IN_NS, ThreadEvent::CopyToDevice),
     ];
     let trace = trace_of_events(&events);

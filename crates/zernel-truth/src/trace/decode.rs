@@ -15,7 +15,7 @@ const MAX_HEADER_BYTES: usize = 1 << 20;
 /// Why a file is no trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// It begins with other bytes.
+    /// The file does not begin with the bytes of a trace.
     #[error("it is not a trace of version 1; record it again with `zernel truth record`")]
     NotATrace,
     /// The header is not valid.

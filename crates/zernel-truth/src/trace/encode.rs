@@ -9,7 +9,7 @@ use super::{
     ProcessEntry, SAMPLE_TAG, SampleEntry, TraceEntry, TraceHeader,
 };
 
-/// Encodes entries as they come.
+/// Encodes the entries of a trace one after the other.
 #[derive(Debug, Default)]
 pub struct TraceEncoder {
     bytes: Vec<u8>,
@@ -19,13 +19,13 @@ pub struct TraceEncoder {
 }
 
 impl TraceEncoder {
-    /// Bytes of all entries so far.
+    /// Number of bytes that all entries so far take.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether there is no entry yet.
+    /// Whether no entry was encoded yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
@@ -50,7 +50,7 @@ impl TraceEncoder {
     #[must_use]
     pub fn into_file(self, header: &TraceHeader) -> Vec<u8> {
         let mut file = MAGIC.as_bytes().to_vec();
-        // A header has only strings, numbers and lists of them.
+        // Encoding cannot fail, because a header has only strings, numbers and lists of them.
         file.extend(serde_json::to_vec(header).unwrap_or_default());
         file.push(b'\n');
         file.extend(self.bytes);

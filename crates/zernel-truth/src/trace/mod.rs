@@ -1,8 +1,9 @@
 //! A trace: the events of every observed thread with the phases that followed, and when probes were on or off.
 //!
-//! A file has three parts. The first line is [`MAGIC`]. The second line is a [`TraceHeader`] as JSON. The rest are
-//! entries, each a tag byte and its fields. Numbers are varints: seven bits per byte, lowest first, the high bit set on
-//! all bytes but the last. Signed numbers are zigzag-coded. Times are relative to the entry before.
+//! A file has three parts. The first line of a trace is [`MAGIC`]. The second line is a [`TraceHeader`] as JSON. All
+//! following bytes are entries, each a tag byte and its fields. Numbers are varints: seven bits per byte, lowest first,
+//! the high bit set on all bytes but the last. Signed numbers are zigzag-coded. Times are differences to the time of
+//! the entry before.
 //!
 //! | tag, low 3 bits | entry | fields |
 //! |---|---|---|
@@ -66,7 +67,7 @@ pub struct TraceHeader {
     pub lost_events: u64,
     /// Why the trace is incomplete, one sentence per problem.
     pub problems: Vec<String>,
-    /// Time from a probed call to the record of its phase, in nanoseconds.
+    /// Distribution of the time from a probed call until its phase was recorded, in nanoseconds.
     pub delay: DelaySummary,
     /// The report of the run, as `zernel run --json` writes it.
     pub report: Option<serde_json::Value>,
@@ -100,7 +101,7 @@ pub struct TraceFile {
 pub enum TraceEntry {
     /// An event of a thread.
     Event(EventEntry),
-    /// A process, before its first event and whenever its role changes.
+    /// A process: written before the first event of the process and whenever its role changes.
     Process(ProcessEntry),
     /// The inputs of the sampled rule for one thread.
     Sample(SampleEntry),
@@ -120,7 +121,7 @@ pub enum TraceEntry {
     },
 }
 
-/// An event of a thread, and its phase after the event.
+/// An event of a thread, and the thread's phase after the event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventEntry {
     /// Time of the event, in nanoseconds of CLOCK_MONOTONIC.
@@ -148,13 +149,13 @@ pub struct EventEntry {
 /// A process of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessEntry {
-    /// Identifies it in the trace: a pid may be reused.
+    /// The number that identifies the process in the trace, because a pid may be reused.
     pub handle: u32,
     /// Its pid.
     pub pid: u32,
     /// Whether the process was forked to load data.
     pub is_loader: bool,
-    /// Handle of the process that it loads data for, or 0.
+    /// Handle of the trainer that the process loads data for; 0 if it is no loader.
     pub trainer_handle: u32,
 }
 
@@ -169,13 +170,13 @@ pub struct SampleEntry {
     pub pid: u32,
     /// When the thread last returned from a GPU sync, or 0.
     pub last_gpu_sync_ns: u64,
-    /// Length of its CPU burst, or 0.
+    /// Length of the thread's current CPU burst in nanoseconds, or 0.
     pub cpu_burst_ns: u64,
     /// Share of recent time spent waiting for I/O, in units of 1/65536.
     pub io_wait_q16: u32,
     /// Recent futex waits.
     pub futex_waits: u32,
-    /// Utilization of its GPU in percent.
+    /// Utilization of the GPU that the thread uses, in percent.
     pub gpu_utilization_percent: u8,
     /// Whether the thread is in a collective.
     pub nccl_active: bool,
@@ -190,7 +191,7 @@ pub enum CoverageEntry {
     WindowOpen(bool),
     /// Whether launches are sampled, so that threads are assumed to launch after a copy or a backward pass.
     LaunchesAssumed(bool),
-    /// Whether a process is observed: not while it rests because of its overhead.
+    /// A process began or ceased to be observed: it is not observed while it rests because of its overhead.
     ProcessObserved {
         /// Its handle.
         handle: u32,

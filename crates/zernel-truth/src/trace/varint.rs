@@ -14,13 +14,13 @@ pub(super) fn write_signed_varint(bytes: &mut Vec<u8>, value: i64) {
     write_varint(bytes, ((value << 1) ^ (value >> 63)) as u64);
 }
 
-/// Takes a number from the front of `bytes`; `None` if there is none.
+/// Takes a number from the front of `bytes`; `None` if `bytes` do not begin with a number.
 pub(super) fn read_varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0_u64;
     for shift in (0..64).step_by(7) {
         let byte = read_byte(bytes)?;
         let bits = u64::from(byte & 0x7f);
-        // The tenth byte has room for one bit.
+        // The tenth byte of a number has room for only one bit.
         if shift == 63 && bits > 1 {
             return None;
         }

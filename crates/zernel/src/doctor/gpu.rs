@@ -76,8 +76,8 @@ fn library_row(kind: LibraryKind, source: &str) -> CheckRow {
     }
 }
 
-/// Paths of the library in mappings of running processes, in the linker's cache and in Python packages. A path from a
-/// process in a container is as that process sees it.
+/// Paths of the library in mappings of running processes, in the linker's cache and in Python packages. The path of a
+/// library that a process in a container maps is the path as that process sees it.
 fn find_library(kind: LibraryKind) -> BTreeSet<PathBuf> {
     let mut found = kind.installed_paths();
     for process in all_processes().into_iter().flatten().flatten() {

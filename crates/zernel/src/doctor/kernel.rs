@@ -96,7 +96,7 @@ fn in_initial_namespace(kind: &str) -> bool {
         "pid" => 0xEFFF_FFFC,
         _ => 0xEFFF_FFFD, // user
     };
-    // Without the file, the kernel has no namespaces of this kind.
+    // If the file does not exist, the kernel has no namespaces of this kind.
     fs::metadata(format!("/proc/self/ns/{kind}"))
         .map_or(true, |namespace| namespace.ino() == initial)
 }
@@ -125,7 +125,7 @@ fn privilege_row() -> CheckRow {
 pub(super) const PRIVILEGE_ROW_NAME: &str = "privilege";
 pub(super) const OTHER_PROCESSES_ROW_NAME: &str = "other processes";
 
-/// Which other processes can be read.
+/// Which other processes this process can read.
 #[derive(Default)]
 pub(super) struct ProcessVisibility {
     pub(super) other_count: usize,
@@ -168,7 +168,8 @@ impl ProcessVisibility {
 /// Number of unreadable processes that are named.
 const MAX_NAMED_PROCESSES: usize = 3;
 
-/// Whether other processes can be read. `lacking` are the missing capabilities.
+/// The row that states whether this process can read other processes. `lacking` are the capabilities that this
+/// process lacks.
 fn other_processes_row(processes: &ProcessVisibility, lacking: &[&str]) -> CheckRow {
     let ProcessVisibility {
         other_count: others,
@@ -247,7 +248,7 @@ fn is_kernel_thread(process: &Process) -> bool {
         .is_ok_and(|stat| stat.flags & PF_KTHREAD != 0)
 }
 
-/// Tries to open a file that a process maps, through `/proc/PID/map_files`. Succeeds if the process maps no file.
+/// Tries to open a file that a process maps, through `/proc/PID/map_files`. Succeeds too if the process maps no file.
 fn open_a_mapped_file(pid: i32) -> io::Result<()> {
     for entry in fs::read_dir(format!("/proc/{pid}/map_files"))? {
         match fs::metadata(entry?.path()) {

@@ -50,7 +50,7 @@ struct ObservingVerdict {
     possible: bool,
     /// The best way to attach uprobes that works.
     rung: Option<&'static str>,
-    /// Names of the rows that prevent it.
+    /// Names of the rows of the table because of which `zernel observe` cannot work.
     blocked_by: Vec<&'static str>,
 }
 

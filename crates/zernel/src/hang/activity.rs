@@ -16,26 +16,27 @@ use zernel_report::text::shorten_text;
 
 /// How long the CPU time of threads is measured.
 const CPU_SAMPLE_TIME: Duration = Duration::from_millis(200);
-/// Share of that time on a CPU from which on a thread counts as running, even if it sleeps at the end.
+/// A thread that was on a CPU for at least this share of the measured time counts as running, even if it sleeps at
+/// the end.
 const MIN_RUNNING_SHARE: f64 = 0.5;
-/// Most threads that are read.
+/// The most threads of a process that are read.
 const MAX_READ_THREADS: usize = 1024;
-/// Most children that are read.
+/// The most children of a process that are read.
 const MAX_READ_CHILDREN: usize = 64;
 
 /// What a process does.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct ProcessActivity {
     pub(super) state: ProcessActivityKind,
-    /// A predicate without its subject, which is the process.
+    /// What the process does, as a predicate without a subject, such as "waits on a socket".
     pub(super) text: String,
-    /// The thread that does it.
+    /// Thread id of the thread that `text` is about; `None` if it is about the whole process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tid: Option<i32>,
-    /// The file that it reads or writes.
+    /// The file that the thread reads or writes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) path: Option<PathBuf>,
-    /// What other threads and children do, if the process may wait for that.
+    /// What other threads and children of the process do, if the process may wait for that.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) meanwhile: Vec<String>,
 }
@@ -57,7 +58,7 @@ pub(super) enum ProcessActivityKind {
     Waits,
     /// Exited.
     Ended,
-    /// Not visible to the caller.
+    /// The process is not visible to the caller.
     Hidden,
 }
 
@@ -145,12 +146,12 @@ struct SampledThread {
     tid: i32,
     name: String,
     state: ProcState,
-    /// Share of the time on a CPU.
+    /// Share of the measured time that the thread was on a CPU.
     busy_share: f64,
     syscall: Option<i64>,
     /// The file of the system call.
     target: Option<FDTarget>,
-    /// The kernel function that it sleeps in (wchan).
+    /// The kernel function that the thread sleeps in (wchan).
     kernel_function: Option<String>,
 }
 
@@ -367,7 +368,8 @@ fn is_file_system_wait(place: &str) -> bool {
     known.iter().any(|part| place.contains(part))
 }
 
-/// The file of a system call's descriptor. Does not access the file itself, because that may hang.
+/// The file of a system call's descriptor. Reads only the name of the file and does not access it, because an access
+/// may hang.
 fn file_of_system_call(process: &Process, syscall: i64, first: u64) -> Option<FDTarget> {
     let descriptor = i32::try_from(first)
         .ok()
@@ -488,7 +490,7 @@ mod tests {
         assert_eq!(inspect_process(other).state, ProcessActivityKind::Hidden);
     }
 
-    /// Retries, because signals take a moment.
+    /// Tries again, because a signal takes a moment to stop a process.
     fn wait_for_state(pid: u32, state: ProcessActivityKind) {
         let found = (0..300).any(|_| inspect_process(target_with_pid(pid)).state == state);
         assert!(found, "{:?}", inspect_process(target_with_pid(pid)));

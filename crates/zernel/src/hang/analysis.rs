@@ -1,9 +1,9 @@
 //! Finds the ranks that keep others waiting, from a snapshot. Pure.
 //!
 //! Every rank numbers the collectives that it enters on a communicator, so the same number is the same collective. The
-//! ranks with the highest number (the leaders) wait for the others. A slow rank is not a hang, so its wait is compared
-//! with its longest time without a collective so far. A rank that has exited, is stopped or has entered another
-//! operation never catches up.
+//! ranks whose number is highest (the leaders) wait for the other ranks. A slow rank is not a hang, so its wait is
+//! compared with its longest time without a collective so far. A rank that has exited, is stopped or has entered
+//! another operation never catches up.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -19,7 +19,7 @@ const MIN_REPORTED_WAIT: f64 = 1.0;
 /// Seconds that ranks may wait for another one to join. Programs start at different times.
 const MAX_JOIN_SECONDS: f64 = 60.0;
 /// How much longer than its longest time without a collective a rank may take: the same work does not take the same time
-/// twice. A sleep of 12 s came back 15 ms later the second time.
+/// twice. For example, a sleep of 12 s took 15 ms longer the second time.
 const LONGEST_GAP_MARGIN: f64 = 1.1;
 /// Number of most recent collectives of a rank with a known operation.
 const KNOWN_OPERATION_COUNT: u64 = 16;
@@ -39,7 +39,7 @@ pub(super) struct CommunicatorMember<'a> {
     pub(super) state: &'a CommunicatorSnapshot,
 }
 
-/// The wait of other ranks from which on it counts as a hang.
+/// How long other ranks must have waited so that a late rank counts as a hang.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HangThreshold {
     pub(super) seconds: f64,
@@ -52,9 +52,9 @@ pub(super) struct HangThreshold {
 pub(super) struct LateRank<'a> {
     pub(super) member: &'a CommunicatorMember<'a>,
     pub(super) problem: RankProblem,
-    /// Whether the wait is not expected to end. Otherwise the rank is late.
+    /// Whether the wait is not expected to end. If false, the rank is only late.
     pub(super) hangs: bool,
-    /// The longest wait of another rank, in seconds.
+    /// How long the rank that waits longest for this one has waited, in seconds.
     pub(super) waited_seconds: f64,
 }
 
@@ -62,23 +62,23 @@ pub(super) struct LateRank<'a> {
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "problem", rename_all = "kebab-case")]
 pub(super) enum RankProblem {
-    /// It has exited before the collective was complete.
+    /// The rank exited before the collective was complete.
     #[serde(rename = "gone")]
     Exited,
-    /// It has not joined the communicator that others create.
+    /// The rank has not joined the communicator that other ranks create.
     NotJoined,
-    /// It has not entered a collective that others have entered.
+    /// The rank has not entered a collective that other ranks have entered.
     Behind {
         /// Number of leaders.
         leaders: usize,
-        /// The collective that it has to enter next.
+        /// Number of the collective that the rank has to enter next.
         next: u64,
     },
-    /// It is in the call of a collective that others have left.
+    /// The rank is in the call of a collective that other ranks have left.
     InCall,
-    /// It has entered the collective and is stopped.
+    /// The rank has entered the collective and is stopped by a signal or a debugger.
     Stopped,
-    /// It has entered another operation than most others.
+    /// The rank has entered another operation than most ranks.
     Different {
         sequence: u64,
         own: String,
@@ -153,7 +153,7 @@ impl CommunicatorMember<'_> {
             .is_some_and(|phase| waits.contains(&phase))
     }
 
-    /// The operation of its collective `sequence`, if still known.
+    /// The operation that the rank entered as collective `sequence`; `None` if that is no longer known.
     fn operation_at(&self, sequence: u64) -> Option<&str> {
         let place = usize::try_from(self.state.sequence.checked_sub(sequence)?).ok()?;
         match place {
@@ -262,7 +262,7 @@ impl LocalCommunicator<'_> {
             .collect()
     }
 
-    /// The longest time since a leader entered its collective.
+    /// The longest time for which a leader has been in its latest collective, in seconds.
     fn longest_leader_wait(&self) -> f64 {
         let waits = self
             .leading_members()
@@ -279,7 +279,7 @@ impl LocalCommunicator<'_> {
         if let Some(different) = mismatch.and_then(|mismatch| mismatch.problem_of_member(member)) {
             return Some(different);
         }
-        // A rank that has reached the mismatch cannot get past it.
+        // A rank that has reached the collective with different operations never gets past that collective.
         let has_reached_mismatch =
             mismatch.is_some_and(|mismatch| member.state.sequence >= mismatch.sequence);
         let is_behind =
@@ -306,8 +306,8 @@ impl LocalCommunicator<'_> {
             .any(CommunicatorMember::waits_for_its_gpu)
     }
 
-    /// Whether all ranks here have entered the same collective and wait longer than ever before. Then a rank on another
-    /// node is missing, a GPU or the network has failed, or they compute for unusually long.
+    /// Whether all ranks on this node have entered the same collective and wait longer than ever before. If so, a
+    /// rank on another node is missing, a GPU or the network has failed, or the ranks compute for unusually long.
     pub(super) fn all_ranks_wait(&self, threshold: HangThreshold) -> bool {
         let mut members = self.members.iter();
         if self.is_being_made() {
@@ -341,7 +341,8 @@ impl LocalCommunicator<'_> {
         })
     }
 
-    /// The operation that most ranks entered as collective `sequence`. In a tie, that of the lowest rank.
+    /// The operation that most ranks entered as collective `sequence`. If two operations are equally frequent, that
+    /// of the lowest rank.
     fn most_common_operation(&self, sequence: u64) -> Option<&str> {
         let mut counts: Vec<(&str, usize)> = Vec::new();
         for operation in self
@@ -369,7 +370,7 @@ impl HangThreshold {
         is_longest || !self.allows_longest_gap
     }
 
-    /// Whether others have waited too long for a rank to join.
+    /// Whether other ranks have waited too long for a rank to join a communicator.
     fn is_exceeded_by_join(self, waited: f64) -> bool {
         let seconds = match self.allows_longest_gap {
             true => self.seconds.max(MAX_JOIN_SECONDS),
@@ -383,7 +384,7 @@ impl HangThreshold {
 #[derive(Debug)]
 struct OperationMismatch<'a> {
     sequence: u64,
-    /// The operation that most of them entered.
+    /// The operation that most ranks entered.
     common_operation: &'a str,
 }
 

@@ -1,4 +1,4 @@
-//! `zernel hang`: finds the rank that the others wait for.
+//! `zernel hang`: finds the rank that all other ranks of a job wait for.
 //!
 //! | module | subject |
 //! |---|---|
@@ -25,23 +25,24 @@ use activity::InspectedProcess;
 use analysis::HangThreshold;
 use report::{HangReport, HangVerdict};
 
-/// Default wait, in seconds, from which on it counts as a hang. Shorter waits are normal.
+/// Seconds that other ranks must have waited by default so that a late rank counts as a hang. Shorter waits are
+/// normal.
 const DEFAULT_HANG_SECONDS: f64 = 5.0;
 
 /// Find the rank that a hanging job waits for
 ///
-/// Lists the ranks of every NCCL communicator with the last collective that each has entered. The others wait for a
-/// rank that has entered fewer collectives, has entered another operation at the same place, has not joined the
+/// Lists the ranks of every NCCL communicator with the last collective that each has entered. All other ranks wait
+/// for a rank that has entered fewer collectives, has entered another operation at the same place, has not joined the
 /// communicator, is stopped, or has exited. For such a rank, the report shows what it does instead: on CPU, in I/O
 /// (with the file), waiting for a lock, stopped, exited.
 ///
 /// A slow rank is reported as late, not as a hang, until the others have waited for 5 s and the rank has gone a tenth
 /// longer without a collective than ever before. A rank that has not joined is late for a minute, because programs start at
-/// different times. Stopped and exited ranks and different operations are hangs after 5 s. With --after, only that
-/// time counts.
+/// different times. Stopped and exited ranks and different operations are hangs after 5 s. With --after, only the time that
+/// other ranks have waited counts.
 ///
 /// Needs a `zernel observe` that was running when the communicators were created. Root sees all ranks of this node,
-/// other users see their own. Ranks of other nodes are not visible: run it there, too.
+/// other users see their own. Ranks of other nodes are not visible: run `zernel hang` on these nodes, too.
 ///
 /// Exit codes: 0 if no rank hangs, 1 if a rank hangs, 2 if that is unknown (no daemon, no such job, unknown
 /// communicators, or all ranks here wait for something that is not on this node).

@@ -119,7 +119,7 @@ fn format_row(cells: [&str; 7]) -> String {
     )
 }
 
-/// All ranks here wait, and none of them is the cause.
+/// The text for a communicator whose ranks on this node all wait, and none of them is the cause.
 fn all_ranks_wait_text(ranks: &CommunicatorReport) -> String {
     let waited = ranks
         .members
@@ -170,7 +170,7 @@ fn finding_text(found: &LateRankReport) -> String {
     text
 }
 
-/// What a rank has not done, and what it does instead.
+/// The text on a late rank: what the rank has not done, and what it does instead.
 fn problem_text(found: &LateRankReport) -> String {
     let rank = &found.rank;
     let subject = match rank.rank {

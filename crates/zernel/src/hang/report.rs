@@ -15,7 +15,7 @@ pub(super) struct HangReport {
     /// The selected job.
     pub(super) job: Option<String>,
     pub(super) communicators: Vec<CommunicatorReport>,
-    /// Pids of ranks without a known communicator. Whether they hang is unknown.
+    /// Pids of ranks without a known communicator. Whether these ranks hang is unknown.
     pub(super) pids_without_communicator: Vec<u32>,
 }
 
@@ -46,12 +46,12 @@ pub(super) struct CommunicatorReport {
     pub(super) verdict: HangVerdict,
     /// Number of ranks on all nodes.
     pub(super) ranks: Option<u32>,
-    /// The ranks on this node.
+    /// The ranks of the communicator on this node.
     pub(super) members: Vec<RankReport>,
     pub(super) findings: Vec<LateRankReport>,
 }
 
-/// A rank with its last collective.
+/// A rank of a communicator, with the last collective that it entered.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct RankReport {
     pub(super) rank: Option<u32>,
@@ -61,7 +61,7 @@ pub(super) struct RankReport {
     pub(super) op: String,
     pub(super) bytes: u64,
     pub(super) in_call: bool,
-    /// Whether the rank waits for others to join. Then `entered_seconds_ago` counts from the begin of this wait.
+    /// Whether the rank waits for others to join. If so, `entered_seconds_ago` counts from the begin of this wait.
     pub(super) is_being_made: bool,
     pub(super) entered_seconds_ago: Option<f64>,
     pub(super) longest_gap_seconds: f64,
@@ -75,7 +75,7 @@ pub(super) struct LateRankReport {
     pub(super) rank: RankReport,
     /// Whether it hangs. Otherwise it is late.
     pub(super) hangs: bool,
-    /// The longest wait of another rank.
+    /// How long the rank that waits longest for this one has waited.
     pub(super) waited_seconds: f64,
     #[serde(flatten)]
     pub(super) problem: RankProblem,
@@ -189,7 +189,7 @@ impl LateRankReport {
     }
 }
 
-/// How a process ended: a predicate without its subject.
+/// How a process ended, as a predicate without a subject, such as "was killed by SIGKILL".
 fn end_text(process: &ProcessSnapshot) -> String {
     let ago = process
         .ended_seconds_ago
@@ -204,7 +204,7 @@ fn end_text(process: &ProcessSnapshot) -> String {
     }
 }
 
-/// Marks findings on ranks that are themselves victims: they wait for a rank of another communicator.
+/// Marks findings on ranks that are not the cause themselves: they wait for a rank of another communicator.
 fn mark_victims(communicators: &[LocalCommunicator<'_>], reports: &mut [CommunicatorReport]) {
     let mut waiting: Vec<(u32, String)> = Vec::new();
     for (communicator, report) in communicators.iter().zip(reports.iter()) {

@@ -21,14 +21,14 @@ use crate::{help, interrupt_flags, print_to_stdout};
 /// Every scenario is booted once for each scheduler and seed. Results are kept in ~/.cache/zernel by everything that
 /// decides them, so that another scheduler adds only its own boots. The table is printed to stdout.
 ///
-/// Exit code: 1 if something became worse than in --baseline, else 0. Failed assertions are in the table.
+/// Exit code: 1 if a scheduler became worse than in --baseline, else 0. Failed assertions are in the table.
 #[derive(Debug, Args)]
 #[command(after_help = help::LAB_COMPARE_EXAMPLES)]
 pub(super) struct CompareOptions {
     /// Scenario files
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Schedulers, separated by commas; the others are compared with the first. As for `zernel lab scenario`
+    /// Schedulers, separated by commas, named as for `zernel lab scenario`; all are compared with the first one
     #[arg(
         long,
         value_name = "SCHEDULER,…",
@@ -51,7 +51,7 @@ pub(super) struct CompareOptions {
     /// Write one SVG per scenario to this folder
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,
-    /// Fail if something is worse than in this report
+    /// Fail if a scheduler is worse than in this report, which --json wrote
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
 }
@@ -127,7 +127,7 @@ fn show_progress(progress: &ComparisonProgress<'_>) {
         last.verdict()
     );
     let mut stderr = io::stderr();
-    // A terminal shows one line that changes.
+    // On a terminal, each progress message overwrites the one before.
     let _ = match stderr.is_terminal() {
         true => write!(
             stderr,

@@ -21,7 +21,7 @@ pub(super) struct Options {
 enum Command {
     /// List the kernels in the cache
     List {
-        /// Also list what Debian offers
+        /// Also list the kernels that Debian's archive offers
         #[arg(long)]
         available: bool,
     },
@@ -33,8 +33,8 @@ enum Command {
     },
     /// Boot this kernel when no --kernel is given
     ///
-    /// A file is copied into the cache. Its configuration is --config, or else a file beside it: config-RELEASE, or
-    /// .config of the kernel tree that it was built in.
+    /// A kernel image that is given as a file is copied into the cache. The configuration of the image is --config,
+    /// or else a file beside the image: config-RELEASE, or .config of the kernel tree that the image was built in.
     Use {
         /// Kernel image (vmlinuz, bzImage), or the release of a kernel in the cache
         #[arg(value_name = "PATH", required_unless_present = "newest")]
@@ -167,7 +167,8 @@ fn use_kernel(
     Ok(())
 }
 
-/// The configuration of an image: `config-RELEASE` beside it, or `.config` of the tree with `arch/x86/boot/bzImage`.
+/// The configuration of an image: `config-RELEASE` beside the image, or `.config` of the kernel tree if the image is
+/// its `arch/x86/boot/bzImage`.
 fn find_kernel_config(image: &Path) -> Option<PathBuf> {
     let release = Kernel::from_image(image, None).ok()?.version;
     let beside = image.with_file_name(format!("config-{release}"));

@@ -21,7 +21,7 @@ pub(super) struct Options {
     /// List the schedulers and what is built; build nothing
     #[arg(long, conflicts_with = "update")]
     list: bool,
-    /// Build the newest version even if one is built already
+    /// Build the newest version of each scheduler even if a version is built already
     #[arg(long)]
     update: bool,
 }
@@ -45,7 +45,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     for peer in chosen {
         if cache.program_path(peer).is_none() || options.update {
             eprintln!("zernel: building {}", peer.name);
-            // One scheduler that does not build is no reason to go without the others.
+            // If one scheduler does not build, the others are still built.
             if let Err(error) = cache.build_peer(peer) {
                 crate::print_error(&error);
                 failed = true;

@@ -58,13 +58,13 @@ pub(super) struct TestOptions {
     common: CommonOptions,
 }
 
-/// What all commands that boot a scenario share.
+/// Options that all commands that boot a scenario share.
 #[derive(Debug, Args)]
 pub(super) struct CommonOptions {
     /// Spread the scheduler ticks of the CPUs over the tick interval
     #[arg(long)]
     pub(super) skew_ticks: bool,
-    /// Run although the results are cached
+    /// Run the scenarios even if their results are cached
     #[arg(long)]
     pub(super) no_cache: bool,
     /// Run no observer under these schedulers, or under `all`
@@ -96,13 +96,13 @@ impl CommonOptions {
     }
 }
 
-/// The run of a plan inside the virtual machine.
+/// Options of the command that runs a plan inside the virtual machine.
 #[derive(Debug, Args)]
 pub(super) struct GuestOptions {
     plan: PathBuf,
 }
 
-/// One of the lab's own schedulers.
+/// Options of the command that loads one of the lab's own schedulers.
 #[derive(Debug, Args)]
 pub(super) struct SchedulerOptions {
     name: Fault,

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 /// Where cgroup file systems are mounted.
 const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
 
-/// Seconds for which the CPU limits above a process have throttled its cgroup, summed over CPUs. `None`: its cgroup has no
-/// such account.
+/// Seconds for which the CPU limits above a process have throttled its cgroup, summed over CPUs. `None` if the cgroup does
+/// not count throttled time.
 pub(super) fn throttled_seconds(pid: u32) -> Option<f64> {
     let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let folders = cgroups.lines().filter_map(cgroup_folder);

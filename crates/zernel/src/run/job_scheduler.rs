@@ -12,14 +12,15 @@ use crate::sched::load_scheduler::check_kernel;
 use crate::sched::published_statistics;
 use crate::sched::scheduler_session::SchedulerSession;
 
-/// The scheduler of one command. The thread of the scheduler unloads it when the flag is set.
+/// The scheduler that `zernel run --sched` loads for one command. The thread of the scheduler unloads it when the
+/// stop flag is set.
 pub(super) struct JobScheduler {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<SchedCounters, SchedError>>,
 }
 
 impl JobScheduler {
-    /// Loads the scheduler. An error says why the command is not privileged.
+    /// Loads the scheduler. An error states why the command is not privileged.
     pub(super) fn start() -> Result<Self, String> {
         if let Ok(loaded) = published_statistics::read_statistics(Path::new(
             published_statistics::STATISTICS_DIRECTORY,
@@ -53,7 +54,7 @@ impl JobScheduler {
         }
     }
 
-    /// Unloads the scheduler. An error says why it ended earlier.
+    /// Unloads the scheduler. An error states why the scheduler was unloaded before the command exited.
     pub(super) fn unload(self) -> Result<SchedCounters, String> {
         self.stop.store(true, Ordering::Relaxed);
         match self.thread.join() {

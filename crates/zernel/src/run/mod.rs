@@ -83,7 +83,7 @@ struct ReportOptions {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    // With --as-root, an unknown caller is no error. The reports belong to root then.
+    // With --as-root, it is no error if the caller of sudo is unknown. The reports belong to root then.
     let caller = match SudoCaller::from_environment() {
         Err(_) if options.as_root => None,
         caller => caller?,
@@ -169,8 +169,8 @@ impl ReportOptions {
         Ok(())
     }
 
-    /// Prints the report and writes the files, which belong to the caller of sudo. Failing to write one does not change
-    /// the exit code.
+    /// Prints the report and writes the files, which belong to the caller of sudo. If a report cannot be written, the
+    /// exit code stays that of the command.
     fn write_reports(&self, report: &Report, caller: Option<&SudoCaller>) {
         let mut err = anstream::AutoStream::auto(io::stderr().lock());
         let text = zernel_report::render_text(report, terminal_width());

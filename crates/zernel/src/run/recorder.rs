@@ -19,16 +19,16 @@ use crate::daemon_client::DaemonSocket;
 
 /// Time between snapshots. The parents of a process with a shorter life may stay unknown.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
-/// Longest chain of parents that is followed. A longer one is a loop.
+/// Longest chain of parents that is followed. A longer chain would be a loop.
 const MAX_FOLLOWED_PARENTS: usize = 64;
 
 /// Identifies a process even if its pid is reused: pid and start time.
 type ProcessKey = (u32, u64);
 
-/// The process that, with its descendants, is recorded.
+/// The root process: it and its descendants are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RecordedRoot {
-    /// The command that this process is about to start. Processes that started earlier do not count.
+    /// The root is the command that this program is about to start. Processes that started earlier do not count.
     SpawnedCommand,
     /// A process that runs already.
     RunningProcess(u32),
@@ -42,7 +42,7 @@ pub(super) enum RunRecorder {
         command: Arc<OnceLock<u32>>,
         thread: JoinHandle<Observation>,
     },
-    /// Observing is not possible, for this reason.
+    /// Observing is not possible, and the text is the reason.
     Unavailable(String),
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct RunRecording {
     root: RecordedRoot,
     /// When recording began, in nanoseconds since boot.
     start_ns: u64,
-    /// The pid of the spawned command, once it has started.
+    /// The pid of the command, set once the command has started.
     command: Arc<OnceLock<u32>>,
     records: BTreeMap<ProcessKey, ProcessRecord>,
     /// Whether a process descends from the root.
@@ -69,7 +69,7 @@ pub(crate) struct RunRecording {
 enum Ancestry {
     Descendant,
     Foreign,
-    /// It exited before its parents were read.
+    /// The process exited before its parents were read.
     Unknown,
 }
 
@@ -106,7 +106,7 @@ impl RunRecorder {
         }
     }
 
-    /// Records that the command runs as this process.
+    /// Sets the pid of the command that was started.
     pub(super) fn command_started(&self, pid: u32) {
         if let Self::Running { command, .. } = self {
             let _ = command.set(pid);
@@ -147,7 +147,7 @@ impl SnapshotSource {
         }
     }
 
-    /// Stops observing. Returns why it stopped early, if it did.
+    /// Stops observing. Returns the reason if observing ended before the command did.
     fn stop(self) -> Option<String> {
         match self {
             Self::Local(observer) => {
@@ -192,7 +192,7 @@ impl RunRecording {
         }
     }
 
-    /// Adds what a snapshot shows. The last one has the overhead of the whole run.
+    /// Adds the processes and figures of a snapshot. The last snapshot has the overhead of the whole run.
     pub(crate) fn add_snapshot(&mut self, snapshot: &Snapshot, is_last: bool) {
         let now_ns = monotonic_ns();
         let asleep_ns = since_boot_ns().saturating_sub(now_ns);
@@ -210,7 +210,7 @@ impl RunRecording {
     }
 
     /// Adds a process, if it descends from the root, at `now_ns` of the monotonic clock. `asleep_ns` is how far the
-    /// boot-time clock is ahead of it.
+    /// boot-time clock is ahead of the monotonic one.
     fn add_process(
         &mut self,
         process: &ProcessSnapshot,
@@ -231,7 +231,7 @@ impl RunRecording {
         let record = self.records.entry(key);
         let record = record.or_insert_with(|| match root {
             RecordedRoot::SpawnedCommand => ProcessRecord::for_new_process(process, asleep_ns),
-            // It started after recording began, so all of it was observed.
+            // A process that started after recording began was observed from its start.
             RecordedRoot::RunningProcess(_) if process.start_ns >= start_ns => {
                 ProcessRecord::default()
             }
@@ -243,7 +243,7 @@ impl RunRecording {
             record.set_throttled_seconds(seconds);
         }
         record.add_sample(process, now_ns);
-        // A process can change its affinity at any time.
+        // The affinity is read again for each snapshot, because a process can change it at any time.
         if let Some(cpus) = affinity_of(process.pid).filter(|_| process.is_trainer()) {
             record.cpus = cpus;
         }
@@ -270,7 +270,7 @@ impl RunRecording {
     }
 }
 
-/// The parents of processes, also of those that have exited.
+/// Finds the parents of processes, including processes that have exited.
 struct ParentLookup<'a> {
     snapshot: &'a Snapshot,
     command: Option<u32>,
@@ -298,7 +298,7 @@ impl ParentLookup<'_> {
                 Some(0) => return Ancestry::Foreign,
                 Some(next) if next == root => return Ancestry::Descendant,
                 Some(next) => ancestor = next,
-                // The parent exited meanwhile, so its children have another one now.
+                // The parent has exited since the snapshot, so its children have another parent now.
                 None => match parent_of(process.pid) {
                     Some(_) => ancestor = process.pid,
                     None => return Ancestry::Unknown,

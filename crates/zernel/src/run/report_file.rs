@@ -17,7 +17,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::sudo_caller::{SudoCaller, with_rights_of};
 
-/// Most links of the user that are followed, one to the next.
+/// The most symbolic links of the user that are followed, one to the next.
 const MAX_FOLLOWED_LINKS: usize = 8;
 const STICKY_BIT: u32 = 0o1000;
 
@@ -34,13 +34,13 @@ pub(crate) fn check_report_file(path: &Path, caller: Option<&SudoCaller>) -> io:
                     created => created.map(drop),
                 }
             }
-            // Opening a pipe may wait for its reader.
+            // A pipe is not opened for the check, because opening may wait for the pipe's reader.
             ReportDestination::Device(_) => Ok(()),
         }
     })
 }
 
-/// Writes a report. If that fails, an older report stays as it was.
+/// Writes a report. If writing fails, an older report stays as it was.
 pub(crate) fn write_report_file(
     path: &Path,
     text: &[u8],
@@ -123,7 +123,7 @@ fn overwrite_existing(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut file = open_existing(path)?;
     let length = text.len() as u64;
     match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, length) {
-        // This file system cannot reserve space.
+        // If this file system cannot reserve space, the report is written without a reservation.
         Ok(()) | Err(Errno::OPNOTSUPP) => {}
         Err(error) => return Err(error.into()),
     }
@@ -131,7 +131,7 @@ fn overwrite_existing(path: &Path, text: &[u8]) -> io::Result<()> {
     file.set_len(length)
 }
 
-/// Opens a device or a pipe. The system's rules for links in directories of all users apply.
+/// Opens a device or a pipe. The kernel's rules for symbolic links in directories that all users can write to apply.
 fn open_device(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NOCTTY.bits().cast_signed();
     OpenOptions::new()
@@ -140,7 +140,8 @@ fn open_device(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Checks that a file may be replaced. In a directory with the sticky bit, only its owner may.
+/// Checks that a file may be replaced. In a directory with the sticky bit, only root and the owners of the file and
+/// of the directory may replace it.
 fn check_replaceable(path: &Path) -> io::Result<()> {
     let user = geteuid();
     let Ok(file) = fs::symlink_metadata(path) else {
@@ -185,7 +186,7 @@ impl TemporaryFile {
 
     fn write_as(mut self, path: &Path, text: &[u8]) -> io::Result<()> {
         self.file.write_all(text)?;
-        // Some file systems report a full disk only here.
+        // Some file systems report a full disk only when data is synced.
         self.file.sync_data()?;
         fs::rename(&self.path, path)?;
         self.is_renamed = true;

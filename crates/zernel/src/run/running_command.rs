@@ -36,7 +36,7 @@ pub(crate) enum SpawnError {
 }
 
 impl SpawnError {
-    /// The exit code that a shell uses for this error.
+    /// The exit code that a shell returns if a command cannot be started for this reason.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::NotFound { .. } => 127,
@@ -129,7 +129,7 @@ fn forwarded_signals_not_ignored() -> Vec<i32> {
     signals
 }
 
-/// Forwards signals until the handle is closed.
+/// Forwards caught signals to the command until the handle is closed.
 fn forward_signals(mut signals: SignalsInfo<WithOrigin>, pid: Pid) -> io::Result<Handle> {
     let child = pidfd_open(pid, PidfdFlags::empty())?;
     let handle = signals.handle();

@@ -1,8 +1,9 @@
 //! The user who called sudo. The command runs as that user and reports are written as that user, because only observing
 //! needs root.
 //!
-//! Otherwise `sudo zernel run -- python train.py` would leave files that belong to root, and would not find those of the
-//! caller. User, groups and home directory come from `id` and `getent`, because accounts need not be in local files.
+//! If it ran as root, `sudo zernel run -- python train.py` would leave files that belong to root, and would not find
+//! those of the caller. User, groups and home directory come from `id` and `getent`, because accounts need not be in
+//! local files.
 
 use std::env;
 use std::io;
@@ -50,7 +51,7 @@ pub(crate) enum CallerError {
 }
 
 impl SudoCaller {
-    /// The caller of sudo. `None` if this process does not run as root through sudo.
+    /// The caller of sudo. Returns `None` if this process does not run as root through sudo.
     pub(crate) fn from_environment() -> Result<Option<Self>, CallerError> {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);

@@ -91,7 +91,7 @@ fn parse_block(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// How the time is divided.
+/// How the time of the comparison is divided into pairs of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct BlockSchedule {
     pairs: u32,
@@ -123,7 +123,8 @@ impl fmt::Display for BlockSchedule {
     }
 }
 
-/// Measures pairs until there are enough, the scheduler is worse, or Ctrl-C. A pair that fails is measured again.
+/// Measures pairs of blocks until there are enough pairs, the scheduler turns out to be worse, or Ctrl-C is pressed.
+/// A pair that fails is measured again.
 fn measure_pairs(
     comparison: &BlockSettings<'_>,
     pairs: u32,
@@ -184,7 +185,7 @@ fn format_result(blocks: &PairedBlocks) -> String {
     text
 }
 
-/// What all blocks have in common.
+/// What the measurements of all blocks use: the daemon's socket, the policy, the length of a block and the stop flag.
 struct BlockSettings<'a> {
     socket: &'a DaemonSocket,
     policy: &'a PolicyOptions,
@@ -193,7 +194,7 @@ struct BlockSettings<'a> {
 }
 
 impl BlockSettings<'_> {
-    /// Measures a block with the scheduler and one without it, in random order. `None`: it was interrupted.
+    /// Measures a block with the scheduler and one without it, in random order. Returns `None` if it was interrupted.
     fn measure_pair(&self) -> Result<Option<(StepRates, StepRates)>, BlockError> {
         let begins_with = toss_coin();
         let first = self.measure_block(begins_with)?;
@@ -284,7 +285,7 @@ fn read_step_counts(socket: &DaemonSocket) -> Result<StepCounts, ClientError> {
     Ok(StepCounts::from_snapshot(&snapshot, monotonic_ns()))
 }
 
-/// Tosses a coin. Without a source of random numbers it is always tails.
+/// Tosses a coin. Without a source of random numbers the result is always tails.
 fn toss_coin() -> bool {
     let mut byte = [0];
     let _ = rustix::rand::getrandom(&mut byte, rustix::rand::GetRandomFlags::empty());

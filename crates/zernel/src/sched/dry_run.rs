@@ -68,14 +68,14 @@ pub(super) fn run(options: &DryRunOptions) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A trainer with its loaders.
+/// Decisions about the threads of a trainer and its loaders.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 struct JobDecisions {
     pid: u32,
     comm: String,
-    /// Number of processes that load data for it.
+    /// Number of processes that load data for the trainer.
     loaders: usize,
-    /// Whether the classes of the trainer are those of the sampled rule.
+    /// Whether the sampled rule decides the classes of the trainer.
     sampled: bool,
     classes: BTreeMap<TaskClass, ClassDecisions>,
 }

@@ -37,9 +37,9 @@ struct ExplainedThread {
     role: TaskRole,
     class: TaskClass,
     reason: ClassReason,
-    /// Since when class and reason are these.
+    /// For how many seconds the thread has had this class and reason.
     since_seconds: f64,
-    /// The process that it works for.
+    /// Pid of the process that the thread works for.
     trainer: u32,
     in_sync: bool,
     drives_steps: bool,
@@ -82,7 +82,7 @@ pub(super) fn run(options: &ExplainOptions) -> Result<ExitCode, Box<dyn Error>> 
 
 fn explain_thread(state: &RawTaskState, comm: String, now_ns: u64) -> ExplainedThread {
     let word = state.class_word_at(now_ns);
-    // After its deadline a class has ended then.
+    // A class whose deadline has passed ended at the deadline.
     let since_ns = match word == state.class_word {
         true => word.since_ns(),
         false => state.class_until_ns,
@@ -101,7 +101,7 @@ fn explain_thread(state: &RawTaskState, comm: String, now_ns: u64) -> ExplainedT
     }
 }
 
-/// What the classes change now.
+/// The line that states what the classes change now, which depends on the loaded scheduler.
 fn effect_of_classes() -> String {
     match published_statistics::read_statistics(Path::new(
         published_statistics::STATISTICS_DIRECTORY,

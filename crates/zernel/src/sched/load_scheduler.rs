@@ -22,7 +22,7 @@ use crate::interrupt_flags;
 
 /// The longest time before the kernel ejects a scheduler that lets a task wait.
 const DEFAULT_WATCHDOG_MS: u64 = SchedSettings::MAX_WATCHDOG.as_millis() as u64;
-/// Time before the scheduler is loaded again. It doubles with every ejection.
+/// Time before the scheduler is loaded again. The delay doubles with every ejection.
 const FIRST_RESTART_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
@@ -34,7 +34,8 @@ pub(crate) struct LoadOptions {
     config: Option<PathBuf>,
     /// Replace a `zernel sched` that is loaded
     ///
-    /// It is ended when this one is ready. The kernel's own scheduler runs in the short time between the two.
+    /// The loaded scheduler is ended when this one is ready. The kernel's own scheduler runs in the short time
+    /// between the two.
     #[arg(long)]
     replace: bool,
     /// Parts of the policy to switch off: handoff, feed, siblings, gpu-node
@@ -97,8 +98,8 @@ pub(super) fn run(options: &LoadOptions) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Schedules until the flag is set, and loads the scheduler again after ejections. The first time it replaces its
-/// predecessor, if there is one.
+/// Schedules until the flag is set, and loads the scheduler again after ejections. When the scheduler is loaded for
+/// the first time, it replaces its predecessor, if there is one.
 fn keep_loaded(
     options: &LoadOptions,
     mut predecessor: Option<Predecessor>,
@@ -208,7 +209,7 @@ fn check_verifier_accepts_schedulers() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// What the scheduler did, as text.
+/// Describes what the scheduler did, for the user.
 pub(crate) fn describe_counters(counters: &SchedCounters) -> String {
     let SchedCounters {
         idle_wakeups,

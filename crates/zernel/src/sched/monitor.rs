@@ -33,7 +33,7 @@ pub(super) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
             read => read?,
         };
         if table.has_added(&statistics) {
-            // The next ones are published within a second.
+            // A scheduler that runs publishes new statistics within a second.
             continue;
         }
         next = Instant::now() + interval;

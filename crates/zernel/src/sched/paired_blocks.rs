@@ -26,12 +26,12 @@ pub(super) struct StepCounts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct StepCount {
     steps: u64,
-    /// Grows when steps were lost, or when the count began again.
+    /// Increases when steps were lost, or when the count began again.
     interruptions: u64,
 }
 
 impl StepCounts {
-    /// Those of a snapshot that arrived at `now_ns` of the monotonic clock.
+    /// Reads the step counts of a snapshot that arrived at `now_ns` of the monotonic clock.
     pub(super) fn from_snapshot(snapshot: &Snapshot, now_ns: u64) -> Self {
         let trainers = snapshot.observed.iter();
         let trainers = trainers.filter(|process| process.is_trainer());
@@ -77,7 +77,7 @@ pub(super) struct PairedBlocks {
 }
 
 impl PairedBlocks {
-    /// Adds a pair. Its blocks must have the same processes.
+    /// Adds a pair of blocks. Both blocks must have the same processes.
     pub(super) fn add_pair(&mut self, with: &StepRates, without: &StepRates) {
         if with.is_empty() || !with.keys().eq(without.keys()) {
             self.discarded_pairs += 1;
@@ -95,7 +95,7 @@ impl PairedBlocks {
         SignTest::from_pairs(pairs, true).outcome()
     }
 
-    /// The ratio of steps per second, with its 95 % interval. `None` with less than two pairs.
+    /// The ratio of steps per second, with its 95 % interval. Returns `None` with less than two pairs.
     pub(super) fn mean_ratio(&self) -> Option<RatioEstimate> {
         let count = self.log_ratios.len();
         if count < 2 {
@@ -177,7 +177,7 @@ mod tests {
         rates.collect()
     }
 
-    /// Counts of a snapshot that is half a second old.
+    /// The step counts of a snapshot that is half a second old.
     fn step_counts(now_ns: u64, steps: u64, gaps: u64) -> StepCounts {
         let snapshot = json!({"age_seconds": 0.5, "observed": [
             {"pid": 7, "start_ns": 1, "role": "trainer", "steps": {"count": steps, "gaps": gaps}},
@@ -247,7 +247,7 @@ mod tests {
             blocks.add_pair(&step_rates(&[(1, 0.99)]), &step_rates(&[(1, 1.0)]));
         }
         assert_eq!(blocks.sign_test_outcome(), SignTestOutcome::Worse);
-        // 2 wins of 12 leave it open, 2 of 13 do not.
+        // 2 wins in 12 pairs show nothing, 2 wins in 13 pairs show that the scheduler is worse.
         for _ in 0..2 {
             blocks.add_pair(&step_rates(&[(1, 1.1)]), &step_rates(&[(1, 1.0)]));
         }

@@ -14,7 +14,7 @@ use zernel_scheduler::scheduler::{Privilege, SchedSettings};
 
 /// Slices in microseconds.
 const ALLOWED_SLICES_US: std::ops::RangeInclusive<u64> = 100..=100_000;
-/// How the privilege of one command begins in what is published.
+/// How the text of `privilege` begins in published statistics if one command is privileged.
 pub(super) const OWN_TREE_PREFIX: &str = "run=";
 /// The id of the root cgroup, in which all tasks are.
 const ROOT_CGROUP_ID: u64 = 1;
@@ -70,7 +70,7 @@ impl fmt::Display for PolicyOptions {
     }
 }
 
-/// Reads a slice of a file.
+/// Reads a slice from a configuration file.
 fn deserialize_slice<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let slice_us = u64::deserialize(deserializer)?;
     match ALLOWED_SLICES_US.contains(&slice_us) {
@@ -100,7 +100,7 @@ impl PrivilegeOption {
         }
     }
 
-    /// This process and its descendants.
+    /// The privilege of this process and its descendants.
     pub(super) fn own_tree() -> Self {
         Self {
             text: format!("{OWN_TREE_PREFIX}{}", std::process::id()),

@@ -14,7 +14,7 @@ use zernel_scheduler::sched_ext::SchedExtState;
 use super::policy_options::OWN_TREE_PREFIX;
 use super::published_statistics;
 
-/// The kernel's name of this scheduler.
+/// The name under which the kernel lists this scheduler.
 pub(super) const SCHEDULER_NAME: &str = "zernel";
 /// The kernel's name of this program's processes.
 const PROGRAM_COMM: &str = "zernel";
@@ -61,7 +61,8 @@ impl Predecessor {
             ));
         }
         let process = open_pidfd(pid).map_err(|error| format!("pid {pid}: {error}"))?;
-        // Checked when the process cannot become another one: the file may be seconds old, or of another pid namespace.
+        // The name is checked while the pidfd holds the process: the published file may be seconds old, or from another
+        // pid namespace.
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         if name.trim_end() != PROGRAM_COMM {
             return Err(format!(
@@ -72,12 +73,12 @@ impl Predecessor {
         Ok(Some(Self { pid, process }))
     }
 
-    /// Asks it to end and waits until it has. Returns the time that this took.
+    /// Asks the predecessor to end and waits until it has. Returns how long that took.
     pub(super) fn end_and_wait(&self) -> Result<Duration, String> {
         let begin = Instant::now();
         let pid = self.pid;
         match pidfd_send_signal(&self.process, Signal::TERM) {
-            // It has ended by itself.
+            // The predecessor has ended by itself.
             Ok(()) | Err(Errno::SRCH) => {}
             Err(error) => return Err(format!("pid {pid}: {error}")),
         }

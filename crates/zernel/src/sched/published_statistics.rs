@@ -1,5 +1,6 @@
-//! The file in which `zernel sched` publishes its statistics for other processes. It is replaced once a second, and its
-//! age shows whether the scheduler still runs. So either side can be restarted or killed at any time.
+//! The file in which `zernel sched` publishes its statistics for other processes. `zernel sched` replaces the file once
+//! a second, and the file's age shows whether the scheduler still runs. So `zernel sched` and its readers can be
+//! restarted or killed at any time.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use zernel_model::scheduler::SchedulerStatistics;
 
-/// Directory of the file. All users may read it, only root may write to it.
+/// Directory of the published file. All users may read the directory, only root may write to it.
 pub(crate) const STATISTICS_DIRECTORY: &str = "/run/zernel-sched";
 const STATISTICS_FILE: &str = "statistics.json";
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
@@ -19,7 +20,7 @@ const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct StatisticsPublisher {
     directory: PathBuf,
     last_published: Option<Instant>,
-    /// Whether it was printed that the file cannot be written.
+    /// Whether the user was informed that the file cannot be written.
     has_complained: bool,
 }
 
@@ -58,14 +59,14 @@ impl StatisticsPublisher {
         let new = self.directory.join("statistics.json.new");
         fs::write(&new, serde_json::to_vec(statistics)?)?;
         fs::set_permissions(&new, Permissions::from_mode(0o644))?;
-        // A reader sees the old file or the new one, never a part.
+        // Because the file is renamed, a reader sees the old file or the new one, never a part.
         fs::rename(&new, self.directory.join(STATISTICS_FILE))
     }
 }
 
 impl Drop for StatisticsPublisher {
     fn drop(&mut self) {
-        // Without figures of its own, it did not load: the file is that of the loaded scheduler.
+        // A process that published nothing did not load a scheduler: the file is that of another one.
         if self.last_published.is_none() {
             return;
         }

@@ -27,10 +27,11 @@ pub(crate) struct SchedulerSession {
     config_file: Option<ConfigFile>,
     manager: Option<ServiceManager>,
     is_announced: bool,
-    /// Whether an observer wrote the task states when that was printed last; `None` if it is not printed.
+    /// Whether the last message stated that an observer writes the task states; `None` if this session prints no such
+    /// messages.
     is_observed: Option<bool>,
     cgroup_checked_at: Option<Instant>,
-    /// Why the privileged cgroup has no privilege, as it was printed.
+    /// The reason that was printed last why the privileged cgroup has no privilege.
     cgroup_problem: Option<String>,
 }
 
@@ -105,7 +106,7 @@ impl SchedulerSession {
             self.announce_loaded();
         }
         if let Some(manager) = &mut self.manager {
-            // If the manager cannot be notified, it restarts the scheduler.
+            // If the service manager cannot be notified, it restarts the scheduler.
             let _ = manager.keep_alive();
         }
         self.apply_changed_config(loaded);
@@ -148,7 +149,8 @@ impl SchedulerSession {
         );
     }
 
-    /// A cgroup that is removed and created again has another id. Applies the new id, and prints each change.
+    /// A cgroup that is removed and created again has another id. Applies the new id of the privileged cgroup, and
+    /// prints each change.
     fn follow_privileged_cgroup(&mut self, loaded: &LoadedScheduler<'_>) {
         let is_due = self
             .cgroup_checked_at
@@ -170,7 +172,7 @@ impl SchedulerSession {
         }
     }
 
-    /// Looks the privileged cgroup up by its path. Returns whether it is another one than before.
+    /// Looks the privileged cgroup up by its path. Returns whether its id has changed.
     fn apply_present_cgroup(&mut self, loaded: &LoadedScheduler<'_>) -> Result<bool, String> {
         let present: PrivilegeOption = self.policy.privilege.text.parse()?;
         if present == self.policy.privilege {
@@ -186,7 +188,7 @@ impl SchedulerSession {
         Ok(true)
     }
 
-    /// Applies a changed configuration file. A mistake in it changes nothing.
+    /// Applies a changed configuration file. A file with a mistake changes nothing.
     fn apply_changed_config(&mut self, loaded: &LoadedScheduler<'_>) {
         let Some(changed) = self
             .config_file

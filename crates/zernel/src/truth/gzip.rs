@@ -8,7 +8,7 @@ use std::thread;
 /// Most bytes of a file that are read.
 const MAX_READ_BYTES: u64 = 1 << 30;
 
-/// Whether the name of a file says that it is compressed.
+/// Whether the file is compressed, by its name.
 pub(super) fn is_compressed(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "gz")
 }

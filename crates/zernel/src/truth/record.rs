@@ -85,7 +85,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     Ok(code)
 }
 
-/// Runs the command and records it.
+/// Runs the command and records its events and phases.
 fn record_command(
     options: &Options,
     caller: Option<&SudoCaller>,

@@ -1,4 +1,4 @@
-//! What is recorded while the command runs.
+//! Records a trace while the command runs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,10 +26,10 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
 /// Samples per snapshot.
 const SAMPLES_PER_SNAPSHOT: u32 = 2;
-/// Most bytes of entries. A longer trace ends there, and its header reports the loss.
+/// The most bytes of a trace's entries. A longer trace is cut at this length, and its header reports the loss.
 const MAX_ENTRY_BYTES: usize = 512 << 20;
 
-/// A thread that records until it is finished.
+/// A thread that records a trace until it is stopped.
 pub(super) struct TraceRecording {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<TraceRecorder, ObserveError>>,
@@ -38,11 +38,11 @@ pub(super) struct TraceRecording {
 /// A recorded trace.
 pub(super) struct RecordedTrace {
     pub(super) bytes: Vec<u8>,
-    /// A line for the user.
+    /// Describes the finished recording in one line for the user.
     pub(super) summary: String,
 }
 
-/// What was recorded so far.
+/// The entries of the trace that were recorded so far.
 struct TraceRecorder {
     encoder: TraceEncoder,
     header: TraceHeader,
@@ -52,7 +52,7 @@ struct TraceRecorder {
 }
 
 impl TraceRecording {
-    /// Starts to observe. Returns once all probes are attached.
+    /// Starts to observe and to record. Returns once all probes are attached.
     pub(super) fn start(
         options: &ObserverOptions,
         command: Vec<String>,
@@ -115,7 +115,7 @@ impl TraceRecorder {
     ) -> Result<Self, ObserveError> {
         let mut snapshot = observer.published().snapshot();
         for round in 0_u32.. {
-            // Read before the trace, so that the last read follows the exit of the command.
+            // The flag is read before the trace, so that the last read of the trace follows the exit of the command.
             let is_last = stop.load(Ordering::Relaxed);
             if (is_last || round % SAMPLES_PER_SNAPSHOT == 0)
                 && let Some(refreshed) = observer.refresh_snapshot()

@@ -27,7 +27,7 @@ pub(super) struct Options {
     /// Stamp logs of the traced processes
     #[arg(value_name = "STAMPS", required = true)]
     stamps: Vec<PathBuf>,
-    /// Detect phases anew from the recorded events, with the tracker of this version
+    /// Detect phases anew from the recorded events, with the event tracker of this version
     #[arg(long)]
     replay: bool,
     /// Print JSON

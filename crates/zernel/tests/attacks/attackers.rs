@@ -89,7 +89,7 @@ fn map_code(path: &Path) -> *mut std::ffi::c_void {
     mapped.expect("a file can be mapped")
 }
 
-/// Loads and unloads a library. The dynamic loader announces that, and the daemon looks at this process at once.
+/// Loads and unloads a library. The dynamic loader announces the load, and the daemon looks at this process at once.
 fn load_and_unload_library() {
     // SAFETY: loading a library of the C library runs no code of its own.
     drop(unsafe { Library::new("libresolv.so.2") }.expect("part of the C library"));
@@ -150,7 +150,7 @@ fn maps_huge_libraries(_driver: &Driver, _rounds: u64) {
     }
 }
 
-/// Maps a library and a loader. Then their file system stops answering.
+/// Maps a library and a loader. Then the file system of both files stops answering.
 fn maps_dead_files(_driver: &Driver, _rounds: u64) {
     for name in STALLING_FILE_NAMES {
         map_code(&stage_directory().join("dead").join(name).join(name));
@@ -167,8 +167,8 @@ fn maps_copies(_driver: &Driver, copies: u64) {
     map_copies(&["cuInit"], copies);
 }
 
-/// Maps this number of copies of a library with every function that is probed in the CUDA driver. Each frequent one has a link of
-/// its own.
+/// Maps this number of copies of a library with every function that is probed in the CUDA driver. Each frequent function
+/// has a link of its own.
 fn maps_full_copies(_driver: &Driver, copies: u64) {
     let symbols = SYMBOLS.iter();
     let symbols = symbols.filter(|symbol| symbol.library == LibraryKind::Cuda);
@@ -229,7 +229,7 @@ fn forks_and_exits(driver: &Driver, allocations: u64) {
             // SAFETY: this process has one thread.
             match unsafe { libc::fork() } {
                 0 if number % 2 == 0 => {
-                    // The software GPU refuses it in a child, as the real one does. The call is probed.
+                    // The software GPU refuses `cuInit` in a forked child, as the real one does. The call is probed.
                     let _ = zernel_testkit::try_call!(driver.cuda(), "cuInit", 0);
                     process::exit(0)
                 }
@@ -313,7 +313,7 @@ fn holds_connections(_driver: &Driver, _rounds: u64) {
             let Ok(mut stream) = UnixStream::connect(stage_directory().join("observe.sock")) else {
                 return;
             };
-            // It may end the connection at once.
+            // The daemon may end the connection at once.
             let _ = stream.write_all(request);
             let _ = stream.set_nonblocking(true);
             connections.push(stream);
@@ -335,7 +335,7 @@ fn reads_slowly(_driver: &Driver, connections: u64) {
                 return;
             };
             let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
-            // It may end the connection at once.
+            // The daemon may end the connection at once.
             let _ = stream.write_all(request.as_bytes());
             let _ = stream.set_nonblocking(true);
             readers.push(stream);
@@ -352,7 +352,8 @@ fn is_connection_open(mut stream: &UnixStream) -> bool {
     }
 }
 
-/// Starts programs one after the other. Each loads a copy of a library that nobody else has, and calls it.
+/// Starts programs one after the other. Each program loads a copy of a library that no other process has, and calls
+/// it.
 fn executes_programs(_driver: &Driver, _rounds: u64) {
     end_part_and_wait();
     let program = stage_directory().join("program");
@@ -368,7 +369,7 @@ fn executes_programs(_driver: &Driver, _rounds: u64) {
             .env(target::LIBRARIES_VARIABLE, &folder)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        // Without its parent the program would look for libraries that the test removes.
+        // The program dies with its parent, because it would else look for libraries that the test removes.
         let parent = getpid();
         let die_with_parent = move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -385,7 +386,7 @@ fn executes_programs(_driver: &Driver, _rounds: u64) {
     }
 }
 
-/// Initializes the library, and exits.
+/// The program of this attack: initializes the library, and exits.
 fn uses_a_library(driver: &Driver, _rounds: u64) {
     call!(driver.cuda(), "cuInit", 0);
 }

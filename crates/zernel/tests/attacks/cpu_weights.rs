@@ -1,5 +1,5 @@
 //! CPU weights as on a machine with systemd: the service has the weight of its unit below `system.slice`, and the users are
-//! below `user.slice`. All of it together outweighs what else the machine does.
+//! below `user.slice`. The cgroups of the test together outweigh what else the machine does.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ impl WeightGroup {
     }
 }
 
-/// All cgroups, outer ones first, with their weights.
+/// All cgroups of the test with their weights, outer cgroups first.
 const GROUP_WEIGHTS: [(&str, u64); 7] = [
     ("", MAX_WEIGHT),
     ("system.slice", USUAL_WEIGHT),
@@ -73,7 +73,7 @@ pub(crate) fn add_process(group: WeightGroup, pid: u32) {
     }
 }
 
-/// Removes the cgroups. Those with a process that does not die stay.
+/// Removes the cgroups. Cgroups with a process that does not die stay.
 pub(crate) fn remove_groups() {
     let Some(test) = TEST_CGROUP.get().and_then(Option::as_ref) else {
         return;

@@ -42,7 +42,7 @@ fn has_children(driver: &Driver, children: u64) {
 /// The variable that sets the number of processes of a crowd.
 const CROWD_SIZE_VARIABLE: &str = "ZERNEL_ATTACK_CROWD";
 
-/// Launches all the time, so that launches are sampled.
+/// A target that launches all the time, so that launches are sampled.
 fn launches_all_the_time(driver: &Driver, _rounds: u64) {
     driver.open_first_device();
     let function = driver.load_empty_kernel();
@@ -76,7 +76,7 @@ fn refusal_in_ledger(daemon: &Daemon, path: &str) -> Option<String> {
     entry["reason"].as_str().map(str::to_owned)
 }
 
-/// A daemon is killed while it reads a file. The next one refuses the file, and counts others.
+/// A daemon is killed while it reads a file. The next daemon refuses that file, and counts calls of other files.
 pub(crate) fn a_file_in_hand_of_a_killed_daemon_is_refused() {
     let stage = public_stage();
     let files = mount_stalling_files(&stage);
@@ -127,8 +127,8 @@ fn process_listed_by_ps(daemon: &Daemon, pid: u32) -> Option<Value> {
     trainers.into_iter().find(|trainer| trainer["pid"] == pid)
 }
 
-/// A job that starts together with the daemon, on a machine with many processes, has its rank and its job. Its GPU is unknown if
-/// it opened the device before probes were attached.
+/// A job that starts together with the daemon, on a machine with many processes, has its rank and its job. The GPU of a job
+/// is unknown if the job opened the device before probes were attached.
 pub(crate) fn a_job_beside_a_starting_daemon_has_its_rank() {
     let stage = public_stage();
     let own = stage.path().join("victim");

@@ -112,7 +112,7 @@ pub(crate) fn command_for_role(
 pub(crate) struct AttackScene {
     pub(crate) daemon: Daemon,
     pub(crate) victim: Target,
-    /// File systems that can stop answering. They answer again before the stage is removed.
+    /// File systems that can stop answering. These file systems answer again before the stage is removed.
     pub(crate) files: Vec<StallingFs>,
     pub(crate) stage: Stage,
 }
@@ -166,7 +166,8 @@ impl AttackScene {
         assert!(peak < MAX_RESIDENT_BYTES, "{} MiB", peak >> 20);
     }
 
-    /// Ends the daemon by SIGTERM during the attack. Nothing stays attached. Returns what the attackers use.
+    /// Ends the daemon by SIGTERM during the attack. Nothing stays attached. Returns the attackers and their file
+    /// systems.
     pub(crate) fn stop_by_sigterm(
         self,
         attack: &str,
@@ -215,7 +216,8 @@ pub(crate) fn wait_for_original_code(pids: impl Iterator<Item = u32>) {
     });
 }
 
-/// The number of mapped libraries whose code in memory is not that of the file. A process that exits maps none.
+/// The number of mapped libraries whose code in memory is not that of the file. A process that is exiting maps no
+/// library.
 fn count_changed_libraries(pid: u32) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else {
@@ -402,7 +404,7 @@ impl AskingClients {
 /// Those answers of `zernel ps` that state that the observer is late, which happens on a machine without a free CPU.
 const LATE_PS_ANSWERS: &str = "zernel ps: late";
 
-/// Runs `zernel ps`. Returns false if it says that the observer is late.
+/// Runs `zernel ps`. Returns false if the answer is that the observer is late.
 fn run_ps(socket: &PathBuf) -> bool {
     let mut command = Command::new(zernel_path());
     let output = command.arg("ps").arg("--socket").arg(socket).output();
@@ -413,7 +415,7 @@ fn run_ps(socket: &PathBuf) -> bool {
     !is_late
 }
 
-/// Asserts that all endpoints answered in time. Late answers of `zernel ps` are among its other answers.
+/// Asserts that all endpoints answered in time. Late answers of `zernel ps` also count among all its answers.
 pub(crate) fn assert_answered_in_time(answers: &AnswerTimes) {
     for (endpoint, times) in answers
         .iter()
@@ -428,7 +430,7 @@ pub(crate) fn assert_answered_in_time(answers: &AnswerTimes) {
     }
 }
 
-/// The time that this share of the answers took at most.
+/// The time within which this share of the answers came.
 fn answer_time_quantile(times: &[Duration], share: f64) -> Duration {
     let mut times = times.to_vec();
     times.sort_unstable();

@@ -1,6 +1,6 @@
 //! All attacks at once for a long time, over several lives of the daemon, beside a job that is counted.
 //!
-//! `ZERNEL_SOAK_MINUTES` sets how long it lasts.
+//! `ZERNEL_SOAK_MINUTES` sets how long the soak lasts.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -28,7 +28,7 @@ use crate::{ATTACKS, FUSE_NEED, mount_stalling_files};
 
 /// The variable that sets how long the soak lasts.
 const MINUTES_VARIABLE: &str = "ZERNEL_SOAK_MINUTES";
-/// How long it lasts without.
+/// How long the soak lasts if `ZERNEL_SOAK_MINUTES` is not set.
 const SHORT_SOAK_TIME: Duration = Duration::from_secs(14);
 /// Lives of the daemon.
 const DAEMON_LIVES: u32 = 4;
@@ -85,7 +85,7 @@ impl ChangingAttackers {
         }
     }
 
-    /// Starts the next attack. After all others comes that with the file systems.
+    /// Starts the next attack. After all other attacks comes the one with file systems that stop answering.
     fn start_next(&self, stage: &Stage, own: &Path) -> Target {
         let number = self.started_count % self.attack_count;
         let (role, rounds) = match ATTACKS.get(number) {
@@ -96,7 +96,7 @@ impl ChangingAttackers {
         command.env_remove(config::LOG_VARIABLE);
         let mut attacker = Target::start(&mut command);
         cpu_weights::add_process(WeightGroup::Attacker, attacker.pid());
-        // It prepares itself, then it attacks.
+        // The attacker prepares itself in the first part, and attacks in the second.
         match number == ATTACKS.len() {
             true => {
                 self.files.iter().for_each(StallingFs::answer_again);
@@ -134,7 +134,7 @@ pub(crate) fn endure_changing_attacks() {
         Duration::from_secs_f64(60.0 * minutes)
     });
     let stage = public_stage();
-    // It lives longer than any daemon.
+    // This job lives longer than any daemon.
     let mut old = start_victim(&stage, u64::MAX);
     let length = minutes.map_or(SHORT_ATTACK_TIME, |_| ATTACK_TIME);
     let mut attackers = ChangingAttackers::new(&stage, length);
@@ -164,7 +164,7 @@ pub(crate) fn endure_changing_attacks() {
         "each has its turn"
     );
     drop(attackers);
-    // It was not harmed: it ends at the first call that fails.
+    // The job was not harmed, because it ends at the first call that fails.
     old.run_part();
     old.kill();
     if minutes.is_some() {
@@ -189,7 +189,7 @@ fn live_until_signal(
     let daemon = start_daemon(stage);
     let end = Instant::now() + time;
     let clients = AskingClients::start(&daemon);
-    // Found running: what it called before is unknown, and the daemon says so.
+    // The daemon found this job running: its earlier calls are unknown, and the daemon states that.
     old.run_part();
     let start = eventually_ok("it is found", || settled_calls(&daemon, stage, old.pid()));
     assert_eq!(is_observed_completely(&daemon, old.pid()), Some(false));

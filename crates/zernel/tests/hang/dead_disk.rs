@@ -1,7 +1,7 @@
 //! A disk that does not answer: a file system on which files can be opened, and reads never return.
 //!
-//! It is mounted in a mount namespace of the calling thread and of the processes that this thread starts. So
-//! the mount ends with them, even if the test is killed. Closing the connection fails all pending reads.
+//! The disk is mounted in a mount namespace of the calling thread and of the processes that this thread starts. So
+//! the mount ends with these processes, even if the test is killed. Closing the connection fails all pending reads.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -53,7 +53,7 @@ pub(crate) struct DeadDisk {
 }
 
 impl DeadDisk {
-    /// Mounts it on a directory, for this thread and what it starts.
+    /// Mounts the disk on a directory, for this thread and the processes that it starts.
     pub(crate) fn mount(directory: &Path) -> Self {
         let connection = open_fuse_device().expect("checked before");
         mount_fuse(directory, &connection).expect("we are root");
@@ -85,7 +85,7 @@ impl DeadDisk {
 impl Drop for DeadDisk {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
-        // The connection is closed with it.
+        // The server's thread closes the connection when it ends.
         let _ = self.server.take().map(JoinHandle::join);
         if let Ok(directory) = CString::new(self.directory.as_os_str().as_bytes()) {
             // SAFETY: a string that ends with zero.
@@ -172,7 +172,7 @@ impl FuseServer {
         reply.extend_from_slice(&error.to_ne_bytes());
         reply.extend_from_slice(&request[8..16]);
         reply.extend_from_slice(&body);
-        // Fails if the process that sent the request has been killed.
+        // Writing the reply fails if the process that sent the request has been killed.
         let _ = self.connection.write(&reply);
     }
 }

@@ -90,7 +90,7 @@ fn a_rank_on_a_cpu_is_named() {
     assert_eq!(found["op"], "AllReduce");
     assert_eq!(found["bytes"], 4000);
     assert_eq!(found["doing"]["tid"], job.unlucky_pid());
-    // On a busy machine it may not get a CPU now and then.
+    // On a busy machine the rank may be without a CPU now and then.
     job.wait_until_reported(|report| only_finding(&job, report)["doing"]["state"] == "on-cpu");
 }
 
@@ -204,7 +204,7 @@ fn a_slow_job_does_not_hang() {
 fn a_slow_rank_is_late() {
     let job = ObservedJob::start("sleep");
     let report = job.wait_for_a_hang();
-    // It never took this long before, so the report cannot know that it will join.
+    // The rank never took this long before, so the report cannot know that it will join.
     let found = only_finding(&job, &report);
     assert_eq!(found["doing"]["state"], "waits", "{found:#}");
     job.wait_for_collective(2 * HEALTHY_ROUNDS);

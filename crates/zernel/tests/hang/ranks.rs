@@ -105,7 +105,8 @@ fn run_rank(driver: &Driver, _rounds: u64) {
             );
         }
         if parts {
-            // Real ranks wait for ever here. The software GPU may return an error, which does not matter.
+            // Real ranks would wait in this call for ever. The software GPU may return an error, which does not
+            // matter.
             thread::sleep(Duration::MAX);
         }
         call!(driver.cuda(), "cuStreamSynchronize", stream);
@@ -262,7 +263,8 @@ impl ObservedJob {
         });
     }
 
-    /// Waits until a hang is reported, and returns the report. It must come once other ranks have waited for ten seconds.
+    /// Waits until a hang is reported, and returns the report. The report must come once other ranks have waited for ten
+    /// seconds.
     pub(crate) fn wait_for_a_hang(&self) -> Value {
         self.wait_until_reported(|report| {
             let is_reported = report["verdict"] == "hang";
@@ -287,7 +289,7 @@ fn job_name_of_stage(stage: &Stage) -> String {
     name.trim_start_matches('.').to_owned()
 }
 
-/// The one finding of the one communicator; it must be of the unlucky rank.
+/// The only finding of the only communicator; the finding must be about the unlucky rank.
 pub(crate) fn only_finding<'a>(job: &ObservedJob, report: &'a Value) -> &'a Value {
     assert_eq!(report["verdict"], "hang", "{report:#}");
     let communicators = report["communicators"].as_array().expect("a list");

@@ -74,7 +74,7 @@ pub(crate) fn processes_need_the_token() {
         .body_as_json();
     assert!(pids_in_list(&snapshot["observed"]).contains(&u64::from(target.pid())));
 
-    // The next start reads the same token.
+    // The daemon reads the same token at its next start.
     daemon.end_by_signal(rustix::process::Signal::TERM);
     let (_daemon, file) = start_with_token_file(&stage, &["--expose", "token"]);
     assert_eq!(self::read_token(&file), token);

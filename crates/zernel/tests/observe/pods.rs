@@ -13,7 +13,7 @@ use zernel_testkit::target::{Stage, Target};
 
 use crate::{ZERNEL_PATH, exported_launches};
 
-/// A job of root in a cgroup; without one, in that of the test.
+/// Starts a job of root in a cgroup; in that of the test if no cgroup is given.
 fn start_job(stage: &Stage, cgroup: Option<&Path>) -> Target {
     let mut job = stage.start_target("launches", 10);
     if let Some(cgroup) = cgroup {

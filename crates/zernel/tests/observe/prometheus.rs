@@ -88,7 +88,7 @@ impl RunningPrometheus {
         }
     }
 
-    /// The value of an expression that gives one; none if it gives nothing.
+    /// The value that a Prometheus expression evaluates to; `None` if the result is empty.
     fn query_value(&self, expression: &str) -> Option<f64> {
         let mut promtool = Command::new("promtool");
         promtool.args(["query", "instant", &format!("http://{}", self.address)]);

@@ -103,8 +103,8 @@ fn script_of_unit(name: &str, runtime: &Path) -> String {
     script.replace("/run/zernel", runtime.to_str().expect("text"))
 }
 
-/// The service has no privilege to create a bpffs. Its probes are detached when the directory of its links is removed, although
-/// the daemon was killed.
+/// The service has no privilege to create a bpffs. The daemon's probes are detached when the directory of its links is
+/// removed, although the daemon was killed.
 pub(crate) fn the_unit_detaches_the_probes_of_a_killed_daemon() {
     let stage = Stage::new(Prologue::Push);
     let zernel = public_copy(&stage, env!("CARGO_BIN_EXE_zernel").as_ref(), "zernel");
@@ -124,7 +124,7 @@ pub(crate) fn the_unit_detaches_the_probes_of_a_killed_daemon() {
     let daemon = Daemon::start_as(command, &stage, &runtime.join("observe.sock"));
     let target = start_launching_target(&stage, 5);
     daemon.wait_for_metrics_line(&exported_launches(target.pid(), 5));
-    // The mounts of the daemon stay as long as this is open.
+    // The daemon's mounts stay as long as its mount namespace is open.
     let mounts = File::open(format!("/proc/{}/ns/mnt", daemon.pid())).expect("it runs");
     let objects = daemon.kernel_objects();
     daemon.end_by_signal(Signal::KILL);
@@ -136,7 +136,7 @@ pub(crate) fn the_unit_detaches_the_probes_of_a_killed_daemon() {
     let stop = script_of_unit("ExecStopPost", &runtime);
     let mut command = Command::new("nsenter");
     command.arg(format!("--mount={mounts}"));
-    // It fails: the pinned task states stay for the next daemon.
+    // Removing the directory fails, because the pinned task states stay for the next daemon.
     let _ = command
         .args(["sh", "-c", &stop])
         .status()
@@ -240,7 +240,8 @@ fn write_unit(folder: &Path, name: &str, text: &str) -> PathBuf {
     unit
 }
 
-/// The documented score is that of systemd 252. Other versions may weigh settings differently, so one point is allowed.
+/// The documented score is that of systemd 252. Other versions of systemd may weigh settings differently, so a
+/// difference of one point is allowed.
 pub(crate) fn the_sandbox_is_as_tight_as_documented() {
     const SECURITY_DOCUMENT: &str = include_str!("../../../../docs/security.md");
     let (_, rest) = SECURITY_DOCUMENT
@@ -302,7 +303,7 @@ pub(crate) fn systemd_understands_the_unit() {
     let output = output.expect("systemd-analyze runs");
     let printed = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{printed}");
-    // What it does not know it ignores, and says so.
+    // systemd ignores settings that it does not know, and prints that it does.
     assert!(!printed.contains("zernel.service"), "{printed}");
 }
 

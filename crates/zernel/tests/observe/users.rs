@@ -47,7 +47,7 @@ pub(crate) fn start_launching_target_of(user: u32, stage: &Stage, rounds: u64) -
     target
 }
 
-/// Asks as another user. The kernel keeps users per thread, so this needs no other process.
+/// Asks as another user. The kernel keeps the user id per thread, so a thread suffices to ask as another user.
 fn ask_as(user: u32, daemon: &Daemon, path: &str) -> HttpAnswer {
     let socket = daemon.socket.clone();
     let connect = thread::spawn(move || {

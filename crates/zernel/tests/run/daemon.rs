@@ -44,7 +44,7 @@ impl JobDaemon {
             directory,
             _running: RunningChild(child),
         };
-        // It prints this line after it listens.
+        // The daemon prints this line after it has begun to listen.
         eventually("the daemon serves", || {
             daemon.printed_output().contains("metrics on")
         });

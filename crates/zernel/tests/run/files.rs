@@ -96,7 +96,7 @@ pub(crate) fn the_group_of_the_caller_is_never_roots() {
         run.output().unwrap()
     };
     assert_eq!(decode_output(&run(NOBODY_UID).stdout), "65534\n65534\n");
-    // No account has this id, so its group is unknown.
+    // No account has this user id, so the group of the user is unknown.
     let unknown = run(4_000_000_001);
     let printed = decode_output(&unknown.stderr);
     assert!(

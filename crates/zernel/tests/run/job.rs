@@ -108,7 +108,7 @@ impl RunningChild {
 }
 
 impl Drop for RunningChild {
-    /// Ends it as a user would, so that no file is left behind. Kills it if it does not end.
+    /// Ends the job as a user would, so that no file is left behind. Kills the job if it does not end.
     fn drop(&mut self) {
         let _ = kill_process(Pid::from_child(&self.0), Signal::INT);
         let limit = Instant::now() + Duration::from_secs(10);

@@ -363,7 +363,7 @@ fn a_training_job_is_reported() {
     let spec = job.spec_path().to_str().unwrap().to_owned();
     let binary = env!("CARGO_BIN_EXE_zernel");
     let script = format!("exec {binary} workload run {spec} >/dev/null");
-    // A shell between them: children of children count.
+    // A shell runs between `zernel run` and the job, because children of children count.
     let (report, output) = report_on(&options, &["sh", "-c", &script]);
     let printed = decode_output(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{printed}");
@@ -404,14 +404,14 @@ fn assert_is_whole(rank: &Value) {
     );
     // 0.2 % to 1 % were measured: the time before the first call, and between steps.
     assert!(number(&phases["unknown"]) < 0.1 * wall, "{rank:#}");
-    // The GPU takes 4 ms a step. A rank that gets no CPU meanwhile waits less for it.
+    // The GPU takes 4 ms a step. A rank that gets no CPU while the GPU works waits less for the GPU.
     let steps = number(&rank["steps"]["count"]);
     assert!(steps > 50.0, "{rank:#}");
     assert!(
         number(&phases["gpu_compute"]) > 0.5 * 0.004 * steps,
         "{rank:#}"
     );
-    // One a step, of 256 KiB. The software GPU takes 0.9 ms for it.
+    // The job makes one collective of 256 KiB a step. The software GPU takes 0.9 ms for a collective of this size.
     let collective = &rank["collectives"][0];
     assert_eq!(collective["op"], "AllReduce");
     assert_eq!(number(&collective["calls"]), steps, "{rank:#}");
@@ -471,7 +471,7 @@ fn torch_waits_for_its_loader() {
     );
     let bound = report["verdict"]["bound"].as_str().unwrap();
     let run_delay = report["ranks"][0]["run_delay_seconds"].as_f64().unwrap();
-    // On a busy machine its loader may not get to run.
+    // On a busy machine the loader of a rank may not get to run.
     let expected = match cause("sched") + run_delay < cause("prepare") {
         true => &["input"][..],
         false => &["input", "cpu-scheduler"],

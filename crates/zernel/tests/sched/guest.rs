@@ -1,4 +1,5 @@
-//! What `zernel sched` does beside scheduling. Runs in a virtual machine, in the trial that starts and ends it.
+//! What `zernel sched` does beside scheduling. These tests run in a virtual machine, in the trial that starts and
+//! ends the scheduler.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -58,7 +59,7 @@ pub(super) fn statistics_are_printed() {
     assert!(text.contains("no `zernel sched` runs"), "{text}");
 }
 
-/// What a child prints to stderr, as far as it has.
+/// Collects what a child prints to stderr, in a text that can be read while the child runs.
 pub(super) fn collect_stderr(child: &mut Child) -> Arc<Mutex<String>> {
     let collected = Arc::new(Mutex::new(String::new()));
     let lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -120,7 +121,8 @@ pub(super) fn a_changed_configuration_is_applied() {
     assert_eq!(output.status.code(), Some(1));
 }
 
-/// A cgroup without the cpu controller is refused. One that is removed and created again is privileged again.
+/// A cgroup without the cpu controller is refused. A privileged cgroup that is removed and created again is
+/// privileged again.
 pub(super) fn a_privileged_cgroup_is_followed() {
     let parent = Path::new("/sys/fs/cgroup/jobs");
     let cgroup = parent.join("training");

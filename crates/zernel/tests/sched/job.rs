@@ -103,7 +103,7 @@ fn metrics_show_the_scheduler() {
     });
 }
 
-/// An observer ends beside a scheduler that misses it.
+/// The observer ends beside a scheduler, which reports that no observer runs.
 pub(super) fn the_observer_is_missed() {
     let mut observer = observe_beside_a_scheduler();
     let mut scheduler = start_scheduler(&["--privilege", "all"]);

@@ -17,7 +17,7 @@ use zernel_workload::Affinity;
 
 use super::{ZERNEL_PATH, stripped_copy};
 
-/// Scenarios of a fair scheduler, whose own assertions must hold. Each row is one boot.
+/// Scenarios of a fair scheduler, whose own assertions must hold. The scenarios of each row run in one boot.
 const SCENARIOS_BY_BOOT: [&[&str]; 2] = [
     &["saturate", "wake", "cpusets"],
     &["cpu-max", "cgroups-equal", "weights-unequal-threads"],
@@ -82,7 +82,7 @@ action = { set = { name = "trainer", cpus = [0, 1, 2, 3] } }
 /// The CPUs of the second NUMA node in that scenario.
 const SECOND_NODE: [usize; 2] = [2, 3];
 
-/// Runs every plan and removes its cgroups.
+/// A shell script for the guest: runs every plan and removes the plan's cgroups.
 const RUN_PLANS_SCRIPT: &str = r#"
 for plan in /lab/plan-*.json; do
     /lab/zernel lab guest $plan
@@ -111,7 +111,7 @@ fn shipped_scenario(name: &str) -> PlannedRun {
     (scenario, SchedulerChoice::Zernel(Vec::new()))
 }
 
-/// Boots once and runs all. What the emulator spoilt runs again in a boot of its own.
+/// Boots once and runs all. A run that the emulator disturbed is repeated in a boot of its own.
 fn run_together(runs: &[PlannedRun]) -> Vec<RunResult> {
     let Some(results) = boot_and_run(runs) else {
         return runs.iter().map(run_alone).collect();
@@ -263,14 +263,14 @@ pub(super) fn threads_run_on_the_node_of_their_gpu() {
     assert!(moves * 10 < trainer.rounds, "{moves} moves: {result}");
 }
 
-/// A thread that only launches is critical all the time. Its tenant as a whole gets no more than its share: the tenant's
-/// spinners pay for what the thread takes.
+/// A thread that only launches is critical all the time. The tenant of that thread gets no more than its share as a
+/// whole: the tenant's spinners pay for what the thread takes.
 pub(super) fn a_tenant_pays_for_its_faker() {
     let (scenario, _) = shipped_scenario("fakers");
     is_paid_for(scenario);
 }
 
-/// The same for a thread that may use one CPU only.
+/// A tenant also pays for a faking thread that may use one CPU only.
 pub(super) fn a_tenant_pays_for_a_pinned_faker() {
     let (mut scenario, _) = shipped_scenario("fakers");
     for group in &mut scenario.groups {
@@ -325,7 +325,8 @@ action = { add = "heavy" }
 starvation = { at_most_ms = 800 }
 "#;
 
-/// The same for tasks in the queue of a cache: on one CPU all tasks count as pinned.
+/// The weights scenario for tasks in the queue of a cache: it needs two CPUs, because on one CPU all tasks count as
+/// pinned.
 const UNPINNED_WEIGHTS_SCENARIO: &str = r#"
 about = "Tiny weights beside great ones on two CPUs."
 topology = "2"

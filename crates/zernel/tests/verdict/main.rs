@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     zernel_testkit::main(jobs.chain(more).chain(other))
 }
 
-/// One job at a time: two would hold each other up.
+/// The lock lets one job run at a time, because two jobs would delay each other.
 static MACHINE_LOCK: Mutex<()> = Mutex::new(());
 
 /// Runs a command with its report on stdout, as JSON.
@@ -75,7 +75,7 @@ fn report_on(prepare: impl FnOnce(&mut Command), command: &[&str]) -> (Value, Ou
 /// Runs a job alone on the machine.
 fn report_on_job(job: &Job) -> (Value, String) {
     let program = std::env::current_exe().unwrap();
-    // Attached before it starts: this is about the verdict.
+    // The libraries are probed before the job starts, because these tests are about the verdict.
     let attach = |run: &mut Command| {
         for library in ["libcuda.so.1", "libnccl.so.2", "libtorch_cpu.so"] {
             run.arg("--library").arg(job.library_path(library));
@@ -119,7 +119,7 @@ fn check_verdict(plan: JobPlan) -> Value {
     report
 }
 
-/// The same job with evaluations, checkpoints and other pauses.
+/// Returns the plan of the same job with evaluations, checkpoints and other pauses.
 fn plan_with_pauses(plan: &JobPlan) -> JobPlan {
     JobPlan {
         steps: plan.steps / 2,

@@ -103,7 +103,8 @@ fn a_compiler_has_no_verdict() {
     expect_cannot_tell(&[COMPILER_PROGRAM, "-O3", "-c", source, "-o", object]);
 }
 
-/// One worker launches kernels and waits for them. It maps the driver and no ML library, and has neither loaders nor peers.
+/// One worker launches kernels and waits for them. A simulation maps the driver and no ML library, and has neither loaders
+/// nor peers.
 fn a_simulation_on_a_gpu_has_no_verdict() {
     let directory = tempfile::tempdir().unwrap();
     install_libraries(directory.path(), Prologue::Push).unwrap();

@@ -214,7 +214,7 @@ fn attach_and_run_agree() {
         let mut attach = Command::new(env!("CARGO_BIN_EXE_zernel"));
         attach.args(["attach", &running.0.id().to_string()]);
         attach.args(["--for", "4s", "--json", "-"]);
-        // Beside a job that has priority, it would hardly run.
+        // `zernel attach` gets the same priority as the job, because it would hardly run otherwise.
         job.set_job_environment_with_priority(&mut attach);
         let output = attach.output().unwrap();
         let printed = String::from_utf8_lossy(&output.stderr);

@@ -18,7 +18,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// `push %rbp; pop %rbp; ret`, and again at the next 4 bytes.
 const PUSH_POP_RET: [u8; 4] = [0x55, 0x5d, 0xc3, 0x90];
 
-/// The functions that a file with this content has.
+/// The probed functions that a library file with this content has.
 fn functions_in(content: &[u8], kind: LibraryKind) -> Result<Vec<FoundFunction>, LibraryError> {
     let file = rustix::fs::memfd_create("library", MemfdFlags::CLOEXEC);
     let file = File::from(file.expect("memory"));
@@ -27,7 +27,7 @@ fn functions_in(content: &[u8], kind: LibraryKind) -> Result<Vec<FoundFunction>,
     find_functions(kind, &Library::open(path.as_ref())?)
 }
 
-/// A library that exports each name with a function of its own.
+/// The content of a library file that exports a separate function under each of these names.
 fn library_exporting(names: impl Iterator<Item = String>) -> Vec<u8> {
     let names: Vec<String> = names.collect();
     let code = PUSH_POP_RET.repeat(names.len());

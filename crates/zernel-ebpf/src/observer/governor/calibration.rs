@@ -11,7 +11,7 @@ use crate::capability::{offset_in_own_executable, without_libbpf_messages};
 use crate::observer::kernel::{Kernel, ProbeTarget};
 use crate::probes::SYMBOLS;
 
-/// The function that calibration probes and calls. It begins like a function of the driver.
+/// The function that calibration probes and calls. Its first instruction is that of a function of the CUDA driver.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 extern "C" fn calibration_target() {
@@ -29,7 +29,7 @@ const FOOTPRINT_LINES: usize = 1500;
 /// longer.
 const TOTAL_COST_FACTOR: f64 = 2.2;
 
-/// Assumed cost of a call if it cannot be measured.
+/// Assumed cost of a probed call in nanoseconds, if the cost cannot be measured.
 const FALLBACK_CALL_COST_NS: f64 = 4000.0;
 /// Lower bound of the measured cost.
 const MIN_CALL_COST_NS: f64 = 400.0;
@@ -104,7 +104,7 @@ impl CalibrationWork {
         }
     }
 
-    /// The time of one call, after some work.
+    /// Measures the time of one call of the probed function, made after some work in memory.
     fn time_one_call(&mut self) -> u64 {
         for _ in 0..FOOTPRINT_LINES {
             // Each address depends on the one before and is far from it, so the CPU cannot prefetch.

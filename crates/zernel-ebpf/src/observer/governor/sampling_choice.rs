@@ -8,7 +8,8 @@ use crate::probes::{Probe, SYMBOLS, SamplingGroup, cuda_trace};
 pub(super) const MAX_WINDOW_SHARE: f64 = 0.1;
 /// The smallest share: a window of the shortest length about every eight minutes.
 pub(super) const MIN_WINDOW_SHARE: f64 = 1e-4;
-/// The share of the budget that functions with permanently attached probes may use. The rest pays for windows.
+/// The share of the budget that functions with permanently attached probes may use. The rest of the budget pays for
+/// sampling windows.
 pub(super) const BUDGET_SHARE_OF_PERMANENT_PROBES: f64 = 0.8;
 /// A function that costs less than this share of the budget is sampled only if the budget cannot be kept otherwise:
 /// sampling it would save little and lose much, such as the boundaries of steps.
@@ -26,7 +27,7 @@ pub(super) fn choose_sampled(
     let mut sampled = Vec::new();
     let mut left = share;
     costs.retain(|(symbol, _)| may_be_sampled(*symbol));
-    // Most expensive first. Among cheap functions, those that mark steps come last.
+    // The most expensive functions are sampled first. Among cheap functions, those that mark steps come last.
     let is_dear = |cost: f64| cost >= budget * BUDGET_SHARE_OF_CHEAP_FUNCTION;
     costs.sort_by(|(a, cost_a), (b, cost_b)| {
         let marks = |symbol: &usize| SYMBOLS[*symbol].mark.is_some();
@@ -59,7 +60,7 @@ pub(super) fn defines_events(symbol: usize) -> bool {
     cuda_trace::orders_events(&SYMBOLS[symbol])
 }
 
-/// The given functions, and all functions that are sampled together with one of them.
+/// Adds to these functions all functions that are sampled together with one of them.
 pub(super) fn with_sampling_groups(symbols: &BTreeSet<usize>) -> BTreeSet<usize> {
     let group = |symbol: &usize| SYMBOLS[*symbol].sampling_group;
     let groups: BTreeSet<SamplingGroup> = symbols.iter().filter_map(group).collect();
@@ -85,7 +86,7 @@ mod tests {
         place.expect("in the table")
     }
 
-    /// Functions and their costs as shares of the budget.
+    /// The names of the functions that are sampled, for functions with these costs as shares of the budget.
     fn names_of_sampled(costs: &[(&str, f64)]) -> Vec<&'static str> {
         let costs: Vec<(usize, f64)> = costs
             .iter()
@@ -119,7 +120,7 @@ mod tests {
             "cuLaunchCooperativeKernel",
         ];
         assert_eq!(together(&kernels[..1]), kernels);
-        // It marks steps, so it is not in their group.
+        // `cuGraphLaunch` marks steps, so it is not sampled together with the other launch functions.
         assert_eq!(together(&["cuGraphLaunch"]), ["cuGraphLaunch"]);
     }
 

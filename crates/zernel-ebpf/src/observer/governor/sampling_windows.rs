@@ -1,4 +1,4 @@
-//! Sampling windows: when they open and close.
+//! Opens and closes sampling windows, and plans when the next one opens.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -17,9 +17,10 @@ use crate::probes::layout;
 const MIN_WINDOW: Duration = Duration::from_millis(50);
 /// The longest window: it shows two whole steps of a training loop with two steps per second or more.
 pub(in crate::observer) const LONGEST_WINDOW: Duration = Duration::from_millis(500);
-/// Windows may be opened this much before the budget has paid for them. The budget holds over a minute or more.
+/// Windows may open this long before the budget has paid for them. The budget holds on average over a minute or more.
 const WINDOW_CREDIT: Duration = Duration::from_secs(5);
-/// The same as long as a function has no interval: that takes two windows, and the budget still holds over a minute.
+/// How long before the budget has paid for it a window may open while some function has no confidence interval: an
+/// interval takes two windows, and the budget still holds over a minute.
 const CREDIT_FOR_INTERVAL: Duration = Duration::from_secs(60);
 /// Factor by which pauses between windows grow once the estimates of every process are precise.
 const PRECISE_PAUSE_FACTOR: f64 = 5.0;
@@ -28,7 +29,7 @@ const PRECISE_PAUSE_FACTOR: f64 = 5.0;
 #[derive(Debug)]
 pub(super) struct WindowSchedule {
     next_opening: Option<Instant>,
-    /// Earliest start of the next window, whatever credit there is.
+    /// Earliest start of the next window, even if the budget has credit for an earlier one.
     earliest_opening: Instant,
     /// When the budget will have paid for all windows so far.
     paid_at: Instant,
@@ -49,7 +50,7 @@ impl WindowSchedule {
         }
     }
 
-    /// Opens the first window at once.
+    /// Opens the first sampling window at once.
     pub(super) fn open_first(&mut self) {
         self.next_opening.get_or_insert_with(Instant::now);
     }
@@ -61,9 +62,10 @@ impl WindowSchedule {
         self.next_opening = self.next_opening.map(|next| next.min(earliest));
     }
 
-    /// Plans the next window after one of this length. `duty` is the share of the time that windows may be open.
+    /// Plans when the next window opens, after a window of this length. `duty` is the share of the time that windows
+    /// may be open.
     fn plan_next(&mut self, length: Duration, duty: f64) {
-        // Random, so that windows do not follow the rhythm of the program.
+        // The pause is random, so that windows do not follow the rhythm of the program.
         let jitter = 0.5 + fastrand::f64();
         let pause = |duty: f64| length.div_f64(duty).mul_f64(jitter).max(length);
         let now = Instant::now();
@@ -90,7 +92,7 @@ impl Default for LaunchSpans {
 }
 
 impl LaunchSpans {
-    /// Windows that are kept. Step marks are read soon after they occur.
+    /// Windows that are kept. A few are enough, because step marks are read soon after they occur.
     const MAX_KEPT_WINDOWS: usize = 4;
 
     fn open(&mut self, from_ns: u64) {
@@ -124,7 +126,7 @@ impl Governor {
         self.windows.closes_at.is_some()
     }
 
-    /// When the next window opens, or the one that is open closes.
+    /// The time at which the next window opens or the open window closes.
     pub(in crate::observer) fn next_window_change(&self) -> Option<Instant> {
         let next = self
             .windows
@@ -133,7 +135,8 @@ impl Governor {
         self.windows.closes_at.or(next)
     }
 
-    /// Opens or closes a window if it is due. Returns the links of a closed window, to be dropped.
+    /// Opens or closes a sampling window if that is due. Returns the links of a closed window, which the caller drops
+    /// to detach the probes.
     pub(in crate::observer) fn open_or_close_window(
         &mut self,
         governed: &mut GovernedParts<'_>,
@@ -146,7 +149,8 @@ impl Governor {
             self.open_window(governed);
             return Vec::new();
         }
-        // Step times may be known only now, and steps are slower while probed. So the length is computed again.
+        // Step times may be known only now, and steps are slower while probed. So the length of the window is
+        // computed again.
         self.read_step_marks(governed);
         let open_for = Duration::from_nanos(monotonic_ns() - self.windows.from_ns);
         let length = window_length(governed.processes);
@@ -183,7 +187,8 @@ impl Governor {
         self.windows.closes_at = Some(Instant::now() + window_length(governed.processes));
     }
 
-    /// Closes the window, if one is open. Returns its links: dropping them detaches, which takes a while.
+    /// Closes the sampling window, if one is open. Returns the window's links: dropping them detaches the probes,
+    /// which takes a while.
     pub(in crate::observer) fn close_window(
         &mut self,
         governed: &mut GovernedParts<'_>,
@@ -211,7 +216,7 @@ impl Governor {
         files.flat_map(AttachedFile::close_window).collect()
     }
 
-    /// Closes the window of one process, and adds its counts to the estimates.
+    /// Closes the sampling window of one process, and adds the calls counted in it to the estimates.
     pub(in crate::observer) fn close_window_of(
         &self,
         process: &mut ObservedProcess,

@@ -1,4 +1,4 @@
-//! Attaches the programs to functions of a file, by the rung that works here.
+//! Attaches the BPF programs to functions of a file, by the kind of uprobe that this kernel supports.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::child_task::TakeLink;
 use crate::probes::SYMBOLS;
 
 impl Kernel {
-    /// Attaches probes to functions of one file. Dropping the links detaches them.
+    /// Attaches probes to functions of one file. Dropping the links detaches the probes.
     pub(crate) fn attach_probes(
         &self,
         file: &Path,
@@ -50,8 +50,8 @@ impl Kernel {
     ) -> libbpf_rs::Result<()> {
         match self.rung {
             Rung::Session => take(self.attach_multi("call_session", file, targets, false)?)?,
-            // Returns first: a return without its entry is ignored, but an entry without its return is a call that
-            // never ends.
+            // Probes on returns are attached first: a return without its entry is ignored, but an entry without its
+            // return is a call that never ends.
             Rung::Multi => {
                 take(self.attach_multi("call_leave_multi", file, targets, true)?)?;
                 take(self.attach_multi("call_enter_multi", file, targets, false)?)?;
@@ -66,7 +66,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Attaches entry probes only, each set in its own link.
+    /// Attaches probes to the entries of functions only, with one link for each set of functions.
     fn attach_entries(
         &self,
         file: &Path,

@@ -14,15 +14,17 @@ use crate::observer::estimate::{CallEstimator, ConfidenceInterval, LaunchesPerSt
 use crate::observer::governor::LONGEST_WINDOW;
 use crate::probes::{CallKind, ProbedFunction, SYMBOLS, layout};
 
-/// Window length in median steps. It holds at least three whole steps, wherever it opens.
+/// Window length in median steps. A window of this length contains at least three whole steps, wherever in a step it
+/// opens.
 const WINDOW_LENGTH_IN_MEDIAN_STEPS: f64 = 4.2;
-/// Window length in steps of the ninth decile. Such a step lies whole in the window for 0.4 / 1.4 = 0.29 of all
-/// openings. If no window is that long, calls are estimated by time.
+/// Window length in steps of the ninth decile. A step of the ninth decile lies whole in a window of this length for
+/// 0.4 / 1.4 = 0.29 of all openings. If windows may not be that long, calls are estimated by time.
 const WINDOW_LENGTH_IN_LONG_STEPS: f64 = 1.4;
 /// Largest relative error of launches per step that counts as precise: within 5 %.
 const MAX_PRECISE_ERROR: f64 = 0.05;
 
-/// Counters of the functions that a process has called. They are few, and summed often.
+/// Counters of the functions that a process has called. A process calls few functions, and these counters are summed
+/// often, so they are in a map of their own.
 pub(super) type CountersBySymbol = BTreeMap<usize, layout::Counter>;
 
 /// Calls of one function.
@@ -57,11 +59,11 @@ impl Default for CallCount {
     }
 }
 
-/// The calls that one estimate is about.
+/// Which calls an estimate is about: those of one function or of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum EstimateSubject {
     Function(usize),
-    /// All functions of a kind: their sum is more precise than each of them.
+    /// The calls of all functions of a kind: the estimate of the sum is more precise than that of each function.
     Kind(CallKind),
 }
 
@@ -100,19 +102,19 @@ struct ReadProgress {
     series: u32,
     /// Steps in that series.
     steps: u64,
-    /// Time from which the calls of that series are estimated.
+    /// Time from which the calls of the current series of steps are estimated.
     series_from_ns: u64,
-    /// Whether a sampling window has closed since then.
+    /// Whether a sampling window has closed since the current series of steps began.
     had_window: bool,
     /// Seconds in which permanent probes were attached.
     attached_seconds: f64,
-    /// When launches were last counted anew, because they were not sampled any more.
+    /// When launches were last counted exactly again after they had been sampled, in nanoseconds of CLOCK_MONOTONIC.
     sampled_until_ns: u64,
     is_paused: bool,
     is_in_window: bool,
 }
 
-/// The calls of one process.
+/// The calls of one process, by function: exact counts, and estimates of sampled functions.
 #[derive(Debug)]
 pub(in crate::observer) struct CallCounts {
     pub(super) counters: CountersBySymbol,
@@ -124,7 +126,7 @@ pub(in crate::observer) struct CallCounts {
 }
 
 impl CallCounts {
-    /// The calls of a process that began at this time.
+    /// Creates the counts of a process that began at this time.
     pub(super) fn new(at_ns: u64) -> Self {
         Self {
             counters: CountersBySymbol::new(),
@@ -261,7 +263,7 @@ impl CallCounts {
                 let count = calls.count_with_estimate(per_step);
                 add(match self.sampled_kind(*kind) {
                     Some(_) => count,
-                    // With too few windows it is unknown whether the process calls sampled functions.
+                    // After too few windows nothing shows whether the process calls sampled functions.
                     None => CallCount {
                         error: count.error.map(|_| 0),
                         ..CallCount::default()
@@ -319,7 +321,7 @@ impl CallCounts {
             .calls
     }
 
-    /// Samples a function from now on; all its calls so far are exact.
+    /// Marks a function as sampled from now on; the count of its calls so far is exact.
     pub(in crate::observer) fn begin_sampling(
         &mut self,
         symbol: usize,
@@ -340,7 +342,7 @@ impl CallCounts {
         );
     }
 
-    /// Samples these functions from the start of the process.
+    /// Marks these functions as sampled from the start of the process on.
     pub(super) fn join_sampling(&mut self, symbols: &[usize], is_in_window: bool) {
         self.progress.is_in_window = is_in_window;
         for symbol in symbols {
@@ -363,9 +365,9 @@ impl CallCounts {
         }
     }
 
-    /// The steps before launches are sampled are like those of two windows: their launches were counted. So launches per step
-    /// have an interval at once, even if sampling begins in an evaluation. Steps too long for a window are left out, as
-    /// windows leave them out.
+    /// The steps before launches are sampled are like those of two windows: their launches were counted. With these steps,
+    /// launches per step have an interval at once, even if sampling begins in an evaluation. Steps that are too long for a
+    /// window are left out, because no window contains such a step.
     fn add_steps_before_sampling(&mut self, steps: &StepDetector) {
         let Some(length) = window_length_for_steps(steps) else {
             return;
@@ -377,7 +379,7 @@ impl CallCounts {
         self.launches_per_step.add_counted(second, length);
     }
 
-    /// Counts a function exactly again.
+    /// Ends the sampling of a function: its calls are counted exactly again.
     pub(in crate::observer) fn end_sampling(
         &mut self,
         symbol: usize,
@@ -561,7 +563,7 @@ fn counted_steps(steps: &StepDetector, from_ns: u64, to_ns: u64) -> Vec<WindowSt
     counted.collect()
 }
 
-/// Steps after a recent time. Of the step in which it lies only the rest counts.
+/// Number of steps since a recent time. Of the step that contains `at_ns`, only the part after that time counts.
 fn steps_after(steps: &StepDetector, at_ns: u64) -> f64 {
     let recent = steps.recent();
     if recent.front().is_none_or(|first| first.begin_ns > at_ns) {

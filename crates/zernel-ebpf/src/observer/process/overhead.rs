@@ -7,11 +7,11 @@ use super::call_counts::CountersBySymbol;
 /// The cost of the probes to one process.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ProcessCost {
-    /// Probed calls per second of its busiest thread.
+    /// Probed calls per second of the process's busiest thread.
     pub busiest_calls_per_second: f64,
-    /// Overhead of its busiest thread, as a share of its time.
+    /// Overhead of the process's busiest thread, as a share of the thread's time.
     pub busiest_thread: f64,
-    /// Overhead of all its threads so far, in CPU seconds.
+    /// Overhead of all threads of the process so far, in CPU seconds.
     pub seconds: f64,
 }
 
@@ -21,9 +21,10 @@ pub(in crate::observer) struct ProcessOverhead {
     pub(in crate::observer) cost: ProcessCost,
     /// Overhead of permanent probes on the busiest thread, as a share of its time.
     pub(in crate::observer) permanent_cost: f64,
-    /// Consecutive rounds in which it was above the ceiling although its frequent functions are sampled.
+    /// Number of consecutive rounds in which the overhead was above the ceiling although frequent functions are
+    /// sampled.
     pub(in crate::observer) rounds_over_ceiling: u32,
-    /// Whether its calls are not counted for a while, because its overhead stayed above the ceiling.
+    /// Whether the calls of the process are not counted for a while, because its overhead stayed above the ceiling.
     pub(in crate::observer) is_rested: bool,
     hits_before: u64,
     counters_before: CountersBySymbol,
@@ -32,8 +33,8 @@ pub(in crate::observer) struct ProcessOverhead {
 }
 
 impl ProcessOverhead {
-    /// Measures a round of `elapsed` seconds. `hits` and `counters` are totals; `busiest` is the probe hits per second of
-    /// the busiest thread.
+    /// Measures the overhead and the call rates of a round that took `elapsed` seconds. `hits` and `counters` are totals;
+    /// `busiest` is the probe hits per second of the busiest thread.
     pub(super) fn measure_round(
         &mut self,
         counters: &CountersBySymbol,
@@ -72,7 +73,7 @@ impl ProcessOverhead {
         self.rates.values().sum()
     }
 
-    /// Wanted functions with their calls per second in the last round, most frequent first.
+    /// The functions for which `is_wanted` holds, with their calls per second in the last round, most frequent first.
     pub(in crate::observer) fn call_rates(
         &self,
         wanted: impl Fn(usize) -> bool,

@@ -6,7 +6,7 @@ use super::call_counts::CallCount;
 use crate::observer::estimate::{CallEstimator, ConfidenceInterval, WindowTotals};
 use crate::probes::layout;
 
-/// Weight of the last window in the recent rate of a function: about three windows count.
+/// Weight of the last window in the recent call rate of a function: the rate is an average over about three windows.
 const LAST_WINDOW_WEIGHT: f64 = 0.3;
 
 /// The calls of a function, or of all functions of one kind, that is or was sampled.
@@ -17,14 +17,14 @@ pub(super) struct SampledCalls {
     last_counter: layout::Counter,
     /// Counted while not sampled.
     exact_calls: layout::Counter,
-    /// Counted in total, sampled or not.
+    /// Calls and bytes that were counted in total, in windows and outside.
     pub(super) counted_calls: layout::Counter,
     /// Time in which `counted` was counted.
     pub(super) counted_seconds: f64,
     /// The counter when the last window opened.
     at_opening: layout::Counter,
     pub(super) estimator: CallEstimator,
-    /// Counted in windows, for the bytes per call.
+    /// Calls and bytes that were counted in windows, to compute the bytes per call.
     in_windows: layout::Counter,
     /// Calls per second in the last windows; `None` if there was no window since sampling began.
     pub(super) recent_rate: Option<f64>,
@@ -39,7 +39,7 @@ pub(super) struct ElapsedWork {
 }
 
 impl SampledCalls {
-    /// A function that was not sampled so far: all its calls are exact.
+    /// Creates the counts of a function that was not sampled so far: all its counted calls are exact.
     pub(super) fn new(
         estimator: CallEstimator,
         counter: layout::Counter,
@@ -58,7 +58,7 @@ impl SampledCalls {
         }
     }
 
-    /// Begins sampling, after this share of a step.
+    /// Begins to sample the function, at a moment when this share of the current step is over.
     pub(super) fn begin_sampling(&mut self, begun_share: f64) {
         if !self.is_sampled {
             self.is_sampled = true;
@@ -111,7 +111,7 @@ impl SampledCalls {
         self.recent_rate = Some((1.0 - LAST_WINDOW_WEIGHT) * before + LAST_WINDOW_WEIGHT * rate);
     }
 
-    /// All calls: the exact ones, and an estimate of the others.
+    /// Returns the number of all calls: those counted exactly, and an estimate of those that probes missed.
     pub(super) fn count_with_estimate(
         &self,
         launches_per_step: Option<ConfidenceInterval>,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Launches, copies and waits. Most need no more than any call. A wait also shows that collectives
- * are done, and CUDA events carry that from stream to stream.
+ * Launches, copies and waits. For most of these calls the kernel does no more than for any probed call. A wait also
+ * shows that collectives are done, and CUDA events carry that from stream to stream.
  */
 #ifndef CUDA_TRACE_BPF_H
 #define CUDA_TRACE_BPF_H
@@ -68,8 +68,8 @@ static __always_inline void cuda_trace_enter(const struct zernel_symbol *symbol,
 	call->arguments[1] = size[0] * size[1] * size[2];
 }
 
-/* A thread that waits this soon after its copy waits for that copy: PyTorch does so at once for
- * pageable memory. A loop of 20 launches takes longer. */
+/* A thread that begins a GPU wait this soon after its copy waits for that copy: PyTorch waits at once after it copies
+ * pageable memory. A loop of 20 launches takes longer than this time. */
 #define MAX_COPY_TO_WAIT_NS 30000ULL
 
 /*

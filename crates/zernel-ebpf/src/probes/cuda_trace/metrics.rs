@@ -28,7 +28,7 @@ families! {
         "CUDA and NCCL calls that returned an error.";
 }
 
-/// A figure of counted calls; `None` if there is none.
+/// Reads one figure of counted calls; `None` if the figure does not exist.
 type CountFigure = fn(&CountedCalls) -> Option<f64>;
 
 pub(crate) fn expose(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
@@ -50,7 +50,7 @@ pub(crate) fn expose(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
     });
 }
 
-/// A figure of a process; `None` if it has none.
+/// Reads one figure of a process's CUDA calls; `None` if the process does not have that figure.
 type CudaFigure = fn(&CudaSnapshot) -> Option<f64>;
 
 fn expose_launches(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {

@@ -33,7 +33,7 @@ const fn launches_kernels(names: &'static [&'static str]) -> ProbedFunction {
     launches(names).sampled_with(SamplingGroup::Kernels)
 }
 
-/// A copy whose third argument is the number of bytes.
+/// A copy function whose third argument is the number of bytes.
 const fn copies(direction: Direction, names: &'static [&'static str]) -> ProbedFunction {
     let symbol = probed_cuda_function(CALL, names)
         .kind(CallKind::Copy(direction))
@@ -46,7 +46,7 @@ const fn copies(direction: Direction, names: &'static [&'static str]) -> ProbedF
     }
 }
 
-/// A copy that returns when it is done.
+/// A copy function that returns only when the copy is done.
 const fn copies_and_waits(direction: Direction, names: &'static [&'static str]) -> ProbedFunction {
     let mut symbol = copies(direction, names).duration(DurationKind::CopyWait);
     if let Direction::DeviceToHost = direction {
@@ -55,7 +55,7 @@ const fn copies_and_waits(direction: Direction, names: &'static [&'static str]) 
     symbol
 }
 
-/// A copy whose source and destination are in a struct, which its first argument points to.
+/// A copy function whose first argument points to a struct with source and destination.
 const fn describes_copy(role: u8, names: &'static [&'static str]) -> ProbedFunction {
     probed_cuda_function(role, names)
         .kind(CallKind::Copy(Direction::Unified))
@@ -105,7 +105,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         Direction::DeviceToHost,
         &["cuMemcpyDtoH_v2", "cuMemcpyDtoH_v2_ptds"],
     ),
-    // To memory that is not pinned, this call too returns only when the copy is done.
+    // If the host memory is not pinned, `cuMemcpyDtoHAsync` too returns only when the copy is done.
     copies(
         Direction::DeviceToHost,
         &["cuMemcpyDtoHAsync_v2", "cuMemcpyDtoHAsync_v2_ptsz"],
@@ -179,7 +179,8 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     .frequent(),
 ];
 
-/// Whether a function orders events and streams. These calls determine which collectives a wait covers.
+/// Whether a function orders events and streams. Calls that order events and streams determine which collectives a
+/// wait covers.
 pub(crate) fn orders_events(symbol: &ProbedFunction) -> bool {
     symbol.probe == Probe::CudaTrace && matches!(symbol.role, EVENT_RECORD | STREAM_WAITS_FOR_EVENT)
 }

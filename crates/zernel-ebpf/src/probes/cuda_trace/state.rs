@@ -20,7 +20,8 @@ const WAIT_KINDS: [(DurationKind, &str); 4] = [
     (DurationKind::CopyWait, "copy"),
 ];
 
-/// Launches, copies and GPU waits of a process. Their counts and durations are kept like those of all calls.
+/// Launches, copies and GPU waits of a process. The counts and durations of these calls are kept like those of all
+/// probed calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CudaCalls;
 

@@ -2,13 +2,12 @@
 /*
  * How long a training thread waits for its next batch, and what its loaders did meanwhile.
  *
- * A thread seldom gets a batch in a single block: a poll shows that the batch is ready, then
- * descriptors are passed and memory is mapped. So blocks with less than a millisecond of CPU time
- * between them are one wait.
+ * A thread seldom gets a batch in a single block: a poll shows that the batch is ready, then descriptors are passed and
+ * memory is mapped. So several blocks of a thread with less than a millisecond of CPU time between them are one wait.
  *
- * Loaders are processes. Without any, the threads of the process itself count as loaders, the
- * waiting thread included. They also count when the training thread reads its data itself: then
- * the processes it forked do something else.
+ * Loaders are processes. If a process has no loaders, its own threads count as loaders, the waiting thread included.
+ * Its own threads also count when the training thread reads its data itself: then the processes that it forked do
+ * something else.
  */
 #ifndef DATALOAD_BPF_H
 #define DATALOAD_BPF_H
@@ -46,7 +45,8 @@ static __always_inline __u64 scaled_share(__u64 ns, __u64 part, __u64 whole)
 	return (ns >> 16) * q16 + ((ns & 0xffff) * q16 >> 16);
 }
 
-/* Splits a wait by the work done meanwhile. While any loader works, the wait is for that work. */
+/* Splits the time of a wait by the work that loaders did during the wait. While any loader works, the wait is for that
+ * work. */
 static __noinline int explain_wait(struct zernel_process *process, struct dataload_thread *wait,
 				   __u64 waited_ns)
 {
@@ -79,7 +79,7 @@ static __noinline int end_data_wait(struct zernel_thread *thread, struct zernel_
 	return 0;
 }
 
-/* Ends a wait that no copy confirms. A tentative or short one does not count. */
+/* Ends a wait that no copy confirms. A tentative or short wait does not count. */
 static __always_inline void give_up_data_wait(struct zernel_thread *thread,
 					      struct zernel_process *process)
 {
@@ -91,8 +91,8 @@ static __always_inline void give_up_data_wait(struct zernel_thread *thread,
 		end_data_wait(thread, process);
 }
 
-/* Marks a thread that runs a training loop. Its process is then no loader, even if a trainer forked
- * it. */
+/* Marks a thread that runs a training loop. The process of such a thread is no loader, even if a trainer forked the
+ * process. */
 static __always_inline void mark_training_loop(struct zernel_thread *thread,
 					       struct zernel_process *process)
 {
@@ -110,8 +110,9 @@ static __always_inline bool takes_batches_without_gpu(struct zernel_thread *thre
 	       (thread->dataload.runs_training_loop || (is_main && process->loaders));
 }
 
-/* The thread gets its next batch from now on. All of that is a wait for data, also if it prepares the
- * batch itself. If it does not announce that, it may do something else: a copy decides. */
+/* From now on the thread gets its next batch. All of that time is a wait for data, also if the thread prepares the
+ * batch itself. A thread that does not announce batches may do something else, so a later copy decides whether it was a
+ * wait. */
 static __noinline int begin_data_wait(struct zernel_thread *thread, struct zernel_process *process,
 				      __u64 now_ns, bool is_announced)
 {
@@ -152,8 +153,8 @@ static __always_inline enum data_wait classify_data_wait(struct zernel_thread *t
 	struct zernel_tracker *tracker = &state->tracker;
 	bool waits_for_ipc = reason == SCHED_BLOCKED_POLL || reason == SCHED_BLOCKED_IPC;
 
-	/* A thread that announces its batches has no other waits. Beside a thread that announces its
-	 * steps, only such threads wait for data. */
+	/* A thread that announces its batches has no other waits for data. If a thread of the process announces its
+	 * steps, only threads that announce steps wait for data. */
 	if (zernel_in_call(tracker) || tracker->flags & ZERNEL_ANNOUNCES_DATA ||
 	    (process->announcer && !(tracker->flags & ZERNEL_ANNOUNCES_UPDATES)))
 		return NO_DATA_WAIT;
@@ -189,7 +190,7 @@ static __noinline int data_block(struct zernel_thread *thread, struct zernel_pro
 		       (!wait->is_by_loaders && kind == SURE_DATA_WAIT && zernel_uses_gpu(process));
 
 	if (wait->since_ns && wait->is_announced) {
-		/* Without a GPU, a thread that ran on has its batch. */
+		/* In a process without a GPU, a thread that runs on after a wait has its batch. */
 		if (!zernel_uses_gpu(process) && wait->until_ns > wait->since_ns &&
 		    wait->cpu_ns > WAIT_MERGE_GAP_NS)
 			return end_data_wait(thread, process);
@@ -222,7 +223,7 @@ static __always_inline void drop_tentative_wait(struct zernel_thread *thread)
 		thread->dataload.since_ns = 0;
 }
 
-/* A block for data ends: the batch may be ready. */
+/* Called when a block of a thread that waits for data ends: the batch may be ready. */
 static __always_inline void data_until(struct zernel_thread *thread, struct zernel_process *process,
 				       __u64 now_ns)
 {
@@ -259,7 +260,7 @@ static __noinline int data_used(struct zernel_thread *thread, struct zernel_proc
 
 	if (wait->is_announced)
 		return end_announced_wait(thread, process, now_ns);
-	/* Gradients are cleared between preparing a batch and copying it. */
+	/* Clearing gradients does not end a wait: loops clear them between preparing a batch and copying it. */
 	if (wait->is_own_work && (event == ZERNEL_ZERO_GRADIENTS || event == ZERNEL_UPDATE_END))
 		return 0;
 	if (wait->until_ns < wait->since_ns) {

@@ -12,7 +12,7 @@ struct dataload_process {
 	__u64 loader_work[ZERNEL_WORKS]; /* of the threads of its loaders */
 };
 
-/* A wait for data: several blocks with short bursts between them. */
+/* A thread's wait for data: several blocks with short bursts of CPU time between them. */
 struct dataload_thread {
 	__u64 since_ns; /* 0: no wait */
 	__u64 until_ns; /* end of its last block */

@@ -1,4 +1,4 @@
-//! Waits of a process for data, and the work that explains them.
+//! Waits of a process for data, and the work of loaders that explains these waits.
 
 use zernel_model::snapshot::{DataWaits, DataloadSnapshot};
 use zernel_phase::mirrors;
@@ -16,11 +16,12 @@ mirrors! {
         /// own threads.
         #[derive(Default)]
         pub struct DataloadCauses = "dataload_process" {
-            /// Waits by the kind of work; the last: no work.
+            /// Nanoseconds of waits for data by the kind of work that loaders did; the last element: loaders did no
+            /// work.
             waited_ns: [u64; WORKS + 1],
-            /// Work of its own threads by kind, encoded as in `bpf/work.h`.
+            /// Work of the process's own threads by kind, encoded as in `bpf/work.h`.
             own_work: [u64; WORKS],
-            /// Work of the threads of its loaders, likewise.
+            /// Work of the threads of the process's loaders by kind, encoded as in `bpf/work.h`.
             loader_work: [u64; WORKS],
         }
     }
@@ -35,25 +36,25 @@ mirrors! {
 }
 
 impl DataloadCauses {
-    /// Waits while loaders ran on CPUs.
+    /// Nanoseconds of waits in which loaders ran on CPUs.
     #[must_use]
     pub fn prepare_ns(&self) -> u64 {
         self.waited_ns[PREPARES]
     }
 
-    /// Waits while loaders waited for disk, network or a page.
+    /// Nanoseconds of waits in which loaders waited for disk, network or a page.
     #[must_use]
     pub fn fetch_ns(&self) -> u64 {
         self.waited_ns[FETCHES]
     }
 
-    /// Waits while loaders were runnable without a CPU.
+    /// Nanoseconds of waits in which loaders were runnable without a CPU.
     #[must_use]
     pub fn sched_ns(&self) -> u64 {
         self.waited_ns[QUEUES]
     }
 
-    /// Waits while loaders did none of these.
+    /// Nanoseconds of waits in which loaders neither ran, nor waited for disk, network, a page or a CPU.
     #[must_use]
     pub fn other_ns(&self) -> u64 {
         self.waited_ns[WORKS]

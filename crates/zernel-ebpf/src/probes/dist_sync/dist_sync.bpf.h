@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Waits for peers: in a GPU sync with nothing but collectives queued, and on the futex of a CPU
- * collective (c10d's gloo). The return of a CPU collective is not probed, because an exception may
- * leave it. So its wait lasts from the entry to the end of the last block that follows after at
- * most a millisecond of CPU time.
+ * Waits for peers: in a GPU sync with nothing but collectives queued, and on the futex of a CPU collective (c10d's
+ * gloo). The return of a CPU collective is not probed, because an exception may leave the function. So a wait for such
+ * a collective lasts from the entry to the end of the last block that follows after at most a millisecond of CPU time.
  */
 #ifndef DIST_SYNC_BPF_H
 #define DIST_SYNC_BPF_H
@@ -34,7 +33,7 @@ static __always_inline void begin_peer_wait(struct zernel_thread *thread, __u64 
 {
 	thread->dist_sync.armed_ns = now_ns;
 	thread->dist_sync.cpu_ns = 0;
-	/* Its time on the CPU so far is not part of the wait. */
+	/* The time that the thread has been on the CPU so far is not part of the wait. */
 	if (thread->sched.state == SCHED_ON_CPU)
 		thread->dist_sync.cpu_ns -= now_ns - thread->sched.since_ns;
 }
@@ -51,7 +50,7 @@ static __noinline int end_peer_wait(struct zernel_thread *thread)
 	return 0;
 }
 
-/* The thread blocks; returns whether it waits for peers. */
+/* Called when the thread blocks; returns whether the thread waits for peers. */
 static __always_inline bool peer_block(struct zernel_thread *thread)
 {
 	struct dist_sync_thread *wait = &thread->dist_sync;
@@ -80,8 +79,9 @@ static __always_inline void note_end_of_backward(struct zernel_process *process,
 }
 
 /*
- * A block of a thread that runs backward passes ends. It idles after each of them, and only the
- * training thread shows when that is. So it waits for peers only until that thread comes back.
+ * Called when a block of a thread that runs backward passes ends. This thread idles after each backward pass, and only
+ * the training thread shows when the pass is over. So the thread waits for peers only until the training thread comes
+ * back from the backward pass.
  */
 static __noinline int end_helper_block(struct zernel_thread *thread, struct zernel_process *process,
 				       __u64 block_ns, __u64 now_ns)
@@ -99,7 +99,7 @@ static __noinline int end_helper_block(struct zernel_thread *thread, struct zern
 	return back_ns > block_ns ? end_peer_wait(thread) : 0;
 }
 
-/* A block for peers ends. */
+/* Called when a block in which the thread waited for peers ends. */
 static __noinline int end_peer_block(struct zernel_thread *thread, struct zernel_process *process,
 				     const struct zernel_task_state *state, __u64 now_ns)
 {
@@ -113,7 +113,7 @@ static __noinline int end_peer_block(struct zernel_thread *thread, struct zernel
 	return 0;
 }
 
-/* The current thread leaves a GPU sync. The tracker has not seen that yet. */
+/* The current thread leaves a GPU sync. The tracker has not received that event yet. */
 static __noinline int sync_left(__u32 process, __u64 now_ns)
 {
 	struct zernel_task_state *state =
@@ -138,7 +138,7 @@ static __always_inline void dist_sync_mark(const struct zernel_symbol *symbol,
 		process->dist_sync.cpu_reductions++;
 		return;
 	}
-	/* With a GPU, only reductions that go through the CPU block. Those of NCCL do not. */
+	/* With a GPU, only reductions that go through the CPU block. NCCL's reductions block no thread. */
 	if (symbol->role == SYNC_AWAIT_GRADIENTS && zernel_uses_gpu(process)) {
 		if (process->dist_sync.cpu_reductions) {
 			process->dist_sync.cpu_reductions = 0;

@@ -25,13 +25,14 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
             "_ZN4c10d16ProcessGroupGloo8SendWork4waitE",
         ],
     ),
-    // In this function a model waits for the reduction of its gradients; the waits themselves are inlined.
+    // In this function of PyTorch a model waits for the reduction of its gradients; the functions that wait are
+    // inlined.
     waits(
         AWAIT_GRADIENTS,
         "c10d::Reducer::finalize_backward",
         &["_ZN4c10d7Reducer17finalize_backwardE"],
     ),
-    // Only these reductions of gradients on a GPU block a thread.
+    // Of all reductions of gradients on a GPU, only those through this function block a thread.
     waits(
         REDUCE_ON_CPU,
         "c10d::ProcessGroupGloo::allreduce",

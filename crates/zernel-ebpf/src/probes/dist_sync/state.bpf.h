@@ -12,7 +12,7 @@ struct dist_sync_process {
 	__u64 helper_wait_ns; /* waits of the threads that run its backward passes */
 };
 
-/* Several blocks with short bursts between them. */
+/* A thread's wait for peers: several blocks with short bursts of CPU time between them. */
 struct dist_sync_thread {
 	__u64 armed_ns; /* when a call was entered whose blocks are the wait; 0: none */
 	__u64 since_ns; /* 0: no block yet */

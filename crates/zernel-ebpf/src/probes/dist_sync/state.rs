@@ -11,16 +11,18 @@ mirrors! {
     #[cfg(test)]
     pub(crate) const MIRRORS;
     structs {
-        /// Waits of a process for other ranks. The process keeps their durations with all others.
+        /// Waits of a process for other ranks. The durations of these waits are in the histograms of the process.
         #[derive(Default)]
         pub struct PeerWaits = "dist_sync_process" {
-            /// When a thread last began a backward pass.
+            /// When a thread of the process last began a backward pass, in nanoseconds of CLOCK_MONOTONIC.
             backward_since_ns: u64,
-            /// When its training thread last came back from a backward pass.
+            /// When the training thread of the process last came back from a backward pass, in nanoseconds of
+            /// CLOCK_MONOTONIC.
             backward_until_ns: u64,
-            /// Reductions through the CPU since the last backward pass.
+            /// Number of reductions of gradients through the CPU since the last backward pass.
             cpu_reductions: u64,
-            /// Waits of the threads that run its backward passes. The training thread of the process waits for these threads.
+            /// Nanoseconds in which threads that run backward passes waited for peers. The training thread of the process
+            /// waits for these threads.
             helper_wait_ns: u64,
         }
     }

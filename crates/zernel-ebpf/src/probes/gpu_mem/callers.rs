@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use procfs::process::Process;
 use zernel_identity::visit_mapped_regions;
 
-/// Name of a library that is not known.
+/// Stands for the name of a library that could not be found.
 pub(crate) const UNKNOWN_LIBRARY: &str = "unknown";
 
 /// The libraries of a process by code address.
@@ -22,7 +22,7 @@ impl CallerLibraries {
             .map_or(UNKNOWN_LIBRARY, String::as_str)
     }
 
-    /// Looks up the addresses that are not known yet, while the process runs.
+    /// Finds the libraries of code addresses that are not known yet; the process must still run.
     pub(crate) fn resolve_addresses(&mut self, pid: u32, addresses: impl Iterator<Item = u64>) {
         let unknown: Vec<u64> = addresses
             .filter(|address| !self.names.contains_key(address))

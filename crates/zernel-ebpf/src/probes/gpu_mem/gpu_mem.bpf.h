@@ -2,19 +2,19 @@
 /*
  * GPU memory: how much each process holds, by device and by calling code.
  *
- * A freed allocation leaves the map when the call is entered, and comes back if the call fails:
- * once the driver has freed an address, another thread may get it before the first one returns.
+ * A freed allocation leaves the map when the call is entered, and comes back if the call fails: once the driver has
+ * freed an address, another thread may get it before the first one returns.
  *
- * Memory from pools has accounts of its own besides those of all memory. When the pool functions
- * are sampled, pooled memory is unknown, and userspace subtracts it.
+ * Memory from pools is counted twice: in accounts of its own and in those of all memory. While the pool functions are
+ * sampled, the amount of pooled memory is unknown, and userspace subtracts its last known amount.
  *
- * Created memory is held by its handle and by each of its mappings. It is freed with the last of
- * them, in any order.
+ * Created memory is held by its handle and by each of its mappings. Created memory is freed when its handle was
+ * released and all its mappings were removed, in any order.
  *
- * All other memory belongs to a context, and is freed with it. A context has a word with the bytes
- * that it holds and its epoch, which counts how often it was emptied. Allocations and the accounts
- * of callers belong to one epoch. So emptying a context is one change of its word. After that, what
- * belongs to an earlier epoch counts no more, and userspace deletes it.
+ * All other memory belongs to a CUDA context, and is freed with the context. A context has a word with the bytes that
+ * it holds and its epoch, which counts how often it was emptied. Each allocation and each account of a caller belongs
+ * to one epoch of a context. So emptying a context is one change of the context's word. After that, what belongs to an
+ * earlier epoch counts no more, and userspace deletes it.
  */
 #ifndef GPU_MEM_BPF_H
 #define GPU_MEM_BPF_H
@@ -44,10 +44,11 @@ enum gpu_mem_role {
 };
 ZERNEL_IN_BTF(enum, gpu_mem_role);
 
-/* Mappings that one call may remove. */
+/* The most mappings that one call may remove. */
 #define MAX_MAPPINGS_PER_CALL (1 << 16)
 
-/* Adds memory to its device and its context. Returns its home, or MEMORY_LOST. */
+/* Adds the bytes of an allocation to the accounts of its device and its context. Returns the home of the allocation, or
+ * MEMORY_LOST. */
 __noinline __u64 book_allocation(__u32 process, __u32 device, __u64 context, __u64 bytes)
 {
 	struct account *total = device_account(process, device), *owner = total;
@@ -72,8 +73,8 @@ __noinline __u64 book_allocation(__u32 process, __u32 device, __u64 context, __u
 	return context | epoch << MEMORY_EPOCH_SHIFT;
 }
 
-/* Takes memory from its device and its context; false if it went with an earlier epoch. Both have
- * accounts since the memory was allocated. */
+/* Subtracts the bytes of an allocation from the accounts of its device and its context; false if the memory was freed
+ * with an earlier epoch of the context. Both accounts exist since the memory was allocated. */
 __noinline int book_free(__u32 process, __u32 device, __u64 home, __u64 bytes)
 {
 	__u64 context = home & MEMORY_BELOW_EPOCH;
@@ -208,7 +209,7 @@ static __always_inline void record_in_context(struct zernel_thread *thread,
 	record_allocation(thread, call, MEMORY_ADDRESS, device, context, bytes);
 }
 
-/* Begins the next epoch of a context: its memory is freed. */
+/* Begins the next epoch of a context, which frees the memory of the context. */
 static __always_inline void free_memory_of_context(struct account *total, struct account *owner)
 {
 	for (int tries = 0; tries < 16; tries++) {
@@ -261,7 +262,7 @@ __noinline int free_context(__u32 process, __u64 context, __u32 device)
 	return 0;
 }
 
-/* The device on which memory is created; false if it is host memory. */
+/* Finds the device on which memory is created; false if the memory is host memory. */
 static __always_inline bool device_of_created_memory(__u64 properties, __u32 *device)
 {
 	struct {
@@ -273,7 +274,7 @@ static __always_inline bool device_of_created_memory(__u64 properties, __u32 *de
 	return asked.location_type == 1;
 }
 
-/* Adds or drops a reference to a handle; the last one frees the memory. */
+/* Adds or drops a reference to a handle; dropping the last reference frees the memory. */
 static __always_inline void change_handle_references(__u32 process, __u64 handle, __s32 change)
 {
 	struct allocation_key key = { .object = handle, .process = process, .kind = MEMORY_HANDLE };
@@ -328,7 +329,7 @@ __noinline int map_memory(__u32 process, __u64 address, __u64 bytes, __u64 handl
 	struct allocation_key key = { .object = handle, .process = process, .kind = MEMORY_HANDLE };
 	struct allocation mapping = { .bytes = bytes, .caller = handle, .references = 1 };
 
-	/* If something was mapped here, its unmapping was not seen. */
+	/* If memory was mapped at this address before, the call that unmapped it was not observed. */
 	unmap_memory(process, address, bytes);
 	/* Host memory, imported memory, or memory created before the probes were attached. */
 	if (!bpf_map_lookup_elem(&allocations, &key) || !may_add_allocation(process))

@@ -74,7 +74,7 @@ impl AccountKey {
 }
 
 impl Allocation {
-    /// The account of its caller.
+    /// The key of the account of the code that made the allocation.
     pub(super) fn account_key(&self, process: u32) -> AccountKey {
         AccountKey {
             caller: self.caller,

@@ -29,7 +29,8 @@ const fn allocates(names: &'static [&'static str]) -> ProbedFunction {
         .bytes(2)
 }
 
-/// An allocation from a memory pool. A program may make one per tensor, so these are sampled.
+/// An allocation from a memory pool. A program may make an allocation from a pool for every tensor, so these
+/// functions may be sampled.
 const fn allocates_pooled(names: &'static [&'static str]) -> ProbedFunction {
     memory_function(ALLOCATE_POOLED, names)
         .arguments([1, 2, 0, 0])

@@ -131,14 +131,15 @@ impl GpuMemory {
                 }
             }
             caller => {
-                // Negative, if there was no room for the account yet when the memory was allocated.
+                // The bytes are negative if there was no room for the account yet when the memory was allocated.
                 let held = account.current_bytes.cast_signed().max(0);
                 *memory.by_caller.entry(caller).or_default() += held.cast_unsigned();
             }
         }
     }
 
-    /// Subtracts the memory of pools from the memory in use. Their functions are sampled from now on, so frees would be missed.
+    /// Subtracts the memory of pools from the memory in use. The pool functions are sampled from now on, so frees would be
+    /// missed.
     fn leave_out_pools(&mut self) {
         for (device, pooled) in &self.pooled {
             let Some(memory) = self.by_device.get_mut(device) else {
@@ -246,7 +247,8 @@ impl<'a> ProcessGpus<'a> {
     }
 
     /// NVML index of the device that the process numbers `ordinal`; without NVML, that number. If the process uses one
-    /// device, NVML's list wins: `CUDA_VISIBLE_DEVICES` is read as it was at the start, and a program may change it.
+    /// device, the GPU is the one that NVML lists the process for: `CUDA_VISIBLE_DEVICES` is read as it was at the
+    /// start, and a program may change it.
     fn gpu_index(&self, ordinal: u32, memory: &GpuMemory) -> Option<u32> {
         let is_known = ordinal != NO_GPU;
         let only = self.only_gpu.filter(|_| memory.by_device.len() == 1);
@@ -258,8 +260,8 @@ impl<'a> ProcessGpus<'a> {
         only.map(|gpu| gpu.index).or(visible).or(fallback)
     }
 
-    /// NVML index and utilization in percent of the device that the process opened first, or that NVML lists it for. The
-    /// utilization is 0 if it is unknown.
+    /// NVML index and utilization in percent of the device that the process opened first, or that NVML lists it for. An
+    /// unknown utilization is returned as 0.
     pub(crate) fn first_gpu_and_utilization(
         &self,
         first_ordinal: u32,
@@ -333,7 +335,7 @@ mod tests {
         }
     }
 
-    /// `CUDA_VISIBLE_DEVICES` may change after the start, so NVML's answer has priority.
+    /// A process may change `CUDA_VISIBLE_DEVICES` after its start, so NVML's answer has priority.
     #[test]
     fn nvml_decides_which_gpu_a_process_with_one_gpu_uses() {
         let gpus: Vec<GpuFacts> = (0..4).map(gpu_with_index).collect();

@@ -24,8 +24,7 @@ struct allocation_key {
 	__u32 kind; /* enum memory_kind */
 };
 
-/* A bit of a caller, alone or beside an address: memory from pools. No address in user space has
- * it. */
+/* A bit of a caller, alone or beside an address: memory from pools. No address in user space has this bit. */
 enum gpu_mem_caller_bit {
 	MEMORY_POOLED_BIT = 63,
 };
@@ -95,7 +94,7 @@ struct {
 	__type(value, struct account);
 } memory_accounts SEC(".maps");
 
-/* Adds an allocation, unless the map has its key or is full. */
+/* Adds an allocation, unless the map has an allocation with the same key or is full. */
 static __always_inline bool add_allocation(const struct allocation_key *key,
 					   const struct allocation *allocation)
 {
@@ -105,7 +104,7 @@ static __always_inline bool add_allocation(const struct allocation_key *key,
 	return true;
 }
 
-/* Deletes an allocation; false if the map does not have it. */
+/* Deletes an allocation; false if the map does not have the allocation. */
 static __always_inline bool delete_allocation(const struct allocation_key *key)
 {
 	if (bpf_map_delete_elem(&allocations, key))
@@ -165,7 +164,7 @@ static __always_inline struct account *context_account(__u32 process, __u64 cont
 	return find_account(&key);
 }
 
-/* Takes memory from a context; false if its epoch is over. */
+/* Subtracts bytes from the memory that a context holds; false if the epoch in which the memory was allocated is over. */
 static __always_inline bool release_held(struct account *account, __u64 epoch, __u64 bytes)
 {
 	for (int tries = 0; tries < 16; tries++) {

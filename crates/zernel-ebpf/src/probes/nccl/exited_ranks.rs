@@ -1,4 +1,5 @@
-//! Ranks that exited while other ranks still hold a communicator with them. The other ranks may wait for them forever.
+//! Ranks that exited while other ranks still hold a communicator with them. The other ranks may wait for an exited
+//! rank forever.
 
 use std::collections::BTreeSet;
 
@@ -13,27 +14,27 @@ use crate::observer::{ObservedProcess, seconds_ago};
 pub struct ExitedRank {
     /// Its pid.
     pub pid: u32,
-    /// Its identity; `None` if it exited before it was read.
+    /// Identity of the rank; `None` if the rank exited before its identity was read.
     pub identity: Option<Identity>,
     /// When the rank exited, in nanoseconds of CLOCK_MONOTONIC.
     pub ended_ns: u64,
     /// How it exited.
     pub exit: ProcessExit,
-    /// The communicators that it had not destroyed.
+    /// The communicators that the rank had not destroyed when it exited.
     pub communicators: Vec<Communicator>,
 }
 
 /// How a process exited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessExit {
-    /// It exited with this code.
+    /// The rank exited with this code.
     Code(u8),
     /// This signal killed it.
     Signal(u8),
 }
 
 impl ProcessExit {
-    /// From a wait status, as a parent receives it.
+    /// Decodes a wait status, as a parent process receives it.
     fn from_wait_status(status: u64) -> Self {
         match status & 0x7f {
             0 => Self::Code((status >> 8) as u8),

@@ -26,7 +26,7 @@ const fn nccl_function(role: u8, names: &'static [&'static str]) -> ProbedFuncti
     ProbedFunction::new(Nccl, Probe::Nccl, role, names)
 }
 
-/// `arguments` are the numbers of these arguments: elements, type of an element, communicator, stream.
+/// `arguments` are the positions of four arguments: number of elements, type of an element, communicator, stream.
 const fn communicating_function(
     role: u8,
     operation: Operation,
@@ -58,14 +58,14 @@ const fn message_function(
 }
 
 pub(super) const SYMBOLS: &[ProbedFunction] = &[
-    // Since 2.32 each collective has a second form with more arguments after the same first ones.
+    // Since NCCL 2.32 each collective has a second form: the same first arguments, then further ones.
     collective_function(
         Operation::AllReduce,
         &["ncclAllReduce", "ncclAllReduceConfig"],
         [3, 4, 6, 7],
     )
     .step_mark(Mark::Reduce),
-    // ncclBcast calls ncclBroadcast, so it needs no probe.
+    // ncclBcast needs no probe, because it calls ncclBroadcast.
     collective_function(
         Operation::Broadcast,
         &["ncclBroadcast", "ncclBroadcastConfig"],
@@ -113,7 +113,7 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     nccl_function(INIT_SCALABLE, &["ncclCommInitRankScalable"]).arguments([1, 2, 3, 5]),
     nccl_function(INIT_ALL, &["ncclCommInitAll"]).arguments([1, 2, 0, 0]),
     nccl_function(SPLIT, &["ncclCommSplit"]).arguments([1, 2, 3, 4]),
-    // The remaining ranks have one color.
+    // ncclCommShrink is a split in which all remaining ranks have the same color.
     nccl_function(SPLIT, &["ncclCommShrink"]).arguments([1, 0, 0, 4]),
     nccl_function(RANK, &["ncclCommUserRank"]).arguments([1, 2, 0, 0]),
     nccl_function(RANKS, &["ncclCommCount"]).arguments([1, 2, 0, 0]),

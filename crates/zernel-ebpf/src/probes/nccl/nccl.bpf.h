@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * NCCL: operations, their bytes and durations, and the progress of every communicator.
+ * Calls of NCCL: operations with their bytes and durations, and the progress of a process on each communicator.
  *
- * A call only enqueues work on the GPU, so the call's duration is that of the enqueue. The next
- * wait that covers the work shows that it is done: a wait for its stream, for an event recorded
- * later on that stream, or for another stream that waits for such an event.
+ * A call only enqueues work on the GPU, so the call's duration is that of the enqueue. The next wait that covers the
+ * work shows that it is done: a wait for its stream, for an event recorded later on that stream, or for another stream
+ * that waits for such an event.
  */
 #ifndef NCCL_BPF_H
 #define NCCL_BPF_H
@@ -98,7 +98,7 @@ struct {
 	__type(value, struct expected_list);
 } expected_communicators SEC(".maps");
 
-/* The last collectives of a process, until a wait shows that they are done. */
+/* The last collectives that a process enqueued, until a wait shows that they are done. */
 struct process_collectives {
 	__u64 entered; /* all so far */
 	__u64 open; /* bits of the places in `last` whose end was not seen */
@@ -285,7 +285,8 @@ static __always_inline __u64 new_communicator_address(const struct zernel_symbol
 	}
 }
 
-/* A rank waits for the others to join. Until its call returns, this entry shows that it waits. */
+/* A rank waits for the others to join. Until the call that creates the communicator returns, this entry shows that the
+ * rank waits. */
 static __always_inline void begin_join(__u32 process, __u64 stored_at, __u64 hash, __u32 rank,
 				       __u32 ranks)
 {
@@ -298,7 +299,8 @@ static __always_inline void begin_join(__u32 process, __u64 stored_at, __u64 has
 	set_communicator(&key, &made);
 }
 
-/* Deletes the entry of begin_join(): the call has returned, with or without success. */
+/* Deletes the entry that begin_join() added: the call that creates the communicator has returned, with or without
+ * success. */
 static __always_inline void end_join(const struct zernel_symbol *symbol, __u32 process,
 				     const struct zernel_open_call *call)
 {
@@ -310,7 +312,7 @@ static __always_inline void end_join(const struct zernel_symbol *symbol, __u32 p
 		delete_communicator(&key);
 }
 
-/* The covered collectives whose places have not been reused. */
+/* The collectives that a wait covers, as far as their places have not been reused. */
 static __always_inline __u64 collectives_still_covered(const struct covered_collectives *covered,
 							       __u64 entered)
 {
@@ -453,15 +455,16 @@ static __always_inline void nccl_enter(const struct zernel_symbol *symbol,
 		communicator = find_communicator(thread->process, call->arguments[0]);
 		if (!communicator)
 			break;
-		/* All ranks split in the same order, and all wait, whatever their color. */
+		/* All ranks of a communicator split it in the same order, and all wait in the split, whatever their
+		 * color. */
 		communicator->splits++;
 		call->scratch[0] = mix_into_hash(communicator->hash, communicator->splits);
 		begin_join(thread->process, call->arguments[3], call->scratch[0],
 			   communicator->rank, communicator->ranks);
 		break;
 	case NCCL_DESTROY:
-		/* At the entry: once the call returns, another communicator may have the same
-		 * address. */
+		/* The communicator is deleted at the entry of the call: once the call returns, another communicator may
+		 * have the same address. */
 		delete_communicator(&(struct communicator_key){ .communicator = call->arguments[0],
 								.process = thread->process });
 		break;

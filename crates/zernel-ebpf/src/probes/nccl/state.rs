@@ -1,4 +1,4 @@
-//! Communicators of a process, and its progress on each.
+//! Communicators of a process, and the progress of the process on each of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,27 +25,28 @@ pub struct Communicators {
 /// A communicator of a process, and the progress of the process on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Communicator {
-    /// Id that all its ranks share, on every node.
+    /// Id of the communicator, which all its ranks share, on every node.
     pub hash: u64,
-    /// Rank of the process in it, if known.
+    /// Rank of the process in the communicator, if known.
     pub rank: Option<u32>,
     /// Number of ranks, if known.
     pub ranks: Option<u32>,
     /// Collectives entered.
     pub sequence: u64,
-    /// Operation of the latest one.
+    /// Operation of the latest collective.
     pub operation: Operation,
-    /// Bytes of the latest one.
+    /// Bytes of the latest collective.
     pub bytes: u64,
-    /// When the latest one was entered, in nanoseconds of CLOCK_MONOTONIC.
+    /// When the process entered the latest collective, in nanoseconds of CLOCK_MONOTONIC.
     pub entered_ns: u64,
-    /// When the latest call returned; 0 while it has not.
+    /// When the latest call returned, in nanoseconds of CLOCK_MONOTONIC; 0 while it has not.
     pub left_ns: u64,
-    /// Whether the call that creates the communicator has not returned yet. `entered_ns` is then the entry of that call.
+    /// Whether the call that creates the communicator has not returned yet. While the call has not returned,
+    /// `entered_ns` is when it was entered.
     pub is_being_made: bool,
     /// Longest time between the entries of two successive collectives.
     pub longest_gap_ns: u64,
-    /// Latest operations, four bits each, the newest lowest.
+    /// Latest operations of the process on the communicator, four bits each, the newest in the lowest bits.
     operations: u64,
 }
 
@@ -82,7 +83,7 @@ pub(crate) fn forget(kernel: &Kernel, processes: &BTreeSet<u32>) -> libbpf_rs::R
     for name in ["pending_collectives", "expected_communicators"] {
         let map = kernel.find_map_by_name(name)?;
         for process in processes {
-            // A process without one has no entry.
+            // The deletion fails for a process without an entry in this map.
             let _ = map.delete(&process.to_ne_bytes());
         }
     }
@@ -106,7 +107,7 @@ impl Communicator {
         }
     }
 
-    /// Latest operations, newest first; at most 16.
+    /// Latest operations on the communicator, newest first; at most 16.
     pub fn last_operations(&self) -> impl Iterator<Item = Operation> {
         let known = self.sequence.min(REMEMBERED_OPERATIONS);
         (0..known)
@@ -155,7 +156,7 @@ impl ProbeState for Communicators {
     }
 }
 
-/// All collectives of one operation; `None` if the process made none.
+/// Totals of all collectives of one operation; `None` if the process made no such collective.
 fn collective_totals(process: &ObservedProcess, operation: Operation) -> Option<CollectiveTotals> {
     let count = process.count_calls(|what| what == CallKind::Communication(operation));
     let enqueue_times = process.shared_duration_histogram(DurationKind::Enqueue(operation));

@@ -168,8 +168,8 @@ static __always_inline __u8 block_reason(struct task_struct *task)
 	return block_reason_of_call(registers->orig_rax);
 }
 
-/* Whether the thread helps another thread, which announces its steps. It may launch, sync and copy
- * for that one, as the autograd thread does. */
+/* Whether the thread helps another thread that announces its steps. A helper may launch, sync and copy for that thread,
+ * as the autograd thread does. */
 static __always_inline bool helps_announcer(const struct zernel_process *process,
 					    const struct zernel_task_state *state)
 {
@@ -178,7 +178,7 @@ static __always_inline bool helps_announcer(const struct zernel_process *process
 	return process->announcer && !(state->tracker.flags & announces);
 }
 
-/* Whether the current task sleeps for a time. */
+/* Whether the current task sleeps in a system call until a time is over. */
 static __always_inline bool sleeps(void)
 {
 	struct pt_regs *registers =

@@ -13,7 +13,8 @@ families! {
 
 pub(crate) fn expose(out: &mut Exposition, scoped: &ScopedSnapshot<'_>) {
     write_family_of_processes(out, &BLOCKED, scoped, |process, add| {
-        // A node has many loaders, and most of the time they wait for work.
+        // Of loaders only some reasons are exported: a node has many loaders, and most of the time they wait for
+        // work.
         let is_listed = |reason: &str| {
             process.role != Role::Loader
                 || SchedBlockReason::FETCHING

@@ -1,8 +1,8 @@
 //! Threads on and off their CPUs.
 //!
-//! `sched.bpf.h` has the programs: `sched_switch`, `process_fork`, and the iterator `adopt_tasks`. It passes blocks and
-//! wake-ups on through `tracked_waits.bpf.h`; `block_reason.bpf.h` finds out why a thread is blocked. Exits and `exec` are in
-//! `observe.bpf.c`. `tests/waits` checks the times against the kernel's own account.
+//! `sched.bpf.h` has the programs: `sched_switch`, `process_fork`, and the iterator `adopt_tasks`. The programs pass blocks
+//! and wake-ups to the trackers through `tracked_waits.bpf.h`; `block_reason.bpf.h` finds out why a thread is blocked. The
+//! programs for exits and `exec` are in `observe.bpf.c`. `tests/waits` checks the times against the kernel's own account.
 
 pub(crate) mod metrics;
 mod state;
@@ -19,19 +19,19 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[];
 /// What a blocked thread waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SchedBlockReason {
-    /// A disk, or a file system.
+    /// The thread waits for a disk or a file system.
     Io,
     /// A network socket.
     Network,
-    /// A pipe, a unix socket or an eventfd.
+    /// The thread waits for a pipe, a unix socket or an eventfd.
     Ipc,
     /// A futex: another thread.
     Futex,
-    /// File descriptors that it polls.
+    /// The thread polls file descriptors.
     Poll,
-    /// A page that is not in memory.
+    /// The thread waits for a page that is not in memory.
     PageFault,
-    /// Anything else, such as a sleep.
+    /// The thread waits for anything else, such as the end of a sleep.
     Other,
 }
 
@@ -47,7 +47,7 @@ impl SchedBlockReason {
         Self::Other,
     ];
 
-    /// Reasons that count as fetching data.
+    /// Reasons for which a blocked loader counts as fetching data.
     pub const FETCHING: [Self; 3] = [Self::Io, Self::Network, Self::PageFault];
 
     /// The value of the label `reason`.

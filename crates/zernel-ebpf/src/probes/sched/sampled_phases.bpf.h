@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Phases by the sampled rule, for processes that use a GPU and whose calls are not probed. Left out
- * unless userspace asks for it.
+ * Phases by the sampled rule, for processes that use a GPU and whose calls are not probed. The kernel loads these
+ * programs only if userspace asks for sampled phases.
  *
- * Userspace names these processes and runs sample_tasks on each of them ten times per second. Where
- * a thread is and what it waited for is known from context switches, the utilization of its GPU
- * from userspace. Calls are unknown: the rule sees no GPU sync and no collective, unless they were
- * probed before.
+ * Userspace names these processes and runs sample_tasks on each of them ten times per second. Where a thread is and
+ * what it waited for is known from context switches, the utilization of its GPU from userspace. Calls are unknown: the
+ * rule sees no GPU sync and no collective, unless they were probed before.
  *
- * While a thread is sampled, its tracker gets no events (track_event() returns at once), so only
- * sample_tasks writes its phase. A probed call ends that for its thread. When sampling begins, the
- * thread may be in its tracker on another CPU; then its phase may be wrong until the next sample.
+ * While a thread is sampled, its tracker gets no events (track_event() returns at once), so only sample_tasks writes
+ * its phase. A probed call ends the sampling of its thread. When sampling begins, the thread may be in its tracker on
+ * another CPU; then its phase may be wrong until the next sample.
  */
 #ifndef SCHED_SAMPLED_PHASES_BPF_H
 #define SCHED_SAMPLED_PHASES_BPF_H
@@ -30,8 +29,8 @@
 /* A phase is given up this long after its last sample: then userspace has stopped sampling. */
 #define SAMPLED_MAX_NS 1000000000ULL
 
-/* The input of the rule, now. A thread that is blocked or runs for long has older values in its
- * state. */
+/* Returns the input of the sampled rule at this moment. A thread that is blocked or runs for long has older values in
+ * its state. */
 static __always_inline void take_sample(struct zernel_phase_sample *sample,
 					const struct zernel_thread *thread,
 					const struct zernel_task_state *state, __u64 now_ns)
@@ -78,7 +77,7 @@ static __noinline int end_samples(struct zernel_thread *thread, struct zernel_ta
 	return 0;
 }
 
-/* Samples the threads of one process, or ends that. */
+/* Samples the threads of one process, or ends their sampling. */
 SEC("iter/task")
 int sample_tasks(struct bpf_iter__task *ctx)
 {
@@ -100,7 +99,7 @@ int sample_tasks(struct bpf_iter__task *ctx)
 	if (!state || !(state->flags & ZERNEL_TASK_IS_ML))
 		return 0;
 	if (process->is_sampled) {
-		/* It was forked, but uses a GPU itself. */
+		/* The process was forked by an observed one, but uses a GPU itself, so it is no loader. */
 		if (process->flags & ZERNEL_IS_LOADER)
 			zernel_make_trainer(process);
 		note_trainer(state, process, now_ns);
@@ -112,7 +111,7 @@ int sample_tasks(struct bpf_iter__task *ctx)
 	return 0;
 }
 
-/* Makes one process an observed one, without a call of it. */
+/* Makes one process an observed one, although none of its calls was probed. */
 SEC("iter/task")
 int admit_tasks(struct bpf_iter__task *ctx)
 {
@@ -128,7 +127,7 @@ int admit_tasks(struct bpf_iter__task *ctx)
 	handle = zernel_process_handle(task);
 	if (handle)
 		give_storage(task, handle);
-	/* It may have exited meanwhile, before it had a handle. */
+	/* The process may have exited before it had a handle. */
 	if (zernel_has_exited(task))
 		zernel_end_process(task);
 	return 0;

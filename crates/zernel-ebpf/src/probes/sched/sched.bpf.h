@@ -41,11 +41,12 @@
 #include "work.h"
 
 #define PF_EXITING 0x4
-/* About a second: the share of I/O is of the last such interval. */
+/* Length of the intervals, about a second each, after which the recent share of I/O is updated. */
 #define RECENT_NS (1ULL << 30)
-/* After this time without a CPU, the averages before mean nothing. */
+/* After a thread was without a CPU for this time, its earlier averages mean nothing. */
 #define STALE_NS (16 * RECENT_NS)
-/* About a minute: sampling windows are closer together than this. */
+/* For about a minute after a probed call, a thread counts as making calls: sampling windows are closer together than
+ * this. */
 #define CALLING_NS (60 * RECENT_NS)
 
 /* How far the scheduler's clock is ahead of bpf_ktime_get_ns(), as last seen: the two drift apart
@@ -61,7 +62,7 @@ static __always_inline __u64 burst_ns_of(const struct zernel_thread *thread, __u
 	return run->burst_ns + stretch_ns + 1;
 }
 
-/* What a thread's run state counts as if it loads data; ZERNEL_WORKS: no work. */
+/* The kind of work that the run state of a loading thread counts as; ZERNEL_WORKS: no work. */
 static __always_inline __u32 work_of(const struct sched_thread *run)
 {
 	switch (run->state) {
@@ -79,7 +80,7 @@ static __always_inline __u32 work_of(const struct sched_thread *run)
 	}
 }
 
-/* Moves the thread to another run state. */
+/* Changes the run state of a thread, and adds the time in the old state to the sums. */
 static __noinline int set_run_state(struct zernel_thread *thread, struct zernel_process *process,
 				    __u8 state, __u64 now_ns)
 {
@@ -109,7 +110,7 @@ static __noinline int set_run_state(struct zernel_thread *thread, struct zernel_
 	return 0;
 }
 
-/* Ends the work of a thread that exits after its process was freed. */
+/* Ends the counted work of a thread that exits after its process record was freed. */
 static __noinline int abandon_work(struct zernel_thread *thread, __u64 now_ns)
 {
 	struct sched_thread *run = &thread->sched;
@@ -146,8 +147,8 @@ static __always_inline void publish_gpu(struct zernel_task_state *state,
 	state->gpu_utilization = gpu >> 32;
 }
 
-/* The share of I/O after another interval, in which the thread waited for I/O for `io_ns`. It is a
- * running average: half of the last interval, half of the average before. */
+/* The share of I/O after another interval, in which the thread waited for I/O for `io_ns`. The result is a running
+ * average: half of the last interval, half of the average before. */
 static __always_inline __u32 recent_io_q16(const struct zernel_task_state *state, __u64 io_ns,
 					   __u64 elapsed_ns)
 {
@@ -221,8 +222,8 @@ static __always_inline __u64 delay_of(struct task_struct *task, struct sched_thr
 	return delay_ns < absent_ns ? delay_ns : absent_ns;
 }
 
-/* Whether the thread makes probed calls. The limit is long, because sampled functions show it only
- * now and then. */
+/* Whether the thread makes probed calls. The time limit is long, because the calls of sampled functions are seen only
+ * in sampling windows. */
 static __always_inline bool makes_calls(const struct zernel_thread *thread, __u64 now_ns)
 {
 	return thread->window_ns && now_ns - thread->window_ns < CALLING_NS;
@@ -310,7 +311,7 @@ static __always_inline void recover_switch_in(struct task_struct *task,
 		ZERNEL_LOST(switches);
 }
 
-/* Adds the time since a thread was switched in, and returns its length. */
+/* Adds the time since a thread was switched in to its CPU time, and returns that time. */
 static __always_inline __u64 end_stretch(struct zernel_thread *thread,
 					 struct zernel_process *process, __u64 now_ns)
 {
@@ -354,7 +355,7 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 		zernel_count_run(task, thread->process, state->class_word, now_ns, false);
 	if (!blocks) {
 		set_run_state(thread, process, SCHED_RUNNABLE, now_ns);
-		/* Without a deadline there is none that must stand still. */
+		/* If the tracker has no deadline, there is nothing to suspend. */
 		if (state && state->tracker.deadline_ns != ZERNEL_NEVER)
 			track_event(state, thread->process, now_ns, ZERNEL_PREEMPT);
 		zernel_write_hint(task, state, false);
@@ -436,8 +437,8 @@ static __always_inline struct zernel_thread *give_storage(struct task_struct *ta
 	return thread;
 }
 
-/* Stops observing the current thread, which exits or calls exec. Its process may be freed before
- * the thread has exited: closing a file may take seconds. */
+/* Stops observing the current thread, which exits or calls exec. The record of the process may be freed before this
+ * thread has exited: closing a file may take seconds. */
 static __always_inline void forget_thread(struct zernel_thread *thread)
 {
 	struct zernel_process *process = zernel_process(thread->process);
@@ -524,7 +525,7 @@ int adopt_tasks(struct bpf_iter__task *ctx)
 	if (!handle)
 		return 0;
 	give_storage(task, handle);
-	/* It may have exited meanwhile, before it had a handle. */
+	/* The process may have exited before it had a handle. */
 	if (zernel_has_exited(task))
 		zernel_end_process(task);
 	return 0;

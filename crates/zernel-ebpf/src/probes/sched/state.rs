@@ -20,17 +20,19 @@ mirrors! {
             on_cpu_ns: u64,
             /// Runnable without a CPU.
             run_delay_ns: u64,
-            /// On a CPU, of the threads that make probed calls. Other threads do not hold up steps.
+            /// Time on a CPU, in nanoseconds, of the threads that make probed calls. Other threads do not delay
+            /// steps.
             calling_on_cpu_ns: u64,
-            /// Runnable without a CPU, of the same threads.
+            /// Time runnable without a CPU, in nanoseconds, of the threads that make probed calls.
             calling_run_delay_ns: u64,
-            /// How often a thread left its CPU.
+            /// How often threads of the process left their CPUs.
             switches: u64,
-            /// The last thread that was switched in and makes probed calls, or 0.
+            /// Thread id of the last thread that was switched in and makes probed calls, or 0.
             caller_on_cpu: u64,
-            /// When a thread that makes probed calls last left its CPU.
+            /// When a thread of the process that makes probed calls last left its CPU, in nanoseconds of
+            /// CLOCK_MONOTONIC.
             caller_left_ns: u64,
-            /// Blocked, by the number of the reason.
+            /// Time that threads of the process were blocked, in nanoseconds, by the number of the reason.
             blocked_ns: [u64; SchedBlockReason::ALL.len()],
         }
     }
@@ -50,7 +52,7 @@ mirrors! {
 }
 
 impl Scheduling {
-    /// Time blocked for one reason.
+    /// Time that threads of the process were blocked for one reason, in nanoseconds.
     #[must_use]
     pub fn blocked_ns(&self, by: SchedBlockReason) -> u64 {
         self.blocked_ns[by as usize]

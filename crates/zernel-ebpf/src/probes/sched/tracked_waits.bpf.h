@@ -30,7 +30,8 @@ static __noinline int track_event(struct zernel_task_state *state, __u32 process
 	return 0;
 }
 
-/* Whether the calls of a process are observed. If not, nothing is known of its phases and waits. */
+/* Whether the calls of a process are observed. If the calls of a process are not observed, its phases and waits are
+ * unknown. */
 static __noinline bool is_observed(struct zernel_thread *thread, struct zernel_process *process,
 				   struct zernel_task_state *state, __u64 now_ns)
 {
@@ -71,8 +72,8 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 	return 0;
 }
 
-/* Whether other threads of the process may have launched while the thread was blocked. While
- * launches are sampled, that is the case if one that makes probed calls was on a CPU. */
+/* Whether other threads of the process may have launched while the thread was blocked. While launches are sampled,
+ * other threads may have launched if one that makes probed calls was on a CPU. */
 static __always_inline bool may_have_launched(const struct zernel_process *process,
 					      const struct zernel_task_state *state)
 {
@@ -86,8 +87,8 @@ static __always_inline bool may_have_launched(const struct zernel_process *proce
 	return process->sched.caller_on_cpu || process->sched.caller_left_ns > since_ns;
 }
 
-/* Other threads compiled while the thread was blocked, or from before that on. They do so before they
- * launch what the thread waits for. */
+/* Other threads compiled while the thread was blocked, or from before that on. Threads compile a model before they
+ * launch the work that this thread waits for. */
 static __always_inline void track_awaited_compile(struct zernel_thread *thread,
 						  struct zernel_process *process,
 						  struct zernel_task_state *state, __u64 now_ns)

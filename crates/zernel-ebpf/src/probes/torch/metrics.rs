@@ -1,4 +1,4 @@
-//! Compilations have no metric beside their counter.
+//! The torch probe has no metric families besides its counter of compile time.
 
 use zernel_model::aggregation::exposition::Exposition;
 

@@ -24,8 +24,8 @@ const fn torch_function(
     ProbedFunction::new(TorchCpu, Probe::Torch, role, names).cpp_function(label)
 }
 
-/// The exit of `record_function` unpacks its record with this template. The copy in the library that is loaded first is
-/// called.
+/// The exit of `record_function` unpacks its record with this template. Several libraries export a copy of the
+/// template; programs call the copy in the library that is loaded first.
 const fn record_ending_function(library: LibraryKind, label: &'static str) -> ProbedFunction {
     ProbedFunction::new(
         library,
@@ -36,8 +36,8 @@ const fn record_ending_function(library: LibraryKind, label: &'static str) -> Pr
     .cpp_function(label)
 }
 
-/// A method of a handle of a counter. `PyTorch`'s compiler times itself with such counters, also in processes that
-/// compile for others.
+/// A method of the handle of a wait counter in libc10. `PyTorch`'s compiler times itself with such counters, also in
+/// processes that compile for others.
 const fn wait_counter(
     role: u8,
     label: &'static str,
@@ -56,15 +56,16 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     )
     .event(BackwardBegin)
     .step_mark(Mark::Backward),
-    // The thread that asks for gradients runs this until it has them. Some versions call it and not `execute`.
+    // The thread that asks for gradients runs this until it has them. Some versions of PyTorch call this function and
+    // not `execute`.
     torch_function(
         BACKWARD_THREAD,
         "torch::autograd::Engine::thread_main",
         &["_ZN5torch8autograd6Engine11thread_mainE"],
     )
     .event(BackwardBegin),
-    // Batches, optimizer steps and forward passes of models on several GPUs announce themselves here, with or without a
-    // profiler. Their names determine what they are; see torch.bpf.h.
+    // PyTorch calls this function at the begin of batches, of optimizer steps and of forward passes of models on
+    // several GPUs, with or without a profiler. The recorded name shows which of them begins; see torch.bpf.h.
     torch_function(
         RECORD_FUNCTION,
         "torch::autograd::profiler::record_function_enter_new",
@@ -114,8 +115,8 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
     )
     .event(OptimizerMarker)
     .step_mark(Mark::Optimizer),
-    // Optimizers that update tensor by tensor, or all tensors operation by operation. Little else calls these
-    // functions. Averages of models call `lerp`, after some steps only, so it is no step mark.
+    // Optimizers that update tensor by tensor, or all tensors operation by operation. Little else than optimizers
+    // calls these functions. Averages of models call `lerp`, after some steps only, so it is no step mark.
     torch_function(
         OPTIMIZER,
         "at::_ops::_foreach_addcdiv_::call",

@@ -15,11 +15,11 @@ mirrors! {
         /// Compilations of a process.
         #[derive(Default)]
         pub struct Compilations = "torch_process" {
-            /// Time in those that have ended, summed over threads.
+            /// Time in compilations that have ended, in nanoseconds, summed over threads.
             compile_ns: u64,
-            /// When the one that is under way began; 0: none is.
+            /// When the current compilation began, in nanoseconds of CLOCK_MONOTONIC; 0: no compilation is under way.
             compiling_since_ns: u64,
-            /// When the last one ended.
+            /// When the last compilation ended, in nanoseconds of CLOCK_MONOTONIC.
             compiled_until_ns: u64,
         }
     }
@@ -56,7 +56,7 @@ impl ProbeState for Compilations {
 }
 
 impl Compilations {
-    /// Time in compilations, with the one that is under way.
+    /// Time in compilations up to now, in nanoseconds, including the compilation that is under way.
     fn compile_ns_at(&self, now_ns: u64) -> u64 {
         let under_way_ns = match self.compiling_since_ns {
             0 => 0,

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * PyTorch: calls that only a training loop makes. They are C++ functions, so only their entry is
- * probed.
+ * PyTorch: calls that only a training loop makes. These functions are C++ functions, so only their entries are probed.
  */
 #ifndef TORCH_BPF_H
 #define TORCH_BPF_H
@@ -70,7 +69,7 @@ static __noinline __u32 announced_by(__u64 string)
 	if (bpf_probe_read_user(&read, sizeof(read), (void *)string) ||
 	    read.length < sizeof("Optimizer.step#") - 1)
 		return ZERNEL_NONE;
-	/* A shorter name ends in zero, and memory after it may not be readable. */
+	/* A shorter name ends in a zero byte, and memory after the name may not be readable. */
 	if (read.length < sizeof(name)) {
 		if (bpf_probe_read_user_str(name, sizeof(name), (void *)read.text) < 0)
 			return ZERNEL_NONE;
@@ -108,7 +107,7 @@ static __always_inline __u64 innermost_record(const struct torch_thread *torch)
 	return torch->records & ((1 << TORCH_RECORD_BITS) - 1);
 }
 
-/* The thread begins to record a function. */
+/* Called when the thread begins to record a function. */
 static __always_inline __u32 begin_record(struct torch_thread *torch, __u32 event)
 {
 	torch->records = torch->records << TORCH_RECORD_BITS | record_of(event);
@@ -117,9 +116,9 @@ static __always_inline __u32 begin_record(struct torch_thread *torch, __u32 even
 	return event;
 }
 
-/* The record that began last ends. A closure that cleared gradients goes on with its forward pass. A
- * thread without optimizer steps may get batches for another thread. Ends of records before the first
- * end that is seen were missed. */
+/* Called when the record that began last ends. A closure that cleared gradients goes on with its forward pass. A thread
+ * without optimizer steps may get batches for another thread. Ends of records before the first end that is seen were
+ * missed. */
 static __always_inline __u32 end_record(struct torch_thread *torch)
 {
 	__u64 ended = innermost_record(torch);
@@ -139,7 +138,7 @@ static __always_inline __u32 end_record(struct torch_thread *torch)
 	}
 }
 
-/* The counters that time all of a compilation, and trying out its kernels later. */
+/* Names of the counters that time whole compilations, and the later trials of the compiled kernels. */
 #define COMPILE_COUNTER "pytorch.wait_counter.dynamo_compile"
 #define WHOLE_COMPILE_COUNTER "pytorch.wait_counter.entire_"
 
@@ -152,7 +151,7 @@ static __noinline bool is_compile_counter(__u64 text, __u64 length)
 	return NAME_BEGINS(name, COMPILE_COUNTER) || NAME_BEGINS(name, WHOLE_COMPILE_COUNTER);
 }
 
-/* All handles of one counter begin with the same address. */
+/* Returns the address that identifies a wait counter: all handles of one counter begin with the same address. */
 static __always_inline __u64 counter_of(__u64 handle)
 {
 	__u64 counter = 0;
@@ -161,8 +160,8 @@ static __always_inline __u64 counter_of(__u64 handle)
 	return counter;
 }
 
-/* PyTorch makes a handle of a counter, then starts it. The first counter of a compilation stops
- * last; it may be started again inside. */
+/* PyTorch makes a handle of a counter, then starts it. Of all counters of a compilation, the one that starts first
+ * stops last; it may be started again inside the compilation. */
 static __always_inline __u32 start_counter(struct torch_thread *torch, __u64 counter)
 {
 	if (torch->will_compile) {
@@ -201,8 +200,8 @@ static __always_inline void note_compilation(struct zernel_thread *thread,
 
 #define BACKWARD_THREAD_NAME "pt_autograd"
 
-/* Whether the current thread serves backward passes of others. Hooks of such a pass may update the model,
- * but the pass goes on: it is no optimizer step of a loop. */
+/* Whether the current thread only serves backward passes that other threads asked for. Hooks of such a pass may update
+ * the model, but the pass goes on: it is no optimizer step of a loop. */
 static __noinline bool serves_backward_passes(void)
 {
 	char name[16] = {};
@@ -218,7 +217,7 @@ static __always_inline void torch_read(const struct zernel_symbol *symbol,
 
 	switch (symbol->role) {
 	case TORCH_BACKWARD_THREAD:
-		/* Threads that serve backward passes of others have no graph of their own. */
+		/* Threads that serve backward passes of other threads have no graph of their own. */
 		bpf_probe_read_user(&graph, sizeof(graph), (void *)entry->arguments[1]);
 		entry->is_other = !graph;
 		break;

@@ -111,7 +111,7 @@ fn ordinals_follow_the_order_of_the_list() {
         (Some(""), &[]),
         (Some("GPU-bbbb,GPU-aaaa"), &[1, 0]),
         (Some("GPU-cccc3"), &[3]),
-        // Two GPUs have this prefix.
+        // A prefix that two GPUs share names none.
         (Some("GPU-cccc"), &[]),
         (Some("GPU-aaaa,GPU-cccc,GPU-bbbb"), &[0]),
         (Some("GPU-aaaa,1"), &[0]),

@@ -127,7 +127,7 @@ fn a_rank_that_is_as_slow_as_before_is_late() {
         found[0].2
     };
     assert!(!hangs(TEST_THRESHOLD));
-    // With --after, only the seconds count.
+    // With --after, only the seconds that the other ranks have waited count.
     assert!(hangs(HangThreshold {
         allows_longest_gap: false,
         ..TEST_THRESHOLD
@@ -216,7 +216,7 @@ fn an_exited_rank_is_reported_if_others_wait_for_it() {
         problems_by_rank(waiting(), vec![behind], TEST_THRESHOLD),
         [(2, RankProblem::Exited, true)]
     );
-    // It had entered the same collective. The phase of the others shows whether they wait.
+    // The exited rank had entered the same collective. The phases of the other ranks show whether they wait.
     let equal = || vec![after_exit(process_in_collective(2, 7, "AllReduce", 30.0))];
     assert_eq!(problems_by_rank(waiting(), equal(), TEST_THRESHOLD), []);
     let mut waiting = waiting();

@@ -118,7 +118,8 @@ fn all_launches_are_estimated_and_only_counted_ones_are_exported() {
     assert_eq!(trainer.counted_launches().calls, 2000 + 1500 + 1000);
 }
 
-/// Sampling begins at any moment of a step. The calls of that step up to then were counted, so only the rest is estimated.
+/// Sampling begins at any moment of a step. The calls of the step in which sampling begins were counted up to that moment,
+/// so only the rest of the step is estimated.
 #[test]
 fn the_step_in_which_sampling_begins_is_not_counted_twice() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
@@ -171,7 +172,7 @@ fn a_process_that_evaluates_when_sampling_begins_has_an_interval() {
     assert_eq!(launches.error, Some(100));
 }
 
-/// Its launches are unknown, not 0.
+/// The launches of a process that no window has shown are unknown, not 0.
 #[test]
 fn a_process_without_a_window_has_no_interval() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
@@ -189,7 +190,8 @@ fn a_process_without_a_window_has_no_interval() {
     );
 }
 
-/// Steps of another boundary have other launches: each series is estimated by its own.
+/// Steps that are counted from another boundary have other launches per step, so each series of steps has its own
+/// estimate.
 #[test]
 fn launches_of_an_earlier_boundary_are_kept() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
