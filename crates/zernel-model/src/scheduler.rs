@@ -24,6 +24,7 @@ macro_rules! for_each_sched_counter {
             critical_kept "Times that a critical thread was kept on its CPU.",
             guarantee_hits "Times that a critical thread or a loader waited because others had lost enough.",
             handoffs "Threads that a critical thread woke, and that became critical.",
+            raised "Threads that waited in a queue when a critical thread of their process blocked, and that rose.",
             feed_wakeups "Wake-ups of loaders that preempted another task.",
             feed_kept "Times that a loader was kept on its CPU.",
             moved_to_gpu "Wake-ups of threads that left their NUMA node for that of their GPU.",

@@ -73,8 +73,8 @@ __attribute__((noinline)) int age_queue(__u64 queue, __u64 now_ns)
 	return 0;
 }
 
-/* Critical threads wait in the order in which they came. The first one gets the virtual time of the front
- * where it is, for the CPUs that choose by virtual time. */
+/* Critical threads wait in the order in which they came. Those that have waited for too long get the virtual time
+ * of the front where they are, for the CPUs that choose by virtual time. */
 __attribute__((noinline)) int age_critical_queue(__u64 queue, __u64 now_ns)
 {
 	struct bpf_iter_scx_dsq it;
@@ -86,10 +86,13 @@ __attribute__((noinline)) int age_critical_queue(__u64 queue, __u64 now_ns)
 		return 0;
 	bpf_rcu_read_lock();
 	if (!bpf_iter_scx_dsq_new(&it, queue, 0)) {
-		p = bpf_iter_scx_dsq_next(&it);
-		task = p ? task_of(p) : NULL;
-		front = task ? front_vtime(task) : 0;
-		if (task && must_age(p, task, front, now_ns)) {
+		while ((p = bpf_iter_scx_dsq_next(&it))) {
+			task = task_of(p);
+			if (!task)
+				continue;
+			front = front_vtime(task);
+			if (!must_age(p, task, front, now_ns))
+				continue;
 			set_vtime(p, front);
 			counters.aged++;
 		}

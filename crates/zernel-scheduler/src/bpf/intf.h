@@ -74,6 +74,7 @@ struct counters {
 	__u64 critical_kept; /* a critical thread was kept on its CPU */
 	__u64 guarantee_hits; /* a critical thread or a loader waited: others had lost enough */
 	__u64 handoffs; /* a thread that a critical thread woke became critical */
+	__u64 raised; /* a queued thread rose because a critical one of its process blocked */
 	__u64 feed_wakeups; /* a loader preempted another task */
 	__u64 feed_kept; /* a loader was kept on its CPU */
 	__u64 moved_to_gpu; /* a task that woke up left its NUMA node for that of its GPU */

@@ -117,10 +117,14 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 	place(p, task, cpu, is_wakeup);
 	if (must_wait(p, task->node, now_ns)) {
 		counters.throttled++;
+		task->throttled = true;
 		scx_bpf_dsq_insert_vtime(p, THROTTLED_QUEUE, settings.slice_ns, p->scx.dsq_vtime,
 					 enq_flags);
 		return;
 	}
+	/* A change of affinity or priority takes a task out of the queue of those without a budget, too. */
+	if (task->throttled)
+		end_throttling(task, now_ns);
 	rank = is_wakeup ? rank_of_waking(p, task, now_ns) : rank_of(p, task, now_ns);
 	count_ordinary(task, rank == ORDINARY);
 	if (is_wakeup && preempt_lower(p, task, cpu, rank, now_ns, enq_flags))
@@ -159,14 +163,20 @@ static struct task *continuing(struct task_struct *prev, __s32 cpu, __u64 now_ns
 }
 
 /* Lets the running task go on. */
-static bool keep(struct task_struct *prev, struct task *task, __s32 cpu, enum rank rank,
-		 __u64 now_ns)
+static void keep(struct task_struct *prev, const struct task *task, __u64 now_ns)
 {
-	task->rank = rank;
-	set_running_rank(cpu_at(cpu), rank, true, now_ns);
 	set_slice(prev, settings.slice_ns);
 	if (advances_clock(task))
 		clock_advance_to(clock_of(task), prev->scx.dsq_vtime, now_ns);
+}
+
+/* Lets the running task go on because of its rank. */
+static bool keep_first(struct task_struct *prev, struct task *task, __s32 cpu, enum rank rank,
+		       __u64 now_ns)
+{
+	task->rank = rank;
+	set_running_rank(cpu_at(cpu), rank, true, now_ns);
+	keep(prev, task, now_ns);
 	return true;
 }
 
@@ -194,6 +204,8 @@ static bool serve_ranks(struct task_struct *prev, struct task *task, __s32 cpu, 
 {
 	bool is_loader = task && rank == FEED;
 
+	if (prev && !task)
+		raise_siblings(prev, cpu, now_ns);
 	note_waiting(now_ns);
 	if (first_lost_too_much(cpu, now_ns))
 		return serve_held_loader(cpu);
@@ -202,14 +214,14 @@ static bool serve_ranks(struct task_struct *prev, struct task *task, __s32 cpu, 
 			return true;
 		if (task && rank == CRITICAL) {
 			counters.critical_kept++;
-			return keep(prev, task, cpu, rank, now_ns);
+			return keep_first(prev, task, cpu, rank, now_ns);
 		}
 	}
 	if (!(is_loader || queued_of_rank(cpu, FEED)) || !may_go_first(cpu, now_ns))
 		return false;
 	if (is_loader && is_first_loader(prev, task, cpu)) {
 		counters.feed_kept++;
-		return keep(prev, task, cpu, rank, now_ns);
+		return keep_first(prev, task, cpu, rank, now_ns);
 	}
 	return serve_rank(cpu, FEED);
 }
@@ -247,9 +259,7 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 		return;
 	if (task) {
 		counters.kept++;
-		set_slice(prev, settings.slice_ns);
-		if (advances_clock(task))
-			clock_advance_to(clock_of(task), prev->scx.dsq_vtime, now_ns);
+		keep(prev, task, now_ns);
 	} else {
 		set_running_rank(cpu_at(cpu), ORDINARY, false, now_ns);
 		promise_no_time(now_ns);

@@ -49,6 +49,45 @@ static enum rank rank_of(struct task_struct *p, const struct task *task, __u64 n
 	return rank == ORDINARY && is_waited_for(p) ? FEED : rank;
 }
 
+/* A critical thread of a process has blocked. Moves its siblings in a queue to that of loaders. */
+__attribute__((noinline)) int raise_queued(__u64 queue, __u32 process, __u64 now_ns)
+{
+	struct bpf_iter_scx_dsq it;
+	struct task_struct *p;
+	struct task *task;
+	int raised = 0, i;
+
+	if (!scx_bpf_dsq_nr_queued(queue))
+		return 0;
+	if (!bpf_iter_scx_dsq_new(&it, queue, 0)) {
+		bpf_for(i, 0, SIBLING_CANDIDATES) {
+			p = bpf_iter_scx_dsq_next(&it);
+			if (!p || raised == MAX_RAISED)
+				break;
+			task = p->tgid == process ? task_of(p) : NULL;
+			if (!task || rank_of(p, task, now_ns) != FEED ||
+			    !scx_bpf_dsq_move_vtime(&it, p, RANK_QUEUE(queue, FEED), 0))
+				continue;
+			count_ordinary(task, false);
+			counters.raised++;
+			raised++;
+		}
+	}
+	bpf_iter_scx_dsq_destroy(&it);
+	return 0;
+}
+
+/* Raises the siblings of the task that a CPU ran last if that is a critical thread that has blocked. */
+static void raise_siblings(struct task_struct *prev, __s32 cpu, __u64 now_ns)
+{
+	const struct task *task = task_of(prev);
+
+	if (!task || !task->waits)
+		return;
+	raise_queued(LLC_QUEUE(llc_of(cpu)), prev->tgid, now_ns);
+	raise_queued(CPU_QUEUE(cpu), prev->tgid, now_ns);
+}
+
 /* Whether a task inherits from the current one, which wakes it. */
 static bool inherits(struct task_struct *p, struct task *task, enum rank rank, __u64 now_ns)
 {

@@ -2,13 +2,18 @@
 /*
  * Siblings. A critical thread that blocks, and not for the GPU, waits for another thread: the one
  * that holds Python's global lock, a thread that loads data, a pool. Which one is unknown, so all
- * runnable threads of its process rise to the rank of loaders until it wakes up.
+ * threads of its process rise to the rank of loaders until it wakes up: those that become runnable, and
+ * the first of those that wait in a queue of its CPU (raise_queued).
  */
 #ifndef ZERNEL_SCHED_SIBLINGS_H
 #define ZERNEL_SCHED_SIBLINGS_H
 
 #include "state.bpf.h"
 #include "task_maps.h"
+
+/* Tasks of a queue that are looked at when a critical thread blocks, and how many of them may rise. */
+#define SIBLING_CANDIDATES 32
+#define MAX_RAISED 4
 
 /* Whether a critical thread of a task's process waits for another thread. */
 static bool is_waited_for(struct task_struct *p)

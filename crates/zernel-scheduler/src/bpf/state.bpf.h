@@ -38,6 +38,7 @@ struct task {
 	__u32 pinned_weight; /* counted at that CPU */
 	__u32 ordinary_weight; /* counted in the sum of that name */
 	bool yielded;
+	bool throttled; /* it waits for a budget of cpu.max, not for a CPU */
 	bool waits; /* a critical thread that waits for another thread: see siblings.bpf.h */
 	bool in_tree; /* it is, or descends from, settings.privileged_process */
 	__u8 class; /* enum zernel_class; as seen when it began to run, or at the last tick */

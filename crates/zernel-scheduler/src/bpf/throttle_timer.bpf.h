@@ -30,6 +30,13 @@ static bool is_overdue(const struct task *task, __u64 now_ns)
 	return (__s64)(now_ns - task->runnable_ns) > (__s64)LONGEST_THROTTLE_NS;
 }
 
+/* A task waits for a CPU from now on. */
+static void end_throttling(struct task *task, __u64 now_ns)
+{
+	task->throttled = false;
+	task->runnable_ns = now_ns;
+}
+
 static void release_throttled(__u64 now_ns)
 {
 	struct bpf_iter_scx_dsq it;
@@ -42,8 +49,7 @@ static void release_throttled(__u64 now_ns)
 			task = task_of(p);
 			if (!task || (must_wait(p, task->node, now_ns) && !is_overdue(task, now_ns)))
 				continue;
-			/* It waits for a CPU from now on. */
-			task->runnable_ns = now_ns;
+			end_throttling(task, now_ns);
 			cpu = scx_bpf_task_cpu(p);
 			if (scx_bpf_dsq_move_vtime(&it, p, queue_of(task, cpu), 0))
 				wake_idle_cpu(p, task, cpu);

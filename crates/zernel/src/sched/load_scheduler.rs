@@ -223,6 +223,7 @@ pub(crate) fn describe_counters(counters: &SchedCounters) -> String {
         critical_kept,
         guarantee_hits,
         handoffs,
+        raised,
         feed_wakeups,
         feed_kept,
         moved_to_gpu,
@@ -236,7 +237,7 @@ pub(crate) fn describe_counters(counters: &SchedCounters) -> String {
     if critical_wakeups + critical_kept + guarantee_hits > 0 {
         text += &format!(
             "critical threads: preempting {critical_wakeups}, kept {critical_kept}, held back by the guarantee \
-             {guarantee_hits}; handed on {handoffs}; loaders: preempting {feed_wakeups}, kept {feed_kept}\n"
+             {guarantee_hits}; handed on {handoffs}; raised {raised}; loaders: preempting {feed_wakeups}, kept {feed_kept}\n"
         );
     }
     if *moved_to_gpu > 0 {
