@@ -1,5 +1,6 @@
 //! Totals of one observed process.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use rustix::thread::CpuSet;
@@ -11,6 +12,8 @@ use super::record::RecordSample;
 use super::steps::StepReport;
 use super::times::ProcessTimes;
 
+/// The name of `PyTorch` among frameworks.
+const TORCH: &str = "PyTorch";
 /// Shortest start-up that the report shows, in seconds.
 const MIN_START_UP: f64 = 0.1;
 
@@ -24,6 +27,10 @@ pub struct ProcessReport {
     pub(crate) rank: Option<u32>,
     /// ML frameworks and libraries that it maps. `None`: unknown.
     pub(crate) frameworks: Option<Vec<String>>,
+    /// Calls of layers of models in `PyTorch`. `None`: unknown.
+    pub(crate) layer_calls: Option<u64>,
+    /// Parts of its loop that it announced by name through `PyTorch`, such as batches. `None`: unknown.
+    pub(crate) announcements: Option<u64>,
     /// Whether the process loads data for another process.
     pub(crate) is_loader: bool,
     /// Pid of the process that it loads data for.
@@ -83,6 +90,8 @@ impl ProcessReport {
             rank: process.rank(),
             frameworks: (process.identity.as_ref())
                 .and_then(|identity| identity.frameworks.clone()),
+            layer_calls: layer_calls(process),
+            announcements: Some(process.probes.torch.announcements),
             is_loader: process.role == Role::Loader,
             loads_for: process.loads_for,
             complete: (process.complete || calls_cuda(process)).then_some(process.complete),
@@ -173,10 +182,26 @@ impl ProcessReport {
         self.launches > 0 && !trains && self.times.phases.optimizer_step == 0.0
     }
 
-    /// Whether the process uses a GPU, and nothing shows machine learning: no training, no collective, no framework.
+    /// Whether the process uses a GPU, and nothing shows machine learning: no training, no collective, no framework. `PyTorch`
+    /// also computes with tensors for other purposes. It counts as a framework if a layer of a model was called or compiled.
     pub(crate) fn uses_gpu_for_other_work(&self) -> bool {
-        let has_no_framework = self.frameworks.as_ref().is_some_and(Vec::is_empty);
-        self.only_infers() && has_no_framework && self.collectives.is_empty()
+        let uses_model = self.layer_calls > Some(0) || self.times.compile_seconds > 0.0;
+        let has_no_framework = self.frameworks.as_ref().is_some_and(|names| {
+            names.is_empty() || (self.layer_calls.is_some() && maps_only_torch(names))
+        });
+        self.only_infers() && !uses_model && has_no_framework && self.collectives.is_empty()
+    }
+
+    /// Whether the process maps `PyTorch`.
+    pub(crate) fn maps_torch(&self) -> bool {
+        let names = self.frameworks.iter().flatten();
+        names.into_iter().any(|name| name == TORCH)
+    }
+
+    /// Whether other processes may send it requests: it does not train, and announces no batches, as a loop with a
+    /// `DataLoader` does.
+    pub(crate) fn may_serve_requests(&self) -> bool {
+        self.only_infers() && self.maps_torch() && self.announcements == Some(0)
     }
 
     /// Time in which it worked as a loader: on CPUs, fetching, or runnable without a CPU.
@@ -199,6 +224,20 @@ impl ProcessReport {
     }
 }
 
+/// Whether a process maps `PyTorch`, and otherwise only libraries that `PyTorch` maps itself.
+fn maps_only_torch(frameworks: &[String]) -> bool {
+    let own = |name: &String| [TORCH, "cuDNN", "NCCL", "cuBLAS"].contains(&name.as_str());
+    frameworks.iter().any(|name| name == TORCH) && frameworks.iter().all(own)
+}
+
+/// Calls of layers. They are unknown if the process replays graphs that it may have captured before it was observed.
+fn layer_calls(process: &snapshot::ProcessSnapshot) -> Option<u64> {
+    let calls = process.probes.torch.layer_calls;
+    let replays = |name: &Cow<'_, str>| name.starts_with("cuGraphLaunch");
+    let may_hide_layers = !process.complete && process.calls.keys().any(replays);
+    (calls > 0 || !may_hide_layers).then_some(calls)
+}
+
 fn calls_cuda(process: &snapshot::ProcessSnapshot) -> bool {
     process.calls.keys().any(|name| name.starts_with("cu"))
 }
@@ -207,6 +246,72 @@ fn calls_cuda(process: &snapshot::ProcessSnapshot) -> bool {
 mod tests {
     use super::*;
     use crate::phases::PhaseSeconds;
+
+    /// A process that launches and waits, and maps these libraries.
+    fn process_that_launches(frameworks: &[&str]) -> ProcessReport {
+        ProcessReport {
+            frameworks: Some(frameworks.iter().map(|&name| name.to_owned()).collect()),
+            layer_calls: Some(0),
+            announcements: Some(0),
+            launches: 1000,
+            ..ProcessReport::default()
+        }
+    }
+
+    /// A simulation may use tensors of `PyTorch`, which maps cuDNN, NCCL and cuBLAS itself.
+    #[test]
+    fn torch_without_layers_is_no_machine_learning() {
+        let tensors = process_that_launches(&["PyTorch", "NCCL", "cuDNN", "cuBLAS"]);
+        assert!(tensors.uses_gpu_for_other_work());
+        let infers = ProcessReport {
+            layer_calls: Some(1),
+            ..tensors.clone()
+        };
+        assert!(!infers.uses_gpu_for_other_work());
+        let unknown = ProcessReport {
+            layer_calls: None,
+            ..tensors.clone()
+        };
+        assert!(!unknown.uses_gpu_for_other_work());
+        let mut compiled = tensors;
+        compiled.times.compile_seconds = 0.1;
+        assert!(!compiled.uses_gpu_for_other_work());
+        for other in [&["PyTorch", "TensorRT"][..], &["cuBLAS"]] {
+            assert!(!process_that_launches(other).uses_gpu_for_other_work());
+        }
+        assert!(process_that_launches(&[]).uses_gpu_for_other_work());
+    }
+
+    /// A graph hides the layers that were called when it was captured.
+    #[test]
+    fn layers_of_graphs_that_were_captured_earlier_are_unknown() {
+        let replays = |complete, layer_calls| {
+            let call = ("cuGraphLaunch".into(), snapshot::Calls::default());
+            let mut process = snapshot::ProcessSnapshot {
+                complete,
+                calls: BTreeMap::from([call]),
+                ..snapshot::ProcessSnapshot::default()
+            };
+            process.probes.torch.layer_calls = layer_calls;
+            ProcessReport::new(&process).layer_calls
+        };
+        assert_eq!(replays(false, 0), None);
+        assert_eq!(replays(false, 7), Some(7));
+        assert_eq!(replays(true, 0), Some(0));
+    }
+
+    #[test]
+    fn a_process_that_announces_batches_serves_no_requests() {
+        let serves = process_that_launches(&["PyTorch"]);
+        assert!(serves.may_serve_requests());
+        let loads = ProcessReport {
+            announcements: Some(9),
+            ..serves
+        };
+        assert!(!loads.may_serve_requests());
+        // The steps of other frameworks are not seen, so such a process may train.
+        assert!(!process_that_launches(&["JAX"]).may_serve_requests());
+    }
 
     /// A process of `torch.compile` forks workers and waits for them. It is no rank beside the one that trains.
     #[test]

@@ -190,6 +190,8 @@ pub(crate) struct RankTimes {
     pub(crate) only_infers: bool,
     /// Whether it uses a GPU and has no loaders, and nothing shows machine learning.
     pub(crate) uses_gpu_for_other_work: bool,
+    /// Whether it maps `PyTorch`.
+    pub(crate) maps_torch: bool,
     /// Share of the time in which its busiest loader worked. `None`: it has no loaders.
     pub(crate) loader_busy: Option<f64>,
     /// Number of its loaders.
@@ -211,8 +213,15 @@ impl RankTimes {
         processes: &[ProcessReport],
     ) -> Self {
         let times = rank.training_times();
-        let data_waits = times.bounded_data_waits();
-        let loaders = loader_count(rank, processes);
+        // Processes that send requests look like loaders.
+        let data_waits = match rank.may_serve_requests() {
+            true => DataWaits::default(),
+            false => times.bounded_data_waits(),
+        };
+        let loaders = match rank.may_serve_requests() {
+            true => 0.0,
+            false => loader_count(rank, processes),
+        };
         let steps = rank.steps.as_ref();
         let collectives = rank.collectives.iter();
         // Collectives that one wait covers overlap, so at most one counts per wait.
@@ -244,7 +253,9 @@ impl RankTimes {
             gpu_busy: times.gpu_busy_seconds,
             only_infers: rank.only_infers(),
             uses_gpu_for_other_work: rank.uses_gpu_for_other_work() && loaders == 0.0,
-            loader_busy: busiest_loader_share(rank, processes),
+            maps_torch: rank.maps_torch(),
+            loader_busy: busiest_loader_share(rank, processes)
+                .filter(|_| !rank.may_serve_requests()),
             loaders,
             loaders_fill_cpus: loaders >= cpu_count(rank, ranks),
         }
@@ -486,6 +497,31 @@ mod tests {
         // Loaders that started before the first step live longer than the training.
         assert_eq!(count(&[13.0, 13.0]), 2.0);
         assert_eq!(count(&[4.8, 4.8, 4.9, 4.9]), 2.0);
+    }
+
+    /// A server waits for requests of processes that it forked.
+    #[test]
+    fn waits_of_a_server_are_no_waits_for_data() {
+        let mut server = loader_that_lived(1, 10.0);
+        server.launches = 1000;
+        server.frameworks = Some(vec!["PyTorch".to_owned()]);
+        server.times.data_waits.prepare = 6.0;
+        let client = ProcessReport {
+            is_loader: true,
+            loads_for: Some(1),
+            ..loader_that_lived(7, 10.0)
+        };
+        let times = |announcements| {
+            let ranks = [ProcessReport {
+                announcements: Some(announcements),
+                ..server.clone()
+            }];
+            let processes = [ranks[0].clone(), client.clone()];
+            let times = RankTimes::new(&ranks[0], &ranks, &processes);
+            (times.data_waits, times.loaders, times.loader_busy)
+        };
+        assert_eq!(times(0), (0.0, 0.0, None));
+        assert_eq!(times(100), (6.0, 1.0, Some(0.0)));
     }
 
     #[test]

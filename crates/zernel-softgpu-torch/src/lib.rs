@@ -33,6 +33,8 @@ announcements! {
     gloo_allreduce = "_ZN4c10d16ProcessGroupGloo9allreduceERSt6vectorIN2at6TensorESaIS3_EERKNS_16AllreduceOptionsE",
     /// `c10d::Reducer::finalize_backward`.
     finalize_backward = "_ZN4c10d7Reducer17finalize_backwardEv",
+    /// `at::_ops::linear::call`: a layer of a model.
+    linear = "_ZN2at4_ops6linear4callERKNS_6TensorES4_RKSt8optionalIS2_E",
     /// `c10::monitor::WaitCounterHandle::WaitCounterHandle` of libc10, with its arguments: the handle, the length and
     /// the text of a name.
     counter_handle = "_ZN3c107monitor17WaitCounterHandleC1ESt17basic_string_viewIcSt11char_traitsIcEE",

@@ -175,6 +175,8 @@ pub struct JobPlan {
     pub updates_in_backward: bool,
     /// Whether the job only runs forward passes, on batches that are on the GPU already.
     pub infers: bool,
+    /// Whether such a loop of `PyTorch` calls a layer in each forward pass.
+    pub has_layers: bool,
 }
 
 /// Approximate time for which a job trains, in microseconds.
@@ -239,6 +241,7 @@ impl JobPlan {
             gloo_us: 0,
             updates_in_backward: false,
             infers: false,
+            has_layers: false,
         }
     }
 

@@ -11,7 +11,7 @@ use crate::labels::ThreadLabels;
 use crate::loader::{DurationJitter, RankLoaders};
 use crate::plan::JobPlan;
 use crate::sys::{self, ThreadPriority, now_ns};
-use crate::torch::{OPTIMIZER_STEP, TorchAnnouncer};
+use crate::torch::{OPTIMIZER_STEP, TorchAnnouncer, load_torch_library};
 use crate::{JobPart, PartStamp};
 
 /// Runs the training loop of a rank, and returns the stamps of all its parts.
@@ -22,6 +22,9 @@ pub(crate) fn train_rank(
 ) -> io::Result<Vec<PartStamp>> {
     sys::die_with_parent()?;
     sys::change_priority(ThreadPriority::Rank);
+    // A program imports PyTorch before it uses the GPU.
+    let load_torch = || load_torch_library(&directory.join("lib"));
+    let _torch_library = plan.torch.then(load_torch).transpose()?;
     let bytes = plan.batch_bytes.max(plan.checkpoint_bytes).max(4096);
     let gpu = RankGpu::open(&directory.join("lib"), rank.into(), plan, bytes)?;
     // This copies the model to the GPU before the loaders start.
@@ -160,6 +163,9 @@ impl TrainingLoop<'_> {
 
     fn run_optimizer_step(&mut self) -> io::Result<()> {
         if self.plan.infers {
+            if let Some(torch) = self.torch.as_ref().filter(|_| self.plan.has_layers) {
+                torch.call_layer()?;
+            }
             self.launch(self.plan.launches)?;
             return self.read_loss();
         }

@@ -51,7 +51,7 @@ fn call_exported(library: &Library, name: &str, arguments: [*const c_void; 3]) -
     Ok(())
 }
 
-fn load_torch_library(libraries: &Path) -> io::Result<Library> {
+pub(crate) fn load_torch_library(libraries: &Path) -> io::Result<Library> {
     // SAFETY: loading the stand-in library runs no code of its own.
     unsafe { Library::new(libraries.join(TORCH_LIBRARY_NAME)) }.map_err(io::Error::other)
 }
@@ -95,6 +95,11 @@ impl TorchAnnouncer {
     /// Announces the end of the part that was announced last.
     pub(crate) fn announce_end_of_part(&self) -> io::Result<()> {
         call_exported(&self.library, "PythonRecordFunction", [ptr::null(); 3])
+    }
+
+    /// Calls a layer of a model.
+    pub(crate) fn call_layer(&self) -> io::Result<()> {
+        call_exported(&self.library, "linear", [ptr::null(); 3])
     }
 
     /// Runs a backward pass on the backward thread, and waits until it is done.

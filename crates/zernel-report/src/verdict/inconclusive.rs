@@ -1,5 +1,6 @@
 //! Can't tell: the evidence does not point at one cause.
 
+use super::inference::InferenceWork;
 use super::job::{JobTimes, TotalTime};
 use super::resource::{DOMINANT_SHARE, list_times, resources_worth_mentioning};
 use super::{Verdict, VerdictDescription};
@@ -16,13 +17,15 @@ pub(crate) enum Inconclusive {
     NotObserved,
     NoRanks,
     /// The job uses a GPU, and nothing shows machine learning.
-    NoMachineLearning,
+    NoMachineLearning(OtherWork),
     TooShort {
         longest_seconds: f64,
     },
     MostlyUnknown {
         unknown_seconds: f64,
         total: TotalTime,
+        /// Whether nothing shows that a rank trains.
+        only_infers: bool,
     },
     /// Calls were not observed for most of the time.
     MostlyNotObserved {
@@ -47,6 +50,47 @@ pub(crate) enum Inconclusive {
     },
 }
 
+/// What a job does on a GPU if nothing shows machine learning. The figures are right for inference too.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct OtherWork {
+    maps_torch: bool,
+    /// The resources with a share worth mentioning, largest first.
+    shares: Vec<(&'static str, f64)>,
+    total: TotalTime,
+    between_waits: Option<InferenceWork>,
+}
+
+impl OtherWork {
+    fn new(job: &JobTimes) -> Self {
+        let is_long = job.total_time.wall_seconds >= MIN_OBSERVED_SECONDS;
+        let shares = is_long.then(|| resources_worth_mentioning(job, None));
+        Self {
+            maps_torch: job.ranks.iter().any(|rank| rank.maps_torch),
+            shares: shares.unwrap_or_default(),
+            total: job.total_time,
+            between_waits: InferenceWork::new(&job.parts),
+        }
+    }
+
+    fn describe(&self) -> String {
+        let lacks = match self.maps_torch {
+            true => "PyTorch is mapped, but no layer of a model, training step,",
+            false => "no framework is mapped, and no training step,",
+        };
+        let wall = self.total.wall_seconds;
+        let shares = match self.shares.is_empty() {
+            true => String::new(),
+            false => format!("; of {wall:.1} s: {}", list_times(&self.shares)),
+        };
+        let between = self.between_waits;
+        let figures = between.map_or(String::new(), |work| format!("; {}", work.figures()));
+        format!(
+            "the job uses a GPU, but nothing shows machine learning: {lacks} collective or loader was \
+             observed{shares}{figures}"
+        )
+    }
+}
+
 /// Rule: one of these holds.
 ///
 /// - There are no ranks, or nothing shows that they do machine learning.
@@ -58,7 +102,9 @@ pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
         return Some(Verdict::CannotTell(Inconclusive::NoRanks));
     }
     if job.ranks.iter().all(|rank| rank.uses_gpu_for_other_work) {
-        return Some(Verdict::CannotTell(Inconclusive::NoMachineLearning));
+        return Some(Verdict::CannotTell(Inconclusive::NoMachineLearning(
+            OtherWork::new(job),
+        )));
     }
     let total = job.total_time;
     let sum = |figure: fn(&RankTimes) -> f64| job.ranks.iter().map(figure).sum::<f64>();
@@ -94,6 +140,7 @@ pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
     let reason = Inconclusive::MostlyUnknown {
         unknown_seconds,
         total,
+        only_infers: job.ranks.iter().all(|rank| rank.only_infers),
     };
     (unknown_seconds > MAX_UNKNOWN_SHARE * total.wall_seconds)
         .then_some(Verdict::CannotTell(reason))
@@ -126,21 +173,22 @@ impl Inconclusive {
         match self {
             Self::NotObserved => "nothing was observed".to_owned(),
             Self::NoRanks => "no training process was observed".to_owned(),
-            Self::NoMachineLearning => {
-                "the job uses a GPU, but nothing shows machine learning: no framework is mapped, and no training \
-                 step, collective or loader was observed"
-                    .to_owned()
-            }
+            Self::NoMachineLearning(work) => work.describe(),
             Self::TooShort { longest_seconds } => format!(
                 "no rank was observed for longer than {longest_seconds:.2} s; a verdict needs at least {MIN_OBSERVED_SECONDS} s"
             ),
             Self::MostlyUnknown {
                 unknown_seconds,
                 total,
-            } => format!(
-                "the cause of waiting is unknown for {}",
-                total.share_text(*unknown_seconds)
-            ),
+                only_infers,
+            } => {
+                let requests = match only_infers {
+                    true => "; nothing shows training, so the job may have waited for requests",
+                    false => "",
+                };
+                let share = total.share_text(*unknown_seconds);
+                format!("the cause of waiting is unknown for {share}{requests}")
+            }
             Self::MostlyNotObserved {
                 not_observed_seconds,
                 total,
@@ -264,6 +312,19 @@ mod tests {
         assert_eq!(bound_of(&verdict), "cannot-tell");
         let evidence = verdict.describe().evidence;
         assert!(evidence.contains("no framework is mapped"), "{evidence}");
+        let uses_torch = RankTimes {
+            maps_torch: true,
+            gpu_wait_calls: 4000.0,
+            ..simulation
+        };
+        let evidence = judge_ranks(&[uses_torch]).describe().evidence;
+        for part in [
+            "no layer of a model",
+            "waits for the GPU 72.0 s",
+            "100 launches",
+        ] {
+            assert!(evidence.contains(part), "{evidence}");
+        }
         assert_eq!(bound_of(&judge_ranks(&[simulation, gpu_rank()])), "gpu");
     }
 

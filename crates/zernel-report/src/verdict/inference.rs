@@ -4,7 +4,7 @@ use crate::times::{RankTimeParts, TimePart};
 
 /// Work between two waits of a job that does not train.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct InferenceWork {
+pub(crate) struct InferenceWork {
     launches_per_wait: f64,
     host_seconds_per_wait: f64,
 }
@@ -23,8 +23,13 @@ impl InferenceWork {
 
     /// The end of a sentence of evidence.
     pub(super) fn describe(self) -> String {
+        format!("; nothing shows training: {}", self.figures())
+    }
+
+    /// What the job does between two waits.
+    pub(super) fn figures(self) -> String {
         format!(
-            "; nothing shows training: {:.0} launches and {:.1} ms of host work per wait for the GPU",
+            "{:.0} launches and {:.1} ms of host work per wait for the GPU",
             self.launches_per_wait,
             1e3 * self.host_seconds_per_wait
         )

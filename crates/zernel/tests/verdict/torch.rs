@@ -15,7 +15,7 @@ use crate::{MACHINE_LOCK, report_on_job};
 /// By how many points a share of the time may be off.
 const MAX_SHARE_ERROR_POINTS: f64 = 3.0;
 
-pub(crate) fn torch_trials(needs: &[Need]) -> [Trial; 8] {
+pub(crate) fn torch_trials(needs: &[Need]) -> [Trial; 9] {
     [
         trial("announced_phases_are_the_jobs_own", needs, || {
             drop(assert_phases_are_as_planned(announcing_plan(1)));
@@ -51,6 +51,11 @@ pub(crate) fn torch_trials(needs: &[Need]) -> [Trial; 8] {
             "inference_has_no_optimizer_step",
             needs,
             inference_has_no_optimizer_step,
+        ),
+        trial(
+            "tensors_without_layers_have_no_verdict",
+            needs,
+            tensors_without_layers_have_no_verdict,
         ),
         trial(
             "reductions_through_the_cpu_are_communication",
@@ -151,6 +156,35 @@ fn inference_has_no_optimizer_step() {
     assert_eq!(verdict["bound"], "host", "{printed}");
     let evidence = verdict["evidence"].as_str().unwrap();
     assert!(evidence.contains("nothing shows training"), "{printed}");
+}
+
+/// A simulation that uses tensors of `PyTorch` launches and waits as inference does, and calls no layer of a model.
+fn tensors_without_layers_have_no_verdict() {
+    let verdict = |has_layers| {
+        let plan = JobPlan {
+            ranks: 1,
+            buckets: 0,
+            torch: true,
+            infers: true,
+            has_layers,
+            launches: 100,
+            launch_us: 40,
+            kernel_us: 3,
+            steps: 600,
+            ..JobPlan::new(Bottleneck::Host, 0)
+        };
+        let (report, printed) = report_on_job(&Job::new(plan).unwrap());
+        let evidence = report["verdict"]["evidence"].as_str().unwrap().to_owned();
+        (report["verdict"]["bound"].clone(), evidence, printed)
+    };
+    let (bound, evidence, printed) = verdict(true);
+    assert_eq!(bound, "host", "{printed}");
+    assert!(evidence.contains("nothing shows training"), "{printed}");
+    let (bound, evidence, printed) = verdict(false);
+    assert_eq!(bound, "cannot-tell", "{printed}");
+    for part in ["no layer of a model", "host work", "100 launches"] {
+        assert!(evidence.contains(part), "{printed}");
+    }
 }
 
 fn reductions_through_the_cpu_are_communication() {

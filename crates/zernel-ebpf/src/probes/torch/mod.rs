@@ -1,4 +1,4 @@
-//! Calls that only a training loop makes.
+//! Calls that only a training loop makes, and layers of models.
 
 pub(crate) mod metrics;
 mod state;
@@ -7,7 +7,7 @@ pub use state::Compilations;
 #[cfg(test)]
 pub(super) use state::MIRRORS;
 use state::{
-    BACKWARD, BACKWARD_THREAD, CHECKPOINT, COUNTER, COUNTER_START, COUNTER_STOP, OPTIMIZER,
+    BACKWARD, BACKWARD_THREAD, CHECKPOINT, COUNTER, COUNTER_START, COUNTER_STOP, LAYER, OPTIMIZER,
     RECORD_END, RECORD_FUNCTION,
 };
 use zernel_phase::steps::Mark;
@@ -94,6 +94,20 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         "c10::monitor::WaitCounterHandle::stop",
         &["_ZN3c107monitor17WaitCounterHandle4stopE"],
     ),
+    // Layers of models, in training and in inference. Programs that use tensors for something else hardly call them.
+    torch_function(
+        LAYER,
+        "at::_ops::linear::call",
+        &[
+            "_ZN2at4_ops6linear4callE",
+            "_ZN2at4_ops9embedding4callE",
+            "_ZN2at4_ops11convolution4callE",
+            "_ZN2at4_ops17native_layer_norm4callE",
+            "_ZN2at4_ops28scaled_dot_product_attention4callE",
+        ],
+    )
+    .no_evidence()
+    .frequent(),
     // `torch.save` opens a file with `setup` and writes a tensor with each `writeRecord`.
     torch_function(
         CHECKPOINT,

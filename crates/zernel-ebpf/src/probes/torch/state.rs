@@ -3,10 +3,11 @@
 use zernel_model::snapshot::TorchSnapshot;
 use zernel_phase::mirrors;
 
+use super::SYMBOLS;
 use crate::observer::{ObservedProcess, monotonic_ns};
-use crate::probes::ProbeState;
 use crate::probes::counter::{ProcessCounter, seconds};
 use crate::probes::gpu_mem::ProcessGpus;
+use crate::probes::{ProbeState, ProbedFunction};
 
 mirrors! {
     #[cfg(test)]
@@ -34,6 +35,7 @@ mirrors! {
             COUNTER = 6,
             COUNTER_START = 7,
             COUNTER_STOP = 8,
+            LAYER = 9,
         }
     }
 }
@@ -49,8 +51,19 @@ impl ProbeState for Compilations {
 
     fn snapshot(&self, process: &ObservedProcess, _gpus: &ProcessGpus<'_>) -> TorchSnapshot {
         let now_ns = process.ended_ns.unwrap_or_else(monotonic_ns);
+        let calls_of = |role: u8| {
+            let rows = SYMBOLS.iter().filter(|row| row.role == role);
+            let names: Vec<&str> = rows.map(ProbedFunction::name).collect();
+            let calls = process.calls_by_function();
+            calls
+                .filter(|(name, _)| names.contains(name))
+                .map(|(_, count)| count.calls)
+                .sum()
+        };
         TorchSnapshot {
             compile_seconds: seconds(self.compile_ns_at(now_ns)),
+            layer_calls: calls_of(LAYER),
+            announcements: calls_of(RECORD_FUNCTION),
         }
     }
 }

@@ -26,6 +26,7 @@ enum torch_role {
 	TORCH_COUNTER, /* arguments: the counter's handle, length and text of its name */
 	TORCH_COUNTER_START, /* arguments: the place of the result, the handle */
 	TORCH_COUNTER_STOP, /* argument: the handle */
+	TORCH_LAYER,
 };
 ZERNEL_IN_BTF(enum, torch_role);
 
@@ -250,6 +251,10 @@ static __always_inline void torch_read(const struct zernel_symbol *symbol,
 	case TORCH_COUNTER_START:
 		entry->event = start_counter(&thread->torch, counter_of(entry->arguments[1]));
 		entry->is_other = entry->event == ZERNEL_NONE;
+		break;
+	case TORCH_LAYER:
+		/* It is counted, and is no evidence of a phase. */
+		entry->is_other = 1;
 		break;
 	case TORCH_COUNTER_STOP:
 		entry->event = stop_counter(&thread->torch, counter_of(entry->arguments[0]));
