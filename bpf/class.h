@@ -27,7 +27,7 @@ enum zernel_role {
 	ZERNEL_ROLE_NONE, /* not a thread of an ML process, or it has exited */
 	ZERNEL_ROLE_TRAINER, /* it runs a training loop, or another loop that uses the GPU */
 	ZERNEL_ROLE_HELPER, /* another thread of the same process */
-	ZERNEL_ROLE_LOADER, /* a thread of a process that was forked to load data */
+	ZERNEL_ROLE_LOADER, /* it loads data for a trainer, in that process or in another one */
 	ZERNEL_ROLES, /* how many there are */
 };
 

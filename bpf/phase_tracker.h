@@ -8,6 +8,7 @@
 #define ZERNEL_PHASE_TRACKER_H
 
 #include "activity.h"
+#include "awaited.h"
 #include "task_state.h"
 #include "tracker_event.h"
 #include "waits.h"
@@ -114,18 +115,6 @@ static inline int zernel_may_hold_batch(const struct zernel_tracker_config *conf
 					const struct zernel_tracker *tracker)
 {
 	return tracker->activity == ZERNEL_AFTER_UPDATE && zernel_may_have_loaded(config, tracker);
-}
-
-/* The optimizer step is over. If the thread copies next, it prepared a batch until then: a thread that
- * announces its batches does so elsewhere. */
-static inline void zernel_await_batch(const struct zernel_tracker_config *config,
-				      struct zernel_tracker *tracker)
-{
-	zernel_turn_to(config, tracker, ZERNEL_AFTER_UPDATE, tracker->now_ns);
-	if (tracker->flags & ZERNEL_ANNOUNCES_DATA)
-		return;
-	tracker->undecided_since_ns = tracker->now_ns;
-	tracker->flags |= ZERNEL_UNDECIDED;
 }
 
 /* Whether the sync began right after the optimizer step. The thread may have launched in between, to bound
@@ -549,8 +538,7 @@ static inline void zernel_track(const struct zernel_tracker_config *config,
 			return;
 	}
 	zernel_advance(config, task, at_ns);
-	if (event == ZERNEL_AWAITED_COMPILE) {
-		zernel_credit_compile(task);
+	if (zernel_credit_wait(config, task, event)) {
 		zernel_settle(config, task);
 		return;
 	}

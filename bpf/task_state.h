@@ -26,7 +26,7 @@ enum zernel_gpu {
 enum zernel_task_flags {
 	ZERNEL_TASK_IS_ML = 1 << 0,
 	ZERNEL_TASK_NCCL_ACTIVE = 1 << 1,
-	ZERNEL_TASK_IS_LOADER = 1 << 2, /* its process was forked to load data */
+	ZERNEL_TASK_IS_LOADER = 1 << 2, /* it loads data for a trainer */
 	ZERNEL_TASK_IS_SAMPLED = 1 << 3, /* its phase is that of the sampled rule */
 };
 

@@ -36,6 +36,8 @@ enum zernel_event {
 	ZERNEL_FORK, /* of a process that may load data for it */
 	ZERNEL_BLOCK_SLEEP, /* for a time, or a request from outside of the process */
 	ZERNEL_AWAITED_COMPILE, /* it waited for another thread, which compiled, and still waits */
+	ZERNEL_AWAITED_COLLECTIVE, /* the same: the other thread was in a collective */
+	ZERNEL_AWAITED_DATA, /* the same: the other thread loads data for it */
 };
 
 struct zernel_tracker_config {

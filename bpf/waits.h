@@ -97,6 +97,18 @@ static inline int zernel_may_have_loaded(const struct zernel_tracker_config *con
 	       tracker->now_ns - tracker->undecided_since_ns >= config->short_wait_max_ns;
 }
 
+/* The optimizer step is over. If the thread copies next, it prepared a batch until then: a thread that
+ * announces its batches does so elsewhere. */
+static inline void zernel_await_batch(const struct zernel_tracker_config *config,
+				      struct zernel_tracker *tracker)
+{
+	zernel_turn_to(config, tracker, ZERNEL_AFTER_UPDATE, tracker->now_ns);
+	if (tracker->flags & ZERNEL_ANNOUNCES_DATA)
+		return;
+	tracker->undecided_since_ns = tracker->now_ns;
+	tracker->flags |= ZERNEL_UNDECIDED;
+}
+
 static inline void zernel_block(const struct zernel_tracker_config *config,
 				struct zernel_task_state *task, __u8 event)
 {
@@ -132,9 +144,10 @@ static inline void zernel_end_long_wait(const struct zernel_tracker_config *conf
 					struct zernel_tracker *tracker, __u8 event)
 {
 	if (tracker->activity == ZERNEL_LOADING) {
-		int uses_batch = tracker->flags & ZERNEL_TRAINING_THREAD &&
-				 !(tracker->flags & ZERNEL_USES_GPU) &&
-				 !tracker->sees_update_ends;
+		int sees_batch = tracker->flags & ZERNEL_USES_GPU ||
+				 (tracker->flags & ZERNEL_ANNOUNCES_DATA &&
+				  tracker->sees_update_ends);
+		int uses_batch = tracker->flags & ZERNEL_TRAINING_THREAD && !sees_batch;
 
 		zernel_turn_to(config, tracker, uses_batch ? ZERNEL_RECEIVING : ZERNEL_LOADING,
 			       tracker->now_ns);
@@ -193,24 +206,6 @@ static inline void zernel_end_wait(const struct zernel_tracker_config *config,
 	} else {
 		zernel_turn_to(config, tracker, tracker->activity, tracker->now_ns);
 	}
-}
-
-/* The wait so far was for a compilation, so it belongs to no phase. A wait for data does. */
-static inline void zernel_credit_compile(struct zernel_task_state *task)
-{
-	struct zernel_tracker *tracker = &task->tracker;
-	__u64 since_ns = tracker->wait_since_ns, waited_ns = tracker->now_ns - since_ns;
-
-	if (!(tracker->flags & ZERNEL_WAITING) || zernel_in_call(tracker) ||
-	    tracker->activity == ZERNEL_LOADING ||
-	    zernel_word_phase(task->phase_word) == ZERNEL_UNKNOWN)
-		return;
-	tracker->wait_since_ns = tracker->now_ns;
-	tracker->wait_activity_until_ns =
-		zernel_add_saturating(tracker->wait_activity_until_ns, waited_ns);
-	tracker->activity_until_ns = zernel_add_saturating(tracker->activity_until_ns, waited_ns);
-	tracker->undecided_since_ns = tracker->now_ns;
-	zernel_transition(task, ZERNEL_UNKNOWN, since_ns);
 }
 
 static inline void zernel_preempt(struct zernel_tracker *tracker)

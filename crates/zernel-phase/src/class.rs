@@ -74,7 +74,7 @@ numbered! {
         Trainer = "trainer",
         /// Another thread of the same process.
         Helper = "helper",
-        /// It belongs to a process that was forked to load data.
+        /// It loads data for a trainer, in that process or in another one.
         Loader = "loader",
     }
 }

@@ -157,7 +157,7 @@ crate::mirrors! {
             TASK_IS_ML = 1 << 0,
             /// Flag of a task: a NCCL collective is under way.
             TASK_NCCL_ACTIVE = 1 << 1,
-            /// Flag of a task: its process was forked to load data.
+            /// Flag of a task: it loads data for a trainer.
             TASK_IS_LOADER = 1 << 2,
             /// Flag of a task: its phase is that of the sampled rule, because its calls are not probed.
             TASK_IS_SAMPLED = 1 << 3,
@@ -379,6 +379,8 @@ number_events! {
     ThreadEvent::Fork => "ZERNEL_FORK" = 26,
     ThreadEvent::Block(BlockReason::Sleep) => "ZERNEL_BLOCK_SLEEP" = 27,
     ThreadEvent::AwaitedCompile => "ZERNEL_AWAITED_COMPILE" = 28,
+    ThreadEvent::AwaitedCollective => "ZERNEL_AWAITED_COLLECTIVE" = 29,
+    ThreadEvent::AwaitedData => "ZERNEL_AWAITED_DATA" = 30,
 }
 
 impl From<&ZernelTaskState> for RawPhaseSample {

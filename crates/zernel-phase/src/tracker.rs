@@ -21,6 +21,7 @@
 //! | announced that it writes a checkpoint; until it announces a batch, a forward pass or an optimizer step | `Unknown` |
 //! | announced that it compiles; until that ends, or it announces a batch, a forward pass or an optimizer step | `Unknown` |
 //! | waits, but not for data, while another thread compiles, as for a backward pass | `Unknown` |
+//! | waits for a thread that is in a collective meanwhile, outside of a backward pass | `NcclCollective` |
 //! | had none of these events for too long, or is not observed | `Unknown` |
 //!
 //! A thread that announces nothing loads data only where something shows it:
@@ -30,6 +31,7 @@
 //! | waits for I/O or polls after its step, or did so last | `DataLoading` |
 //! | copies, at least 1 ms after its announced optimizer step and without launches since; a sync right after the step does not count | `DataLoading` since then |
 //! | waits for I/O after launches, and copies next | `DataLoading` |
+//! | waits on a futex for a thread that loads data | `DataLoading` |
 //! | waited on a futex and copied next, while no other thread of its process launched, or after announced optimizer steps | `DataLoading` |
 //! | called a function that only optimizers call; launches right after it belong to it | `OptimizerStep` |
 //!
@@ -181,8 +183,7 @@ impl PhaseTracker {
             }
         }
         self.advance(at_ns, closed);
-        if event == ThreadEvent::AwaitedCompile {
-            self.credit_compile(closed);
+        if self.credit_wait(event, closed) {
             self.update_phase(closed);
             return;
         }
@@ -307,7 +308,9 @@ impl PhaseTracker {
             ThreadEvent::Resume
             | ThreadEvent::Unblock
             | ThreadEvent::UnblockAfterLaunches
-            | ThreadEvent::AwaitedCompile => {}
+            | ThreadEvent::AwaitedCompile
+            | ThreadEvent::AwaitedCollective
+            | ThreadEvent::AwaitedData => {}
         }
     }
 

@@ -15,11 +15,12 @@ use zernel_phase::{
 use crate::label::{StepActivity, ThreadClass};
 use crate::timeline::Timeline;
 use crate::trace::{
-    EXIT_EVENT_NUMBER, EventEntry, ProcessEntry, SampleEntry, TraceEntry, TraceFile,
+    EXIT_EVENT_NUMBER, EventEntry, LOADS_EVENT_NUMBER, ProcessEntry, SampleEntry, TraceEntry,
+    TraceFile,
 };
 
 /// All events that a tracker can receive.
-const TRACKER_EVENTS: [ThreadEvent; 29] = [
+const TRACKER_EVENTS: [ThreadEvent; 31] = [
     ThreadEvent::GpuSyncEnter,
     ThreadEvent::GpuSyncLeave,
     ThreadEvent::CollectiveEnter,
@@ -49,6 +50,8 @@ const TRACKER_EVENTS: [ThreadEvent; 29] = [
     ThreadEvent::CompileEnd,
     ThreadEvent::Fork,
     ThreadEvent::AwaitedCompile,
+    ThreadEvent::AwaitedCollective,
+    ThreadEvent::AwaitedData,
 ];
 
 /// Where phases come from.
@@ -73,6 +76,8 @@ pub struct DetectedThread {
     is_in_gpu_sync: Timeline<bool>,
     /// What the thread waits for, if it is blocked.
     block_reasons: Timeline<Option<BlockReason>>,
+    /// Whether the thread loads data for its own process.
+    loads: Timeline<bool>,
     /// All flags that the thread's tracker had at any time, combined.
     tracker_flags: u16,
 }
@@ -91,24 +96,27 @@ impl DetectedThread {
     /// waits for another thread or process has nothing to load.
     #[must_use]
     pub fn scheduler_classes(&self, is_loader: bool) -> Timeline<ThreadClass> {
+        let of_loader = self.block_reasons.map(|reason| match reason {
+            None | Some(BlockReason::Io | BlockReason::Other | BlockReason::Sleep) => {
+                ThreadClass::Feed
+            }
+            Some(_) => ThreadClass::Other,
+        });
         if is_loader {
-            return self.block_reasons.map(|reason| match reason {
-                None | Some(BlockReason::Io | BlockReason::Other | BlockReason::Sleep) => {
-                    ThreadClass::Feed
-                }
-                Some(_) => ThreadClass::Other,
-            });
+            return of_loader;
         }
         let states = self.live_phases.zip(&self.is_in_gpu_sync);
-        states.map(
-            |(phase, is_in_gpu_sync)| match StepActivity::of_phase(phase, is_in_gpu_sync) {
+        let by_phase = states.map(|(phase, is_in_gpu_sync)| {
+            match StepActivity::of_phase(phase, is_in_gpu_sync) {
                 StepActivity::HostWork | StepActivity::Optimizer | StepActivity::PeerWait => {
                     ThreadClass::Critical
                 }
                 StepActivity::GpuWait => ThreadClass::GpuWait,
                 StepActivity::DataWait | StepActivity::Unknown => ThreadClass::Other,
-            },
-        )
+            }
+        });
+        let classes = by_phase.zip(&of_loader).zip(&self.loads);
+        classes.map(|((by_phase, of_loader), loads)| if loads { of_loader } else { by_phase })
     }
 
     /// Whether the thread copies, syncs or passes markers.
@@ -269,6 +277,9 @@ impl Corrections {
                 Some((self.update_ns, WorkloadPhase::OptimizerStep))
             }
             ThreadEvent::AwaitedCompile => Some((self.previous_ns, WorkloadPhase::Unknown)),
+            ThreadEvent::AwaitedCollective => {
+                Some((self.previous_ns, WorkloadPhase::NcclCollective))
+            }
             _ => None,
         }
     }
@@ -392,9 +403,13 @@ fn detected_thread(
     let start_ns = events.first().map_or(end_ns, |event| event.at_ns);
     let mut is_in_gpu_sync = Timeline::constant(false, start_ns, end_ns);
     let mut block_reasons = Timeline::constant(None, start_ns, end_ns);
+    let mut loads = Timeline::constant(false, start_ns, end_ns);
     let mut tracker_flags = 0;
     for event in events {
         tracker_flags |= event.tracker_flags;
+        if event.event_number == LOADS_EVENT_NUMBER {
+            loads.set_from(event.at_ns, true);
+        }
         if event.event_number == EXIT_EVENT_NUMBER {
             is_in_gpu_sync.set_from(event.at_ns, false);
             // A thread that has exited loads nothing more.
@@ -407,7 +422,13 @@ fn detected_thread(
                 block_reasons.set_from(event.at_ns, None);
             }
             None
-            | Some(ThreadEvent::Preempt | ThreadEvent::Resume | ThreadEvent::AwaitedCompile) => {}
+            | Some(
+                ThreadEvent::Preempt
+                | ThreadEvent::Resume
+                | ThreadEvent::AwaitedCompile
+                | ThreadEvent::AwaitedCollective
+                | ThreadEvent::AwaitedData,
+            ) => {}
             Some(_) => is_in_gpu_sync.set_from(event.at_ns, false),
         }
     }
@@ -417,6 +438,7 @@ fn detected_thread(
         live_phases: phases.live,
         is_in_gpu_sync,
         block_reasons,
+        loads,
         tracker_flags,
     }
 }

@@ -38,11 +38,12 @@ pub(crate) static OBSERVE_OBJECT: &[u8] =
     include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
 /// Tracepoint programs, attached at the start.
-const TRACEPOINT_PROGRAMS: [&str; 4] = [
+const TRACEPOINT_PROGRAMS: [&str; 5] = [
     "process_exit",
     "process_exec",
     "process_fork",
     "sched_switch",
+    "sched_waking",
 ];
 
 /// Kinds of uprobes, best first. The observer uses the first kind that the kernel supports.

@@ -37,6 +37,8 @@ pub(super) struct ProcessTable {
     retired_handles: BTreeSet<u32>,
     /// Handles of processes that are new since the last round.
     new_handles: BTreeSet<u32>,
+    /// Children that handed data to a process, by its handle and their pid, as of the last round.
+    helpers: BTreeSet<(u32, u64)>,
     identity_reader: IdentityReader,
     /// Number of rounds since the identities of all processes were last read anew.
     identity_age: usize,
@@ -64,6 +66,7 @@ impl ProcessTable {
             exited_ranks: ExitedRanks::default(),
             retired_handles: BTreeSet::new(),
             new_handles: BTreeSet::new(),
+            helpers: BTreeSet::new(),
             identity_reader: IdentityReader::default(),
             identity_age: 0,
             grace_period: grace,
@@ -79,17 +82,24 @@ impl ProcessTable {
     /// Reads everything that the kernel keeps of processes.
     pub(super) fn read_processes(&mut self, context: ReadContext<'_>) -> libbpf_rs::Result<()> {
         let kernel = context.kernel;
+        let mut helpers = BTreeSet::new();
         for index in 1..layout::PROCESSES {
             let Some(record) = kernel.process_record_at(index) else {
                 continue;
             };
+            if record.dataload.helper != 0 {
+                helpers.insert((record.handle, record.dataload.helper));
+            }
             self.add_if_new(&record, context);
             if let Some(process) = self.running.get_mut(&record.handle) {
                 process.read(kernel, &record);
             }
         }
-        if !self.new_handles.is_empty() {
-            // Children that a process forked before it was observed count as its loaders from now on.
+        let has_new_helpers = !helpers.is_subset(&self.helpers);
+        self.helpers = helpers;
+        if !self.new_handles.is_empty() || has_new_helpers {
+            // Children that a process forked before it was observed count as its loaders from now on. So does a child that
+            // handed data to it.
             kernel.adopt_existing_tasks()?;
         }
         self.identify_processes(context);

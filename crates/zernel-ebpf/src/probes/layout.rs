@@ -154,6 +154,7 @@ mirrors! {
         pub(crate) u8 = "zernel_trace_event", "ZERNEL_" {
             TRACE_CALL = 0xf0,
             TRACE_EXIT = 0xf1,
+            TRACE_LOADS = 0xf2,
         }
         pub(crate) usize = "zernel_tenant_index", "ZERNEL_" {
             ALL_TENANTS = 0,

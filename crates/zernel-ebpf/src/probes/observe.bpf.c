@@ -13,6 +13,7 @@
 #include "duration.h"
 #include "probe_dispatch.gen.h"
 #include "sched/sampled_phases.bpf.h"
+#include "sched/wakeups.bpf.h"
 #include "steps.h"
 #include "symbol.h"
 #include "trace.h"

@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 148] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 158] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -230,7 +230,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 148] = [
         "tracker->call_shown_ns += waited_ns;",
         "tracker->call_shown_ns = tracker->now_ns;",
     ),
-    ("waits.h", "tracker->flags |= ZERNEL_UNDECIDED;", ""),
+    ("waits.h", "\t\ttracker->flags |= ZERNEL_UNDECIDED;", ""),
     (
         "waits.h",
         "event != ZERNEL_UNBLOCK_AFTER_LAUNCHES ||\n\t     tracker",
@@ -485,39 +485,39 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 148] = [
         "tracker->activity == ZERNEL_COMPILING || tracker->activity == ZERNEL_IDLE",
         "tracker->activity == ZERNEL_COMPILING",
     ),
-    ("waits.h", " &&\n\t\t\t\t !tracker->sees_update_ends;", ";"),
+    (
+        "waits.h",
+        " &&\n\t\t\t\t  tracker->sees_update_ends);",
+        ");",
+    ),
     (
         "phase_tracker.h",
         "tracker->flags & computes ? ZERNEL_COMPUTING : ZERNEL_IDLE",
         "ZERNEL_COMPUTING",
     ),
+    ("awaited.h", "\t\tzernel_credit_compile(task);\n", ""),
     (
-        "phase_tracker.h",
-        "if (event == ZERNEL_AWAITED_COMPILE) {",
-        "if (0) {",
+        "awaited.h",
+        "zernel_in_call(tracker) ||\n\t    tracker->activity == ZERNEL_LOADING",
+        "tracker->activity == ZERNEL_LOADING",
     ),
     (
-        "waits.h",
-        "!(tracker->flags & ZERNEL_WAITING) || zernel_in_call(tracker) ||",
-        "!(tracker->flags & ZERNEL_WAITING) ||",
+        "awaited.h",
+        "!(tracker->flags & ZERNEL_WAITING) || zernel_in_call(tracker) ||\n",
+        "zernel_in_call(tracker) ||\n",
     ),
     (
-        "waits.h",
-        "if (!(tracker->flags & ZERNEL_WAITING) || zernel_in_call(tracker) ||",
-        "if (zernel_in_call(tracker) ||",
-    ),
-    (
-        "waits.h",
+        "awaited.h",
         "tracker->activity == ZERNEL_LOADING ||\n\t    zernel_word_phase",
         "zernel_word_phase",
     ),
     (
-        "waits.h",
+        "awaited.h",
         "tracker->wait_since_ns = tracker->now_ns;\n\ttracker->wait_activity_until_ns =\n",
         "tracker->wait_activity_until_ns =\n",
     ),
     (
-        "waits.h",
+        "awaited.h",
         "tracker->undecided_since_ns = tracker->now_ns;\n\tzernel_transition",
         "zernel_transition",
     ),
@@ -538,7 +538,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 148] = [
         "undecided_since_ns > config->short_wait_max_ns",
     ),
     (
-        "phase_tracker.h",
+        "waits.h",
         "\tif (tracker->flags & ZERNEL_ANNOUNCES_DATA)\n\t\treturn;\n\ttracker->undecided_since_ns",
         "\ttracker->undecided_since_ns",
     ),
@@ -643,6 +643,52 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 148] = [
         "if (!(tracker->flags & ZERNEL_UNDECIDED) ||\n\t\t    tracker->wait_since_ns <=",
         "if (!(tracker->flags & ZERNEL_UNDECIDED) ||\n\t\t    tracker->wait_since_ns <",
     ),
+    (
+        "awaited.h",
+        "\t\tzernel_credit_collective(config, task);\n",
+        "",
+    ),
+    ("awaited.h", "\t\tzernel_credit_data(config, task);\n", ""),
+    (
+        "awaited.h",
+        "zernel_in_call(tracker) || announced ||",
+        "zernel_in_call(tracker) ||",
+    ),
+    (
+        "awaited.h",
+        "tracker->activity == ZERNEL_BACKWARD ||\n\t    ",
+        "",
+    ),
+    (
+        "awaited.h",
+        "tracker->activity == ZERNEL_LOADING || tracker->activity == ZERNEL_AFTER_UPDATE) {",
+        "tracker->activity == ZERNEL_AFTER_UPDATE) {",
+    ),
+    (
+        "awaited.h",
+        "~(ZERNEL_WAIT_UNDECIDED | ZERNEL_AWAITS_DATA_AFTER_UPDATE)",
+        "~ZERNEL_AWAITS_DATA_AFTER_UPDATE",
+    ),
+    (
+        "awaited.h",
+        "~(ZERNEL_WAIT_UNDECIDED | ZERNEL_AWAITS_DATA_AFTER_UPDATE)",
+        "~ZERNEL_WAIT_UNDECIDED",
+    ),
+    (
+        "awaited.h",
+        "wait_since_ns < config->short_wait_max_ns)",
+        "wait_since_ns <= config->short_wait_max_ns)",
+    ),
+    (
+        "awaited.h",
+        "if (!(tracker->flags & ZERNEL_UNDECIDED))\n\t\t",
+        "",
+    ),
+    (
+        "awaited.h",
+        "if (tracker->flags & ZERNEL_ANNOUNCES_UPDATES)\n\t\ttracker->flags |= ZERNEL_AWAITS",
+        "tracker->flags |= ZERNEL_AWAITS",
+    ),
 ];
 
 /// Compiles the twin with one text of one header replaced.
@@ -651,6 +697,7 @@ pub(crate) fn build(header: &str, from: &str, to: &str) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     for name in [
         "activity.h",
+        "awaited.h",
         "btf.h",
         "class.h",
         "kernel.h",

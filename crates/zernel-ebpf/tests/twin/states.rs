@@ -62,6 +62,16 @@ pub(crate) fn any_event(rng: &mut Rng, kind: ThreadKind) -> ThreadEvent {
     }
 }
 
+/// An event that shows what a thread that is still blocked has waited for.
+fn event_in_wait(rng: &mut Rng) -> ThreadEvent {
+    rng.choice([
+        ThreadEvent::AwaitedCompile,
+        ThreadEvent::AwaitedCollective,
+        ThreadEvent::AwaitedData,
+    ])
+    .unwrap()
+}
+
 /// An event of a training loop that announces what it does.
 fn event_of_loop(rng: &mut Rng) -> ThreadEvent {
     rng.choice([
@@ -87,13 +97,14 @@ fn event_of_loop(rng: &mut Rng) -> ThreadEvent {
 
 /// An event of a training loop that announces its steps and no batches.
 fn event_of_loop_without_loader(rng: &mut Rng) -> ThreadEvent {
+    let in_wait = event_in_wait(rng);
     rng.choice([
         ThreadEvent::CopyToDevice,
         ThreadEvent::Launch,
         ThreadEvent::BackwardBegin,
         ThreadEvent::Block(BlockReason::Futex),
         ThreadEvent::UnblockAfterLaunches,
-        ThreadEvent::AwaitedCompile,
+        in_wait,
         ThreadEvent::OptimizerBegin,
         ThreadEvent::ZeroGradients,
         ThreadEvent::UpdateEnd,
@@ -142,6 +153,7 @@ fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {
         BlockReason::Sleep,
     ];
     let reason = rng.choice(reasons).unwrap();
+    let in_wait = event_in_wait(rng);
     rng.choice([
         ThreadEvent::GpuSyncEnter,
         ThreadEvent::GpuSyncLeave,
@@ -152,7 +164,7 @@ fn event_of_any_thread(rng: &mut Rng) -> ThreadEvent {
         ThreadEvent::Block(reason),
         ThreadEvent::Unblock,
         ThreadEvent::UnblockAfterLaunches,
-        ThreadEvent::AwaitedCompile,
+        in_wait,
         ThreadEvent::OptimizerMarker,
         ThreadEvent::BackwardBegin,
         ThreadEvent::ForwardBegin,

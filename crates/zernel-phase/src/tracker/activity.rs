@@ -8,7 +8,7 @@ use crate::task_state::WorkloadPhase;
 pub(super) enum Activity {
     Idle,
     Loading,
-    /// Without a GPU, and without ends of announced work: its block for data is over. No event shows when the thread has
+    /// Without a GPU, and without ends of announced batches: its block for data is over. No event shows when the thread has
     /// its batch.
     Receiving,
     /// It launched, copied or synced last.

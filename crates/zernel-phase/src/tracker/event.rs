@@ -55,6 +55,10 @@ pub enum ThreadEvent {
     Fork,
     /// Has waited for another thread of its process, which compiled, and still waits.
     AwaitedCompile,
+    /// Has waited for another thread of its process, which was in a collective, and still waits.
+    AwaitedCollective,
+    /// Has waited for a thread that loads data, and still waits.
+    AwaitedData,
 }
 
 /// The reason why a thread is blocked.

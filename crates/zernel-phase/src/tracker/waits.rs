@@ -123,8 +123,65 @@ impl PhaseTracker {
         }
     }
 
+    /// Takes in what the thread has waited for; it still waits. Returns whether the event is of that kind.
+    pub(super) fn credit_wait(
+        &mut self,
+        event: ThreadEvent,
+        closed: &mut impl Extend<PhaseInterval>,
+    ) -> bool {
+        match event {
+            ThreadEvent::AwaitedCompile => self.credit_compile(closed),
+            ThreadEvent::AwaitedCollective => self.credit_collective(closed),
+            ThreadEvent::AwaitedData => self.credit_data(closed),
+            _ => return false,
+        }
+        true
+    }
+
+    /// The wait so far was for a thread that was in a collective, so it was for peers. The backward pass of a thread that
+    /// waits for it goes on meanwhile.
+    fn credit_collective(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        let is_announced = self.activity == Activity::Loading && self.announces_data;
+        let is_known = self.phase != WorkloadPhase::Unknown;
+        let Some(wait) = self.wait.filter(|_| {
+            is_known && !is_announced && !self.is_in_call() && self.activity != Activity::Backward
+        }) else {
+            return;
+        };
+        if matches!(self.activity, Activity::Loading | Activity::AfterUpdate) {
+            self.await_batch();
+        } else {
+            let waited_ns = self.now_ns - wait.since_ns;
+            self.activity_until_ns = self.activity_until_ns.saturating_add(waited_ns);
+            self.undecided_since_ns = None;
+            self.update_since_ns = self.update_since_ns.map(|_| self.now_ns);
+        }
+        self.awaits_data_after_update = false;
+        self.wait = Some(Wait {
+            since_ns: self.now_ns,
+            until_ns: wait.until_ns,
+            activity: self.activity,
+            activity_until_ns: self.activity_until_ns,
+            is_undecided: false,
+        });
+        self.close(wait.since_ns, WorkloadPhase::NcclCollective, closed);
+    }
+
+    /// The wait so far was for a thread that loads data, so it was for a batch.
+    fn credit_data(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        let Some(wait) = self.wait.filter(|wait| {
+            wait.is_undecided && self.now_ns - wait.since_ns >= self.config.short_wait_max_ns
+        }) else {
+            return;
+        };
+        self.undecided_since_ns.get_or_insert(wait.since_ns);
+        self.credit_loading(closed);
+        self.set_activity(Activity::Loading, self.now_ns);
+        self.awaits_data_after_update |= self.announces_updates;
+    }
+
     /// The wait so far was for a compilation, so it belongs to no phase. A wait for data does.
-    pub(super) fn credit_compile(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+    fn credit_compile(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         let is_known = self.phase != WorkloadPhase::Unknown;
         let may_wait_for_compile = !self.is_in_call() && self.activity != Activity::Loading;
         let Some(wait) = self
@@ -155,8 +212,8 @@ impl PhaseTracker {
 
     fn end_long_wait(&mut self, wait: Wait, event: ThreadEvent) {
         if self.activity == Activity::Loading {
-            let misses_end = !self.uses_gpu && !self.sees_update_ends;
-            let next = match self.is_training_thread && misses_end {
+            let sees_batch = self.uses_gpu || (self.announces_data && self.sees_update_ends);
+            let next = match self.is_training_thread && !sees_batch {
                 true => Activity::Receiving,
                 false => Activity::Loading,
             };

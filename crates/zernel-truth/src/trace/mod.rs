@@ -36,6 +36,8 @@ pub const MAGIC: &str = "zernel-trace 1\n";
 pub const CALL_EVENT_NUMBER: u8 = 0xf0;
 /// Event number of the exit of a thread.
 pub const EXIT_EVENT_NUMBER: u8 = 0xf1;
+/// Event number of the time from which a thread loads data for its own process.
+pub const LOADS_EVENT_NUMBER: u8 = 0xf2;
 
 const EVENT_TAG: u8 = 0;
 const PROCESS_TAG: u8 = 1;

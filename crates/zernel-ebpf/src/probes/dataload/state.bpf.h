@@ -10,6 +10,7 @@ struct dataload_process {
 	__u64 waited_ns[ZERNEL_WORKS + 1]; /* by the work done meanwhile; the last: no work */
 	__u64 own_work[ZERNEL_WORKS]; /* of its own threads; see work.h */
 	__u64 loader_work[ZERNEL_WORKS]; /* of the threads of its loaders */
+	__u64 helper; /* pid of a child that ended a wait for data and is not observed, or 0 */
 };
 
 /* A thread's wait for data: several blocks with short bursts of CPU time between them. */

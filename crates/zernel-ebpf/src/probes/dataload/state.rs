@@ -23,6 +23,8 @@ mirrors! {
             own_work: [u64; WORKS],
             /// Work of the threads of the process's loaders by kind, encoded as in `bpf/work.h`.
             loader_work: [u64; WORKS],
+            /// Pid of a child that ended a wait for data and is not observed yet, or 0.
+            helper: u64,
         }
     }
     constants {

@@ -2,7 +2,8 @@
 /*
  * Waits for peers: in a GPU sync with nothing but collectives queued, and on the futex of a CPU collective (c10d's
  * gloo). The return of a CPU collective is not probed, because an exception may leave the function. So a wait for such
- * a collective lasts from the entry to the end of the last block that follows after at most a millisecond of CPU time.
+ * a collective lasts from the entry to the end of the block that follows after at most a millisecond of CPU time, and
+ * the wait for all gradients of a model to the end of the last such block.
  */
 #ifndef DIST_SYNC_BPF_H
 #define DIST_SYNC_BPF_H
@@ -29,8 +30,10 @@ enum dist_sync_role {
 ZERNEL_IN_BTF(enum, dist_sync_role);
 
 /* The thread begins to wait for a CPU collective. */
-static __always_inline void begin_peer_wait(struct zernel_thread *thread, __u64 now_ns)
+static __always_inline void begin_peer_wait(struct zernel_thread *thread, bool is_for_gradients,
+					    __u64 now_ns)
 {
+	thread->dist_sync.is_for_gradients = is_for_gradients;
 	thread->dist_sync.armed_ns = now_ns;
 	thread->dist_sync.cpu_ns = 0;
 	/* The time that the thread has been on the CPU so far is not part of the wait. */
@@ -57,8 +60,12 @@ static __always_inline bool peer_block(struct zernel_thread *thread)
 
 	if (!wait->armed_ns)
 		return false;
+	/* A wait for Python's lock is part of neither. */
+	if (thread->sched.lock == SCHED_PYTHON_LOCK)
+		return false;
 	if ((__s64)wait->cpu_ns > (__s64)WAIT_MERGE_GAP_NS ||
-	    thread->sched.reason != SCHED_BLOCKED_FUTEX) {
+	    thread->sched.reason != SCHED_BLOCKED_FUTEX ||
+	    (wait->since_ns && !wait->is_for_gradients)) {
 		end_peer_wait(thread);
 		return false;
 	}
@@ -142,12 +149,12 @@ static __always_inline void dist_sync_mark(const struct zernel_symbol *symbol,
 	if (symbol->role == SYNC_AWAIT_GRADIENTS && zernel_uses_gpu(process)) {
 		if (process->dist_sync.cpu_reductions) {
 			process->dist_sync.cpu_reductions = 0;
-			begin_peer_wait(thread, now_ns);
+			begin_peer_wait(thread, true, now_ns);
 		}
 		return;
 	}
 	mark_training_loop(thread, process);
-	begin_peer_wait(thread, now_ns);
+	begin_peer_wait(thread, symbol->role == SYNC_AWAIT_GRADIENTS, now_ns);
 }
 
 #endif

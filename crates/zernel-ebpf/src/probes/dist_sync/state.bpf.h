@@ -18,6 +18,8 @@ struct dist_sync_thread {
 	__u64 since_ns; /* 0: no block yet */
 	__u64 until_ns; /* end of the last block */
 	__u64 cpu_ns; /* on a CPU since then */
+	__u64 left_ns; /* when it last woke up from a wait for peers */
+	__u64 is_for_gradients; /* the call waits several times */
 };
 
 #endif

@@ -11,6 +11,7 @@
 #include "process.h"
 #include "sched/state.bpf.h"
 #include "task_state.h"
+#include "thread.h"
 #include "tracker_event.h"
 
 #define NOT_A_SYSCALL (~0UL)
@@ -178,6 +179,42 @@ static __always_inline bool helps_announcer(const struct zernel_process *process
 	return process->announcer && !(state->tracker.flags & announces);
 }
 
+/* CPython's global lock changes hands at this interval, unless a program sets another one. */
+#define PYTHON_LOCK_NS 5000000ULL
+#define FUTEX_CALL 202
+#define FUTEX_OPERATION 127 /* without flags, such as that of the clock */
+#define FUTEX_WAIT 0 /* mutexes of the C library, barriers of OpenMP */
+#define FUTEX_CLOCK_REALTIME 256
+
+/* The lock that a task blocks on, if the futex is of one. Waits for Python's lock end with that interval.
+ * Semaphores and condition variables of the C library wait with another operation than mutexes. */
+static __noinline __u8 lock_of_block(struct task_struct *task, __u64 now_ns)
+{
+	struct pt_regs *registers = (struct pt_regs *)bpf_task_pt_regs(task);
+	unsigned long operation = registers->rsi;
+	__u64 until[2] = {}, until_ns;
+
+	if (registers->orig_rax != FUTEX_CALL)
+		return SCHED_NO_LOCK;
+	if ((operation & FUTEX_OPERATION) == FUTEX_WAIT)
+		return SCHED_MUTEX;
+	if (operation & FUTEX_CLOCK_REALTIME || !registers->r10 ||
+	    bpf_probe_read_user(until, sizeof(until), (void *)registers->r10))
+		return SCHED_NO_LOCK;
+	until_ns = until[0] * 1000000000ULL + until[1];
+	return until_ns - now_ns <= PYTHON_LOCK_NS ? SCHED_PYTHON_LOCK : SCHED_NO_LOCK;
+}
+
+/* Whether a thread loads data: it belongs to a process that was forked for that, or its wake-up ended a
+ * trainer's wait for data. A thread that announces optimizer steps does not. */
+static __always_inline bool loads_data(const struct zernel_thread *thread,
+				       const struct zernel_process *process,
+				       const struct zernel_task_state *state)
+{
+	return process->flags & ZERNEL_IS_LOADER ||
+	       (thread->sched.loads && !(state->tracker.flags & ZERNEL_ANNOUNCES_UPDATES));
+}
+
 /* Whether the current task sleeps in a system call until a time is over. */
 static __always_inline bool sleeps(void)
 {
@@ -189,11 +226,17 @@ static __always_inline bool sleeps(void)
 }
 
 /* The tracker's event. A trainer polls for data if it has loaders, else for requests, and a loader
- * polls for its next work. What a loader reads from a pipe is data, and it may sleep while it loads. */
-static __always_inline __u8 event_of_block(const struct zernel_process *process,
-					   const struct zernel_task_state *state, __u8 reason)
+ * polls for its next work. What a loader reads from a pipe is data, unless its trainer writes to it, and it
+ * may sleep while it loads. A wait for Python's lock shows nothing: any thread of Python has such waits. */
+static __always_inline __u8 event_of_block(const struct zernel_thread *thread,
+					   const struct zernel_process *process,
+					   const struct zernel_task_state *state)
 {
-	switch (reason) {
+	bool loads = loads_data(thread, process, state);
+
+	if (thread->sched.lock == SCHED_PYTHON_LOCK)
+		return ZERNEL_BLOCK_OTHER;
+	switch (thread->sched.reason) {
 	case SCHED_BLOCKED_IO:
 	case SCHED_BLOCKED_NETWORK:
 		return ZERNEL_BLOCK_IO;
@@ -201,13 +244,13 @@ static __always_inline __u8 event_of_block(const struct zernel_process *process,
 		return helps_announcer(process, state) ? ZERNEL_BLOCK_REQUEST :
 							 ZERNEL_BLOCK_FUTEX;
 	case SCHED_BLOCKED_POLL:
-		return process->loaders || process->flags & ZERNEL_IS_LOADER ? ZERNEL_BLOCK_POLL :
-									       ZERNEL_BLOCK_SLEEP;
+		return process->loaders || loads ? ZERNEL_BLOCK_POLL : ZERNEL_BLOCK_SLEEP;
 	case SCHED_BLOCKED_IPC:
-		return process->flags & ZERNEL_IS_LOADER ? ZERNEL_BLOCK_IO : ZERNEL_BLOCK_POLL;
+		if (!loads)
+			return ZERNEL_BLOCK_POLL;
+		return thread->sched.serves ? ZERNEL_BLOCK_REQUEST : ZERNEL_BLOCK_IO;
 	default:
-		return !(process->flags & ZERNEL_IS_LOADER) && sleeps() ? ZERNEL_BLOCK_SLEEP :
-									  ZERNEL_BLOCK_OTHER;
+		return !loads && sleeps() ? ZERNEL_BLOCK_SLEEP : ZERNEL_BLOCK_OTHER;
 	}
 }
 

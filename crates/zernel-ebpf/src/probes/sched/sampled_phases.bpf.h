@@ -102,7 +102,7 @@ int sample_tasks(struct bpf_iter__task *ctx)
 		/* The process was forked by an observed one, but uses a GPU itself, so it is no loader. */
 		if (process->flags & ZERNEL_IS_LOADER)
 			zernel_make_trainer(process);
-		note_trainer(state, process, now_ns);
+		note_trainer(thread, state, process, now_ns);
 		sample_thread(thread, process, state, now_ns);
 	} else if (state->flags & ZERNEL_TASK_IS_SAMPLED) {
 		end_samples(thread, state, now_ns);

@@ -7,12 +7,13 @@
  * are forked, or from an iterator. Other threads have none. A context switch checks that first, and
  * for most threads does nothing else.
  *
- * Wakeups are not traced: that would double the cost for every thread of the system. When a thread
- * runs again, the kernel's own account shows since when it was runnable.
+ * When a thread runs again, the kernel's own account shows since when it was runnable. Wake-ups show
+ * only which thread ended a wait; see wakeups.bpf.h.
  *
  * A thread's storage is written by its own calls and while it is being switched, which never happens
  * on two CPUs at once. Only adopt_tasks writes from elsewhere, and only to a thread that had no storage,
- * and sample_tasks, which writes phase and class of threads that are not tracked.
+ * sample_tasks, which writes phase and class of threads that are not tracked, and sched_waking, which
+ * writes bytes of its own.
  */
 #ifndef SCHED_BPF_H
 #define SCHED_BPF_H
@@ -179,31 +180,33 @@ static __always_inline void update_recent(struct sched_thread *run, struct zerne
 }
 
 /* Publishes whether a thread loads data, and for which process. */
-static __noinline int publish_trainer(struct zernel_task_state *state,
+static __noinline int publish_trainer(const struct zernel_thread *thread,
+				      struct zernel_task_state *state,
 				      const struct zernel_process *process, __u64 now_ns)
 {
 	const struct zernel_process *trainer = zernel_process(process->trainer);
+	bool is_forked = process->flags & ZERNEL_IS_LOADER;
 
-	if (process->flags & ZERNEL_IS_LOADER) {
+	if (loads_data(thread, process, state))
 		state->flags |= ZERNEL_TASK_IS_LOADER;
-		state->trainer = trainer ? trainer->pid : 0;
-	} else {
+	else
 		state->flags &= ~ZERNEL_TASK_IS_LOADER;
-		state->trainer = state->tgid;
-	}
+	state->trainer = !is_forked ? state->tgid : trainer ? trainer->pid : 0;
 	zernel_publish_class(state, now_ns);
+	if (state->flags & ZERNEL_TASK_IS_LOADER && !is_forked)
+		zernel_trace(state, thread->process, now_ns, ZERNEL_TRACE_LOADS, ZERNEL_NONE);
 	return 0;
 }
 
-/* A process that was forked to load data may turn out to train. */
-static __always_inline void note_trainer(struct zernel_task_state *state,
+/* A thread may turn out to load data. A process that was forked to load data may turn out to train. */
+static __always_inline void note_trainer(const struct zernel_thread *thread,
+					 struct zernel_task_state *state,
 					 const struct zernel_process *process, __u64 now_ns)
 {
-	bool is_loader = process->flags & ZERNEL_IS_LOADER;
 	bool was_loader = state->flags & ZERNEL_TASK_IS_LOADER;
 
-	if (is_loader != was_loader)
-		publish_trainer(state, process, now_ns);
+	if (loads_data(thread, process, state) != was_loader)
+		publish_trainer(thread, state, process, now_ns);
 }
 
 /* How long a thread that is being switched in was runnable. */
@@ -278,7 +281,7 @@ static __noinline int switched_in(struct task_struct *task, struct zernel_thread
 		return 0;
 	state->cpu_burst_ns = run->burst_ns + 1;
 	update_recent(run, state, process, now_ns);
-	note_trainer(state, process, now_ns);
+	note_trainer(thread, state, process, now_ns);
 	if (run->has_blocked)
 		track_unblock(thread, process, state, now_ns);
 	else if (state->tracker.flags & ZERNEL_IS_QUEUED)
@@ -366,6 +369,8 @@ static __always_inline void switched_out(struct task_struct *task, struct zernel
 	run->reason = block_reason(task);
 	if (run->reason == SCHED_BLOCKED_POLL && process->flags & ZERNEL_IS_LOADER)
 		run->reason = block_reason_of_poll(task);
+	run->lock = run->reason == SCHED_BLOCKED_FUTEX ? lock_of_block(task, now_ns) : SCHED_NO_LOCK;
+	run->handed = SCHED_HANDED_NOTHING;
 	run->has_blocked = true;
 	set_run_state(thread, process, SCHED_BLOCKED, now_ns);
 	if (run->reason == SCHED_BLOCKED_FUTEX)
@@ -431,7 +436,7 @@ static __always_inline struct zernel_thread *give_storage(struct task_struct *ta
 	thread->process = handle;
 	state = zernel_task(task, now_ns);
 	if (state && process)
-		note_trainer(state, process, now_ns);
+		note_trainer(thread, state, process, now_ns);
 	zernel_write_hint(task, state, true);
 	zernel_begin_decisions(task);
 	return thread;
@@ -498,6 +503,14 @@ static __always_inline bool run_same_program(struct task_struct *one, struct tas
 	       BPF_CORE_READ(other, mm, exe_file, f_inode);
 }
 
+/* Whether a child works for its parent, although it runs another program. */
+static __always_inline bool is_helper(struct task_struct *task, __u32 parent)
+{
+	struct zernel_process *process = zernel_process(parent);
+
+	return process && process->dataload.helper == (__u32)task->tgid;
+}
+
 /* Adopts threads and children that existed before their process was observed. */
 SEC("iter/task")
 int adopt_tasks(struct bpf_iter__task *ctx)
@@ -516,11 +529,12 @@ int adopt_tasks(struct bpf_iter__task *ctx)
 	handle = zernel_known_process(task);
 	if (!handle) {
 		parent = task->real_parent;
-		if (!parent || task->vfork_done || !run_same_program(task, parent))
+		if (!parent || task->vfork_done)
 			return 0;
 		handle = zernel_known_process(parent);
-		if (handle)
-			handle = admit_loader(task, handle);
+		if (!handle || !(run_same_program(task, parent) || is_helper(task, handle)))
+			return 0;
+		handle = admit_loader(task, handle);
 	}
 	if (!handle)
 		return 0;

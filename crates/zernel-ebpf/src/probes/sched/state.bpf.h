@@ -44,6 +44,20 @@ enum sched_awaited {
 	SCHED_AWAITS_PEERS,
 };
 
+/* A thread that releases a lock hands over nothing. */
+enum sched_lock {
+	SCHED_NO_LOCK,
+	SCHED_PYTHON_LOCK, /* CPython's global one */
+	SCHED_MUTEX,
+};
+
+/* What the thread that ended a block does for the one that was blocked. */
+enum sched_handed {
+	SCHED_HANDED_NOTHING, /* it is not known */
+	SCHED_HANDED_DATA, /* it loads data */
+	SCHED_HANDED_COLLECTIVE, /* it was in a collective meanwhile */
+};
+
 struct sched_thread {
 	__u64 since_ns; /* when it entered `state` */
 	__u64 burst_ns; /* on a CPU since it last blocked, up to since_ns */
@@ -56,7 +70,10 @@ struct sched_thread {
 	__u8 reason; /* enum sched_block_reason of the last block */
 	__u8 has_blocked; /* it blocked and has not been seen on a CPU since */
 	__u8 awaits; /* enum sched_awaited of the last block */
-	__u8 reserved[4];
+	__u8 lock; /* enum sched_lock: what the last block on a futex is for */
+	__u8 handed; /* enum sched_handed: what ended its last block; written when it is woken up */
+	__u8 loads; /* its wake-up ended a wait for data of its process */
+	__u8 serves; /* its trainer woke it up */
 };
 
 #endif

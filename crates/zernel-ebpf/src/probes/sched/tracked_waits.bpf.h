@@ -63,7 +63,7 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 		track_event(state, thread->process, now_ns, ZERNEL_BLOCK_FUTEX);
 		return 0;
 	}
-	event = event_of_block(process, state, thread->sched.reason);
+	event = event_of_block(thread, process, state);
 	/* A driver may sleep in a call, as in a copy that waits for the GPU. */
 	if (event == ZERNEL_BLOCK_SLEEP && thread->depth)
 		event = ZERNEL_BLOCK_OTHER;
@@ -104,6 +104,21 @@ static __always_inline void track_awaited_compile(struct zernel_thread *thread,
 		    ZERNEL_AWAITED_COMPILE);
 }
 
+/* The thread that ended the block shows what the block was for. */
+static __always_inline void track_hand_over(struct zernel_thread *thread,
+					    struct zernel_task_state *state, __u64 now_ns)
+{
+	__u8 handed = thread->sched.handed;
+
+	if (handed == SCHED_HANDED_COLLECTIVE) {
+		track_event(state, thread->process, now_ns, ZERNEL_AWAITED_COLLECTIVE);
+		if (!thread->dataload.is_announced)
+			thread->dataload.since_ns = 0;
+	} else if (handed == SCHED_HANDED_DATA) {
+		track_event(state, thread->process, now_ns, ZERNEL_AWAITED_DATA);
+	}
+}
+
 static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_process *process,
 				    struct zernel_task_state *state, __u64 now_ns)
 {
@@ -113,9 +128,12 @@ static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_
 		return 0;
 	note_end_of_backward(process, state, now_ns);
 	track_awaited_compile(thread, process, state, now_ns);
+	if (thread->sched.handed)
+		track_hand_over(thread, state, now_ns);
 	track_event(state, thread->process, now_ns,
 		    waits_for_launches ? ZERNEL_UNBLOCK_AFTER_LAUNCHES : ZERNEL_UNBLOCK);
 	if (thread->sched.awaits == SCHED_AWAITS_PEERS) {
+		thread->dist_sync.left_ns = now_ns;
 		track_event(state, thread->process, now_ns, ZERNEL_COLLECTIVE_LEAVE);
 		end_peer_block(thread, process, state, now_ns);
 	} else if (thread->sched.awaits == SCHED_AWAITS_DATA && thread->dataload.since_ns) {

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Which thread ends a wait. A thread whose wake-up ends a trainer's wait for data loads data, whatever the loader
+ * is made of: a pool of threads, a queue, a child that writes to a pipe.
+ *
+ * This runs in the thread that wakes another one, or in an interrupt on top of any thread. So it runs
+ * while the woken thread may still be on its way to sleep on another CPU. It reads what that thread last
+ * wrote, and writes only bytes that no other program writes.
+ */
+#ifndef SCHED_WAKEUPS_BPF_H
+#define SCHED_WAKEUPS_BPF_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_tracing.h>
+#include "phase_tracker.h"
+#include "process.h"
+#include "sched/sched.bpf.h"
+#include "sched/state.bpf.h"
+#include "settings.h"
+#include "task_state.h"
+#include "thread.h"
+
+/* Whether a system call may hand something to another thread. An interrupt wakes threads too; the thread
+ * below it is seldom in one of these calls. The numbers are those of x86-64. */
+static __always_inline bool hands_over(unsigned long call)
+{
+	switch (call) {
+	case 1: /* write */
+	case 20: /* writev */
+	case 44: /* sendto */
+	case 46: /* sendmsg */
+	case 60: /* exit: another thread joins this one */
+	case FUTEX_CALL:
+	case 307: /* sendmmsg */
+	case 454: /* futex_wake */
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* Whether a blocked thread waits for another thread or process, and not for a lock. */
+static __always_inline bool awaits_hand_over(const struct sched_thread *run)
+{
+	return run->state == SCHED_BLOCKED && run->lock == SCHED_NO_LOCK &&
+	       (run->reason == SCHED_BLOCKED_FUTEX || run->reason == SCHED_BLOCKED_IPC ||
+		run->reason == SCHED_BLOCKED_POLL);
+}
+
+/* Whether a blocked thread runs a training loop and waits for data. */
+static __always_inline bool awaits_data(const struct zernel_tracker *tracker)
+{
+	return tracker->flags & ZERNEL_TRAINING_THREAD && tracker->activity == ZERNEL_LOADING &&
+	       !zernel_in_call(tracker);
+}
+
+/* Whether a blocked thread may wait for its next batch: it has waited for a while since its optimizer step. */
+static __always_inline bool may_await_data(const struct zernel_tracker *tracker)
+{
+	struct zernel_settings *set = zernel_settings();
+
+	return set && tracker->activity == ZERNEL_AFTER_UPDATE &&
+	       tracker->flags & ZERNEL_UNDECIDED && !zernel_in_call(tracker) &&
+	       bpf_ktime_get_ns() - tracker->wait_since_ns >= set->tracker.short_wait_max_ns;
+}
+
+/* A thread that is not observed ended a trainer's wait for data. If a child of the trainer did,
+ * userspace has it adopted. */
+static __always_inline void note_helper(struct zernel_process *process, struct task_struct *waker)
+{
+	struct task_struct *parent = BPF_CORE_READ(waker, real_parent);
+	__u32 forked_by = BPF_CORE_READ(parent, tgid);
+
+	if (forked_by == process->pid)
+		process->dataload.helper = (__u32)waker->tgid;
+	else if (BPF_CORE_READ(parent, real_parent, tgid) == (int)process->pid)
+		process->dataload.helper = forked_by;
+}
+
+/* A thread of the same process ended a wait. If it makes probed calls, it may do other work for the one that
+ * waited. */
+static __always_inline void note_hand_over_within(struct zernel_thread *by,
+						  struct zernel_thread *thread,
+						  const struct zernel_tracker *tracker)
+{
+	if (by->dist_sync.left_ns > tracker->wait_since_ns) {
+		thread->sched.handed = SCHED_HANDED_COLLECTIVE;
+		return;
+	}
+	if (awaits_data(tracker) || (!by->window_ns && may_await_data(tracker)))
+		by->sched.loads = 1;
+	if (by->sched.loads)
+		thread->sched.handed = SCHED_HANDED_DATA;
+}
+
+/* The current thread wakes an observed one. */
+static __noinline int note_hand_over(struct task_struct *woken, struct zernel_thread *thread)
+{
+	struct task_struct *waker = bpf_get_current_task_btf();
+	struct pt_regs *registers = (struct pt_regs *)bpf_task_pt_regs(waker);
+	struct zernel_thread *by;
+	struct zernel_process *process;
+	struct zernel_task_state *state;
+
+	if (!hands_over(registers->orig_rax))
+		return 0;
+	process = zernel_process(thread->process);
+	state = bpf_task_storage_get(&zernel_tasks, woken, 0, 0);
+	if (!process || !state)
+		return 0;
+	by = known_thread(waker);
+	if (state->flags & ZERNEL_TASK_IS_LOADER) {
+		thread->sched.serves = by && by->process == process->trainer;
+		return 0;
+	}
+	if (by && by->process == thread->process)
+		note_hand_over_within(by, thread, &state->tracker);
+	else if (!by && awaits_data(&state->tracker))
+		note_helper(process, waker);
+	return 0;
+}
+
+/* Argument: the task that is woken up. */
+SEC("tp_btf/sched_waking")
+int sched_waking(__u64 *ctx)
+{
+	struct task_struct *woken = (struct task_struct *)ctx[0];
+	struct zernel_thread *thread = known_thread(woken);
+
+	if (thread && awaits_hand_over(&thread->sched))
+		note_hand_over(woken, thread);
+	return 0;
+}
+
+#endif
