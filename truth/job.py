@@ -1,6 +1,7 @@
 """What every truth script shares: arguments, the device, the end of the run, ranks."""
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -9,9 +10,9 @@ import time
 
 import gpu_busy
 import stamps
-import torch
 
 SKIPPED = 77
+NO_DEVICE = "no CUDA device (--device cpu runs the same loop on the CPU)"
 
 
 def arguments(description):
@@ -21,8 +22,8 @@ def arguments(description):
     return parser
 
 
-class Job:
-    """A run of one script."""
+class Run:
+    """A run of one script, with or without PyTorch."""
 
     def __init__(self, args, known, variant=None):
         self.known = known
@@ -30,23 +31,18 @@ class Job:
         self.seconds = args.seconds
         self.rank = int(os.environ.get("RANK", "0"))
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
-        if args.device == "cuda" and not torch.cuda.is_available():
-            skip("no CUDA device (--device cpu runs the same loop on the CPU)")
-        self.device = torch.device(args.device)
+        self.on_gpu = args.device == "cuda"
         self.end = None
         self.started = None
-        if args.device == "cpu":
-            torch.set_num_threads(1)
-        torch.manual_seed(self.rank)
 
     def pick(self, on_gpu, on_cpu):
         """One of two sizes: for the GPU, or tiny, to check the loop on a CPU."""
-        return on_gpu if self.device.type == "cuda" else on_cpu
+        return on_gpu if self.on_gpu else on_cpu
 
     def begin(self):
         """Start the stamps and the clock of the run."""
         alone = os.environ.get("ZERNEL_TRUTH_ALONE") == "1" and self.rank == 0
-        busy = gpu_busy.start() if stamps.ON and alone and self.device.type == "cuda" else None
+        busy = gpu_busy.start() if stamps.ON and alone and self.on_gpu else None
         stamps.begin(self.variant, self.known, busy)
         self.started = time.monotonic()
         self.end = self.started + self.seconds
@@ -59,8 +55,32 @@ class Job:
             stamps.end()
         return running
 
+    def done(self, steps):
+        """Print how fast the loop was."""
+        stamps.end()
+        elapsed = time.monotonic() - self.started
+        rate = steps / elapsed if elapsed else 0.0
+        print(f"{self.variant}: rank {self.rank}, {steps} steps in {elapsed:.1f} s, {rate:.1f} per second", flush=True)
+
+
+class Job(Run):
+    """A run of a script that uses PyTorch."""
+
+    def __init__(self, args, known, variant=None):
+        import torch
+
+        super().__init__(args, known, variant)
+        if self.on_gpu and not torch.cuda.is_available():
+            skip(NO_DEVICE)
+        self.device = torch.device(args.device)
+        if not self.on_gpu:
+            torch.set_num_threads(1)
+        torch.manual_seed(self.rank)
+
     def agree_to_run(self, step, every=16):
         """Whether all ranks go on. They agree every so many steps, as loops do that log a common loss."""
+        import torch
+
         if step % every:
             return True
         left = torch.tensor([self.end - time.monotonic()])
@@ -70,19 +90,14 @@ class Job:
 
     def join_ranks(self, backend):
         """Join the other ranks; they meet in a file, so no name has to resolve."""
+        import torch
+
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         meeting = os.environ.get("ZERNEL_TRUTH_MEETING") or tempfile.mktemp(prefix="truth-ranks-")
         torch.distributed.init_process_group(
             backend, init_method="file://" + meeting, rank=self.rank, world_size=self.world)
         self.cpu_group = torch.distributed.new_group(backend="gloo")
-
-    def done(self, steps):
-        """Print how fast the loop was."""
-        stamps.end()
-        elapsed = time.monotonic() - self.started
-        rate = steps / elapsed if elapsed else 0.0
-        print(f"{self.variant}: rank {self.rank}, {steps} steps in {elapsed:.1f} s, {rate:.1f} per second", flush=True)
 
 
 def script_name():
@@ -92,6 +107,13 @@ def script_name():
 def skip(reason):
     print(f"{script_name()}: skipped: {reason}", flush=True)
     sys.exit(SKIPPED)
+
+
+def require(*modules):
+    """Skip the script where one of these is not installed."""
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        skip(f"not installed: {' '.join(missing)}")
 
 
 def run_ranks(count):
@@ -111,4 +133,6 @@ def run_ranks(count):
 
 
 def autocast(device, dtype=None):
+    import torch
+
     return torch.autocast(device.type, dtype=dtype or torch.bfloat16)

@@ -6,6 +6,7 @@ nothing is recorded. docs/accuracy.md defines the labels.
 """
 
 import atexit
+import contextlib
 import functools
 import itertools
 import json
@@ -192,14 +193,22 @@ if ON:
 
 
 def backward(loss, peers=False, **options):
-    """`loss.backward()` labelled in the calling thread and in the autograd thread.
+    """`loss.backward()` labelled in the calling thread and in the autograd thread."""
+    with backward_of(loss, peers):
+        loss.backward(**options)
+
+
+@contextlib.contextmanager
+def backward_of(loss, peers=False):
+    """Label a backward pass, whoever calls it in the end, in the calling thread and in the autograd thread.
 
     The autograd thread's id comes from a hook in the first pass; later passes stamp both threads at the call and at its
     return, because a hook in every pass would cost more than all other stamps. With `peers`, every pass has the hook, and
     what follows the last gradient is `peer`: DistributedDataParallel then waits for its all-reduce.
     """
     if not ON:
-        return loss.backward(**options)
+        yield
+        return
     pass_ = _Pass(peers)
     if peers or log.autograd_tid is None:
         loss.register_hook(pass_.started)
@@ -207,7 +216,7 @@ def backward(loss, peers=False, **options):
         pass_.worker = log.autograd_tid
         stamp("+backward", pass_.worker)
     with backward_pass:
-        loss.backward(**options)
+        yield
         pass_.returned()
 
 
