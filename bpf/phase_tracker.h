@@ -275,9 +275,9 @@ static inline void zernel_pass_marker(const struct zernel_tracker_config *config
 	tracker->flags |= ZERNEL_TRAINING_THREAD;
 }
 
-/* A backward pass follows a forward pass. Without a batch in between, that began after the last
- * marker of the optimizer step, or with the step itself: then the step runs a closure. */
-static inline void zernel_end_update(struct zernel_task_state *task)
+/* The forward pass of a closure is over. It began after the last marker of the optimizer step, or with the
+ * step itself. */
+static inline void zernel_credit_forward(struct zernel_task_state *task)
 {
 	struct zernel_tracker *tracker = &task->tracker;
 	__u64 start_ns = zernel_word_start_ns(task->phase_word);
@@ -289,7 +289,14 @@ static inline void zernel_end_update(struct zernel_task_state *task)
 			  tracker->last_marker_ns > start_ns ? tracker->last_marker_ns : start_ns);
 }
 
-/* A thread that launches may serve the backward passes of others, and begin another one inside. */
+/* Whether the optimizer step has run no backward pass since its begin or its last marker. */
+static inline int zernel_lacks_backward(const struct zernel_task_state *task)
+{
+	return task->tracker.last_marker_ns >= zernel_word_start_ns(task->phase_word);
+}
+
+/* A backward pass follows a forward pass. A thread that launches may serve the backward passes of others, and
+ * begin another one inside. */
 static inline void zernel_begin_backward(const struct zernel_tracker_config *config,
 					 struct zernel_task_state *task)
 {
@@ -298,7 +305,7 @@ static inline void zernel_begin_backward(const struct zernel_tracker_config *con
 
 	if (zernel_does_other_work(tracker))
 		return;
-	zernel_end_update(task);
+	zernel_credit_forward(task);
 	/* Another thread launches, but this one syncs. */
 	tracker->flags &= ~ZERNEL_COLLECTIVE_QUEUED;
 	zernel_announce(config, task, ZERNEL_BACKWARD, ZERNEL_LAUNCHED_SINCE_SYNC | trains);
@@ -319,7 +326,7 @@ static inline void zernel_begin_update(const struct zernel_tracker_config *confi
 }
 
 /* Clearing gradients is part of the update, if its end will be seen. Inside of a step it is a closure
- * that clears them. Between preparing a batch and copying it, that does not end the preparation. If
+ * that clears them, before its forward pass or between that and the backward pass. Between preparing a batch and copying it, that does not end the preparation. If
  * ends are not seen, gradients are cleared at the end of an optimizer step, or before a forward pass:
  * then it takes little time. */
 static inline void zernel_zero_gradients(const struct zernel_tracker_config *config,
@@ -335,6 +342,8 @@ static inline void zernel_zero_gradients(const struct zernel_tracker_config *con
 		zernel_begin_update(config, task);
 		return;
 	}
+	if (in_update && zernel_lacks_backward(task))
+		zernel_credit_forward(task);
 	zernel_announce(config, task, updates ? ZERNEL_UPDATING : ZERNEL_COMPUTING,
 			ZERNEL_TRAINING_THREAD);
 }

@@ -31,6 +31,7 @@ enum zernel_process_flags {
 	ZERNEL_USED_DRIVER = 1 << 2, /* it made a call that needs the driver initialised */
 	ZERNEL_SEVERAL_DEVICES = 1 << 3, /* it has opened more than one device */
 	ZERNEL_ANNOUNCES_STEPS = 1 << 4, /* it announces its optimizer steps */
+	ZERNEL_RUNS_MODELS = 1 << 5, /* PyTorch ran a layer of a model in it, or compiled a model */
 };
 ZERNEL_IN_BTF(enum, zernel_process_flags);
 

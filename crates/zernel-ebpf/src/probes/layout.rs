@@ -318,6 +318,7 @@ macro_rules! mirror_process {
                     IS_LOADER = 1 << 1,
                     SEVERAL_DEVICES = 1 << 3,
                     ANNOUNCES_STEPS = 1 << 4,
+                    RUNS_MODELS = 1 << 5,
                 }
             }
         }

@@ -325,6 +325,10 @@ fn main() -> ExitCode {
             torch::waiting_for_a_compilation_has_no_phase,
         ),
         (
+            "a_server_waits_for_requests_of_its_children",
+            torch::a_server_waits_for_requests_of_its_children,
+        ),
+        (
             "readers_see_a_killed_observer_and_the_next",
             shared::readers_see_a_killed_observer_and_the_next,
         ),

@@ -1,6 +1,7 @@
 //! What PyTorch announces of its compiler and its loaders reaches the phases in the kernel.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use libloading::Library;
@@ -18,12 +19,15 @@ pub(crate) const TORCH_ROLES: &[(&str, TargetRole)] = &[
     ("compiles", compile),
     ("awaits_compilation", await_compilation),
     ("forks_loaders", fork_loaders),
+    ("serves_a_child", serve_a_child),
 ];
 
 /// The libraries that announce, in the folder of a stage's libraries.
 const ANNOUNCING_LIBRARIES: [&str; 2] = ["libtorch_cpu.so", "libc10.so"];
 /// How long a target prepares its loaders.
 const PREPARATION: Duration = Duration::from_millis(200);
+/// How long a target polls for the next request.
+const REQUEST_PAUSE: Duration = Duration::from_millis(200);
 /// How long a thread of a target compiles for another one.
 const COMPILATION: Duration = Duration::from_millis(200);
 
@@ -144,9 +148,70 @@ fn fork_loaders(driver: &Driver, _rounds: u64) {
     announce_batch(&torch);
 }
 
+/// Runs a model and polls while it has a child, which could load data or send requests. Then does the same after an
+/// optimizer step.
+fn serve_a_child(driver: &Driver, _rounds: u64) {
+    let torch = load_library("libtorch_cpu.so");
+    driver.open_first_device();
+    let kernel = driver.load_empty_kernel();
+    driver.launch_kernel(kernel);
+    let (unread, kept_open) = std::io::pipe().expect("a pipe");
+    // SAFETY: this program has one thread, and the child only waits until it is killed.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above; the child ends with its parent at the latest.
+        unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            libc::pause();
+            libc::_exit(0);
+        }
+    }
+    for announcement in [None, Some("Optimizer.step#SGD.step")] {
+        try_call!(
+            torch,
+            "_ZN2at4_ops6linear4callERKNS_6TensorES4_RKSt8optionalIS2_E",
+            0
+        );
+        if let Some(name) = announcement {
+            announce(&torch, name);
+            driver.launch_kernel(kernel);
+            end_part_and_wait();
+        }
+        driver.launch_kernel(kernel);
+        poll(&unread, REQUEST_PAUSE);
+        driver.launch_kernel(kernel);
+        end_part_and_wait();
+    }
+    drop(kept_open);
+    // SAFETY: ends a child of this program, and takes its exit status.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+}
+
+/// Polls a file that never becomes readable.
+fn poll(file: &impl AsRawFd, how_long: Duration) {
+    let mut polled = libc::pollfd {
+        fd: file.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: the one entry lives until the call returns.
+    let ready = unsafe { libc::poll(&raw mut polled, 1, how_long.as_millis() as i32) };
+    assert_eq!(ready, 0, "nobody writes");
+}
+
 /// Announces that the thread gets its next batch.
 fn announce_batch(torch: &Library) {
-    let name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__";
+    announce(
+        torch,
+        "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+    );
+}
+
+/// Announces what this name stands for.
+fn announce(torch: &Library, name: &str) {
     // A `std::string` of libstdc++.
     let string = [name.as_ptr() as u64, name.len() as u64];
     let mut result = 0_u64;
@@ -240,4 +305,23 @@ pub(crate) fn forking_loaders_is_data_loading() {
         loading_ns >= PREPARATION.as_nanos() as u64,
         "loading for {loading_ns} ns only"
     );
+}
+
+pub(crate) fn a_server_waits_for_requests_of_its_children() {
+    let (stage, observer) = stage_and_observer();
+    let mut target = stage.start_target("serves_a_child", 1);
+    let pid = target.pid();
+    let pause_ns = REQUEST_PAUSE.as_nanos() as u64;
+    let times = |phase: WorkloadPhase| {
+        let state = observer.task_state(pid).expect("the map is there");
+        state.expect("it is observed").phase_ns[phase as usize]
+    };
+    target.run_part();
+    assert_eq!(times(WorkloadPhase::DataLoading), 0, "it only runs a model");
+    let unknown_ns = times(WorkloadPhase::Unknown);
+    assert!(unknown_ns >= pause_ns * 9 / 10, "{unknown_ns} ns unknown");
+    target.run_part(); // an optimizer step
+    target.run_part();
+    let loading_ns = times(WorkloadPhase::DataLoading);
+    assert!(loading_ns >= pause_ns, "{loading_ns} ns of loading");
 }

@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 158] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 160] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -101,10 +101,24 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 158] = [
     ),
     (
         "phase_tracker.h",
-        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tzernel_end_update",
-        "\tzernel_end_update",
+        "\tif (zernel_does_other_work(tracker))\n\t\treturn;\n\tzernel_credit_forward",
+        "\tzernel_credit_forward",
     ),
-    ("phase_tracker.h", "\tzernel_end_update(task);\n", ""),
+    (
+        "phase_tracker.h",
+        "\tzernel_credit_forward(task);\n\t/* Another",
+        "\t/* Another",
+    ),
+    (
+        "phase_tracker.h",
+        "\tif (in_update && zernel_lacks_backward(task))\n\t\tzernel_credit_forward(task);\n",
+        "",
+    ),
+    (
+        "phase_tracker.h",
+        "if (in_update && zernel_lacks_backward(task))",
+        "if (in_update)",
+    ),
     (
         "phase_tracker.h",
         "tracker->last_marker_ns > start_ns ? tracker->last_marker_ns : start_ns",

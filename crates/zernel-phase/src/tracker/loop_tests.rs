@@ -65,6 +65,46 @@ fn a_step_with_a_closure_updates_after_its_backward_pass() {
     );
 }
 
+/// The same once the ends of records are seen: gradients are cleared after the forward pass of the closure.
+#[test]
+fn the_forward_pass_of_a_closure_may_come_before_gradients_are_cleared() {
+    let step = |begin| {
+        [
+            (begin, OptimizerBegin),
+            (begin + 10, ZeroGradients),
+            (begin + 11, ForwardBegin), // the end of clearing
+            (begin + 12, BackwardBegin),
+            (begin + 12, Block(BlockReason::Futex)),
+            (begin + 20, UnblockAfterLaunches),
+            (begin + 21, OptimizerMarker),
+            (begin + 24, UpdateEnd),
+        ]
+    };
+    let mut events = vec![(0, DataBegin), (4, OptimizerBegin), (5, UpdateEnd)];
+    events.extend(step(6));
+    events.push((30, DataBegin));
+    events.extend(step(34));
+    let intervals = track(&events, 58);
+    let computed = intervals
+        .iter()
+        .filter(|(phase, _, _)| *phase == GpuCompute);
+    let computed: u64 = computed.map(|(_, from, to)| to - from).sum();
+    let updated: Vec<_> = intervals
+        .iter()
+        .filter(|(phase, _, _)| *phase == OptimizerStep)
+        .copied()
+        .collect();
+    assert_eq!(
+        updated,
+        [
+            (OptimizerStep, 4, 5),
+            (OptimizerStep, 26, 30),
+            (OptimizerStep, 54, 58)
+        ]
+    );
+    assert_eq!(computed, 1 + 20 + 20, "{intervals:?}");
+}
+
 /// The same without a GPU: the backward pass runs on the thread itself.
 #[test]
 fn a_closure_on_the_cpu_updates_after_its_backward_pass() {

@@ -20,13 +20,23 @@ impl PhaseTracker {
         self.is_training_thread = true;
     }
 
-    /// A backward pass follows a forward pass. Without a batch in between, that began after the last marker of the
-    /// optimizer step, or with the step itself: then the step runs a closure.
-    pub(super) fn begin_backward(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+    /// The forward pass of a closure is over. It began after the last marker of the optimizer step, or with the step
+    /// itself.
+    fn credit_forward(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         if self.phase == WorkloadPhase::OptimizerStep && self.announces_updates {
             let since_ns = self.last_marker_ns.max(self.start_ns);
             self.close(since_ns, WorkloadPhase::GpuCompute, closed);
         }
+    }
+
+    /// Whether the optimizer step has run no backward pass since its begin or its last marker.
+    fn lacks_backward(&self) -> bool {
+        self.last_marker_ns >= self.start_ns
+    }
+
+    /// A backward pass follows a forward pass.
+    pub(super) fn begin_backward(&mut self, closed: &mut impl Extend<PhaseInterval>) {
+        self.credit_forward(closed);
         // Another thread launches, but this one syncs.
         self.collective_queued = false;
         self.launched_since_sync = true;
@@ -59,10 +69,10 @@ impl PhaseTracker {
         self.announce(Activity::Updating, closed);
     }
 
-    /// The thread clears gradients. That is part of the update, if its end will be seen. Gradients that are cleared inside of
-    /// a step are cleared by a closure, whose forward pass follows. Between preparing a batch and copying it, clearing them
-    /// does not end the preparation. If ends are not seen, gradients are cleared at the end of an optimizer step, or before a
-    /// forward pass: then it takes little time.
+    /// The thread clears gradients. That is part of the update, if its end will be seen. Inside of a step it is a
+    /// closure that clears them, before its forward pass or between that and the backward pass. Between preparing a batch and
+    /// copying it, clearing them does not end the preparation. If ends are not seen, gradients are cleared at the end of an
+    /// optimizer step, or before a forward pass: then it takes little time.
     pub(super) fn zero_gradients(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         if self.may_hold_batch() {
             return;
@@ -72,7 +82,12 @@ impl PhaseTracker {
             (false, false) if self.activity == Activity::Updating => {
                 self.announce(Activity::Updating, closed);
             }
-            _ => self.announce(Activity::Computing, closed),
+            (_, in_update) => {
+                if in_update && self.lacks_backward() {
+                    self.credit_forward(closed);
+                }
+                self.announce(Activity::Computing, closed);
+            }
         }
     }
 

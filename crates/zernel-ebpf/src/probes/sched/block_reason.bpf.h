@@ -225,6 +225,14 @@ static __always_inline bool sleeps(void)
 	       registers->orig_rax == 230 /* clock_nanosleep */;
 }
 
+/* Whether a process only runs models, as far as was seen: PyTorch announces the batches, backward passes and
+ * optimizer steps of training. Such a process waits for requests, also if processes that it forked make them. */
+static __always_inline bool only_infers(const struct zernel_process *process)
+{
+	return process->flags & ZERNEL_RUNS_MODELS && !process->announcer &&
+	       !process->dist_sync.backward_since_ns;
+}
+
 /* The tracker's event. A trainer polls for data if it has loaders, else for requests, and a loader
  * polls for its next work. What a loader reads from a pipe is data, unless its trainer writes to it, and it
  * may sleep while it loads. A wait for Python's lock shows nothing: any thread of Python has such waits. */
@@ -244,10 +252,12 @@ static __always_inline __u8 event_of_block(const struct zernel_thread *thread,
 		return helps_announcer(process, state) ? ZERNEL_BLOCK_REQUEST :
 							 ZERNEL_BLOCK_FUTEX;
 	case SCHED_BLOCKED_POLL:
-		return process->loaders || loads ? ZERNEL_BLOCK_POLL : ZERNEL_BLOCK_SLEEP;
+		if (loads || (process->loaders && !only_infers(process)))
+			return ZERNEL_BLOCK_POLL;
+		return ZERNEL_BLOCK_SLEEP;
 	case SCHED_BLOCKED_IPC:
 		if (!loads)
-			return ZERNEL_BLOCK_POLL;
+			return only_infers(process) ? ZERNEL_BLOCK_SLEEP : ZERNEL_BLOCK_POLL;
 		return thread->sched.serves ? ZERNEL_BLOCK_REQUEST : ZERNEL_BLOCK_IO;
 	default:
 		return !loads && sleeps() ? ZERNEL_BLOCK_SLEEP : ZERNEL_BLOCK_OTHER;

@@ -199,6 +199,15 @@ static __always_inline void note_compilation(struct zernel_thread *thread,
 	}
 }
 
+/* Notes that PyTorch computes in the process of a thread. */
+static __always_inline void note_model(const struct zernel_thread *thread)
+{
+	struct zernel_process *process = zernel_process(thread->process);
+
+	if (process && !(process->flags & ZERNEL_RUNS_MODELS))
+		process->flags |= ZERNEL_RUNS_MODELS;
+}
+
 #define BACKWARD_THREAD_NAME "pt_autograd"
 
 /* Whether the current thread only serves backward passes that other threads asked for. Hooks of such a pass may update
@@ -250,10 +259,13 @@ static __always_inline void torch_read(const struct zernel_symbol *symbol,
 		break;
 	case TORCH_COUNTER_START:
 		entry->event = start_counter(&thread->torch, counter_of(entry->arguments[1]));
+		if (entry->event == ZERNEL_COMPILE_BEGIN)
+			note_model(thread);
 		entry->is_other = entry->event == ZERNEL_NONE;
 		break;
 	case TORCH_LAYER:
 		/* It is counted, and is no evidence of a phase. */
+		note_model(thread);
 		entry->is_other = 1;
 		break;
 	case TORCH_COUNTER_STOP:
