@@ -1,6 +1,5 @@
 //! Totals of one observed process.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use rustix::thread::CpuSet;
@@ -14,6 +13,8 @@ use super::times::ProcessTimes;
 
 /// The name of `PyTorch` among frameworks.
 const TORCH: &str = "PyTorch";
+/// Frameworks that announce no steps.
+const SILENT_FRAMEWORKS: [&str; 5] = ["JAX", "TensorFlow", "PaddlePaddle", "MXNet", "MindSpore"];
 /// Shortest start-up that the report shows, in seconds.
 const MIN_START_UP: f64 = 0.1;
 
@@ -199,9 +200,14 @@ impl ProcessReport {
     }
 
     /// Whether other processes may send it requests: it does not train, and announces no batches, as a loop with a
-    /// `DataLoader` does.
+    /// `DataLoader` does. Training with another framework than `PyTorch` announces nothing.
     pub(crate) fn may_serve_requests(&self) -> bool {
-        self.only_infers() && self.maps_torch() && self.announcements == Some(0)
+        let names = self.frameworks.iter().flatten();
+        let may_train = names
+            .into_iter()
+            .any(|name| SILENT_FRAMEWORKS.contains(&name.as_str()));
+        let announces = self.announcements != Some(0);
+        self.only_infers() && self.maps_torch() && !may_train && !announces
     }
 
     /// Time in which it worked as a loader: on CPUs, fetching, or runnable without a CPU.
@@ -230,12 +236,10 @@ fn maps_only_torch(frameworks: &[String]) -> bool {
     frameworks.iter().any(|name| name == TORCH) && frameworks.iter().all(own)
 }
 
-/// Calls of layers. They are unknown if the process replays graphs that it may have captured before it was observed.
+/// Calls of layers. None are seen of a model that was compiled, or captured in a graph, before it was observed.
 fn layer_calls(process: &snapshot::ProcessSnapshot) -> Option<u64> {
     let calls = process.probes.torch.layer_calls;
-    let replays = |name: &Cow<'_, str>| name.starts_with("cuGraphLaunch");
-    let may_hide_layers = !process.complete && process.calls.keys().any(replays);
-    (calls > 0 || !may_hide_layers).then_some(calls)
+    (calls > 0 || process.complete).then_some(calls)
 }
 
 fn calls_cuda(process: &snapshot::ProcessSnapshot) -> bool {
@@ -282,22 +286,20 @@ mod tests {
         assert!(process_that_launches(&[]).uses_gpu_for_other_work());
     }
 
-    /// A graph hides the layers that were called when it was captured.
+    /// A model that was compiled earlier calls no layers.
     #[test]
-    fn layers_of_graphs_that_were_captured_earlier_are_unknown() {
-        let replays = |complete, layer_calls| {
-            let call = ("cuGraphLaunch".into(), snapshot::Calls::default());
+    fn layers_of_models_that_were_compiled_earlier_are_unknown() {
+        let calls = |complete, layer_calls| {
             let mut process = snapshot::ProcessSnapshot {
                 complete,
-                calls: BTreeMap::from([call]),
                 ..snapshot::ProcessSnapshot::default()
             };
             process.probes.torch.layer_calls = layer_calls;
             ProcessReport::new(&process).layer_calls
         };
-        assert_eq!(replays(false, 0), None);
-        assert_eq!(replays(false, 7), Some(7));
-        assert_eq!(replays(true, 0), Some(0));
+        assert_eq!(calls(false, 0), None);
+        assert_eq!(calls(false, 7), Some(7));
+        assert_eq!(calls(true, 0), Some(0));
     }
 
     #[test]
@@ -311,6 +313,7 @@ mod tests {
         assert!(!loads.may_serve_requests());
         // The steps of other frameworks are not seen, so such a process may train.
         assert!(!process_that_launches(&["JAX"]).may_serve_requests());
+        assert!(!process_that_launches(&["JAX", "PyTorch"]).may_serve_requests());
     }
 
     /// A process of `torch.compile` forks workers and waits for them. It is no rank beside the one that trains.

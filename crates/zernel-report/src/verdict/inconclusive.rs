@@ -74,8 +74,8 @@ impl OtherWork {
 
     fn describe(&self) -> String {
         let lacks = match self.maps_torch {
-            true => "PyTorch is mapped, but no layer of a model, training step,",
-            false => "no framework is mapped, and no training step,",
+            true => "PyTorch is mapped, but no layer of a model, training step or collective",
+            false => "no framework is mapped, and no training step, collective or loader",
         };
         let wall = self.total.wall_seconds;
         let shares = match self.shares.is_empty() {
@@ -85,7 +85,7 @@ impl OtherWork {
         let between = self.between_waits;
         let figures = between.map_or(String::new(), |work| format!("; {}", work.figures()));
         format!(
-            "the job uses a GPU, but nothing shows machine learning: {lacks} collective or loader was \
+            "the job uses a GPU, but nothing shows machine learning: {lacks} was \
              observed{shares}{figures}"
         )
     }
