@@ -199,6 +199,15 @@ impl ProcessReport {
         names.into_iter().any(|name| name == TORCH)
     }
 
+    /// Whether the process is known to use another framework than `PyTorch`.
+    pub(crate) fn lacks_torch(&self) -> bool {
+        let is_known = self
+            .frameworks
+            .as_ref()
+            .is_some_and(|names| !names.is_empty());
+        is_known && !self.maps_torch()
+    }
+
     /// Whether other processes may send it requests: it does not train, and announces no batches, as a loop with a
     /// `DataLoader` does. Training with another framework than `PyTorch` announces nothing.
     pub(crate) fn may_serve_requests(&self) -> bool {

@@ -192,6 +192,8 @@ pub(crate) struct RankTimes {
     pub(crate) uses_gpu_for_other_work: bool,
     /// Whether it maps `PyTorch`.
     pub(crate) maps_torch: bool,
+    /// Whether it uses another framework than `PyTorch`.
+    pub(crate) lacks_torch: bool,
     /// Share of the time in which its busiest loader worked. `None`: it has no loaders.
     pub(crate) loader_busy: Option<f64>,
     /// Number of its loaders.
@@ -254,6 +256,7 @@ impl RankTimes {
             only_infers: rank.only_infers(),
             uses_gpu_for_other_work: rank.uses_gpu_for_other_work() && loaders == 0.0,
             maps_torch: rank.maps_torch(),
+            lacks_torch: rank.lacks_torch(),
             loader_busy: busiest_loader_share(rank, processes)
                 .filter(|_| !rank.may_serve_requests()),
             loaders,
@@ -352,6 +355,7 @@ pub(crate) struct RankTimeParts {
     pub(crate) gpu_wait_calls: f64,
     /// Whether nothing shows that it trains.
     pub(crate) only_infers: bool,
+    pub(crate) lacks_torch: bool,
     /// Warm-up: the first steps of the rank, which are not part of its time.
     pub(crate) warm_up: f64,
     /// Number of its loaders.
@@ -432,6 +436,7 @@ impl RankTimeParts {
         parts.launches = rank.launches;
         parts.gpu_wait_calls = rank.gpu_wait_calls;
         parts.only_infers = rank.only_infers;
+        parts.lacks_torch = rank.lacks_torch;
         parts.warm_up = rank.warm_up;
         parts.loaders = rank.loaders;
         parts.uses_gpu = uses_gpu;

@@ -77,7 +77,8 @@ fn next_steps(time: &ResourceTime, ranks: &[RankTimeParts]) -> Vec<NextStep> {
         let what =
             "the other threads' work in a process of its own: threads of Python share one lock";
         let line = "multiprocessing.get_context(\"spawn\").Process(target=work).start()";
-        return vec![NextStep::with_bound(what, line, time.at_most_seconds)];
+        let step = NextStep::with_bound(what, line, time.at_most_seconds);
+        return vec![step.for_any_program()];
     }
     if !use_gpu(ranks) {
         return Vec::new();
@@ -123,6 +124,9 @@ fn use_gpu(ranks: &[RankTimeParts]) -> bool {
 fn host_remedy(cause: TimePart, ranks: &[RankTimeParts]) -> &'static str {
     match use_gpu(ranks) {
         _ if cause == TimePart::OtherThreads => "less work in other threads of the process",
+        true if ranks.iter().all(|rank| rank.lacks_torch) => {
+            "CUDA graphs, fused kernels or larger batches (less host work per kernel)"
+        }
         true => "CUDA graphs, torch.compile or larger batches (less host work per kernel)",
         false => "a GPU, or more or faster CPUs",
     }
@@ -267,6 +271,41 @@ mod tests {
         };
         let description = judge_ranks(&[compiled]).describe();
         assert!(!format!("{:?}", description.next_steps).contains("torch.compile"));
+    }
+
+    /// What a job of another framework can do instead is not known.
+    #[test]
+    fn a_job_without_torch_gets_no_line_of_torch() {
+        let launching = RankTimes {
+            gpu_waits: 10.0,
+            cpu: 90.0,
+            gpu_busy: Some(30.0),
+            lacks_torch: true,
+            ..gpu_rank()
+        };
+        let beside_torch = RankTimes {
+            lacks_torch: false,
+            ..launching
+        };
+        let jax = judge_ranks(&[launching]);
+        assert_eq!(bound_of(&jax), "host");
+        assert!(jax.describe().next_steps.is_empty(), "{jax:?}");
+        assert!(!remedy_of(&jax).contains("torch"));
+        let both = judge_ranks(&[launching, beside_torch]);
+        assert!(!both.describe().next_steps.is_empty(), "{both:?}");
+        let waiting_for_threads = RankTimes {
+            gpu_waits: 5.0,
+            cpu: 15.0,
+            other_cpu: 80.0,
+            ..launching
+        };
+        assert_eq!(
+            judge_ranks(&[waiting_for_threads])
+                .describe()
+                .next_steps
+                .len(),
+            1
+        );
     }
 
     #[test]

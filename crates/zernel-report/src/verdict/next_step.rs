@@ -14,6 +14,9 @@ pub(crate) struct NextStep {
     pub(crate) line: &'static str,
     /// By how many seconds the job can get shorter at most. `None`: what was measured gives no bound.
     pub(crate) at_most_seconds: Option<f64>,
+    /// Whether only a program that uses `PyTorch` can do it.
+    #[serde(skip)]
+    pub(super) needs_torch: bool,
 }
 
 impl NextStep {
@@ -22,6 +25,7 @@ impl NextStep {
             what,
             line,
             at_most_seconds: Some(at_most_seconds),
+            needs_torch: true,
         }
     }
 
@@ -30,6 +34,15 @@ impl NextStep {
             what,
             line,
             at_most_seconds: None,
+            needs_torch: true,
+        }
+    }
+
+    /// The same for a change that needs no `PyTorch`.
+    pub(super) fn for_any_program(self) -> Self {
+        Self {
+            needs_torch: false,
+            ..self
         }
     }
 }

@@ -71,6 +71,9 @@ impl Resource {
             next_steps: Vec::new(),
         };
         time.next_steps = (self.next_steps)(&time, ranks);
+        if ranks.iter().all(|rank| rank.lacks_torch) {
+            time.next_steps.retain(|step| !step.needs_torch);
+        }
         time.next_steps.truncate(MAX_NEXT_STEPS);
         (self.verdict)(time, ranks)
     }
