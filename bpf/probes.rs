@@ -6,21 +6,21 @@ macro_rules! for_each_probe {
     ($callback:ident) => {
         $callback! {
             all {
-                /// Launches, copies and waits.
+                /// Observes launches, copies and waits for the GPU.
                 CudaTrace = cuda_trace,
-                /// The device that a thread works on.
+                /// Observes which device a thread works on.
                 CudaContext = cuda_context,
-                /// GPU memory.
+                /// Observes GPU memory.
                 GpuMem = gpu_mem,
-                /// Collectives.
+                /// Observes collectives.
                 Nccl = nccl,
-                /// Calls that only a training loop makes.
+                /// Observes calls that only a training loop makes.
                 Torch = torch,
-                /// Waits for data.
+                /// Observes waits for data.
                 Dataload = dataload,
-                /// Waits for peers.
+                /// Observes waits for peers.
                 DistSync = dist_sync,
-                /// When threads run on a CPU, and when they do not.
+                /// Observes when threads run on a CPU, and when they do not.
                 Sched = sched,
             }
             // Probes that keep state in `struct zernel_process`: `struct <name>_process` of their state.bpf.h. The type is its

@@ -33,7 +33,7 @@ class Frame:
 
 
 def label_forward(model, before=None):
-    """Label each call of the model, whoever calls it. `before` runs first, outside the label."""
+    """Label each call of the model, from any caller. `before` runs first, outside the label."""
 
     def enter(*_):
         if before:
@@ -46,7 +46,7 @@ def label_forward(model, before=None):
 
 
 def optimizer_class(base):
-    """An optimizer whose `step` and `zero_grad` are labelled, whoever calls them."""
+    """An optimizer whose `step` and `zero_grad` are labelled, from any caller."""
 
     class Labelled(base):
         def step(self, closure=None):

@@ -200,7 +200,7 @@ def backward(loss, peers=False, **options):
 
 @contextlib.contextmanager
 def backward_of(loss, peers=False):
-    """Label a backward pass, whoever calls it in the end, in the calling thread and in the autograd thread.
+    """Label a backward pass, called from anywhere, in the calling thread and in the autograd thread.
 
     The autograd thread's id comes from a hook in the first pass; later passes stamp both threads at the call and at its
     return, because a hook in every pass would cost more than all other stamps. With `peers`, every pass has the hook, and

@@ -75,7 +75,9 @@ impl LoaderSymbols {
         let found = image.find_symbols(&file, &names)?;
         let address = |number: usize| Some(found[number].first()?.symbol.address);
         let hook = address(0).ok_or(LoaderError::NoHook)?;
-        let code = image.code_at(hook).ok_or(LoaderError::HookOutsideCode)?;
+        let code = image
+            .code_range_at(hook)
+            .ok_or(LoaderError::HookOutsideCode)?;
         Ok(Self {
             offset: usize::try_from(code.start).map_err(|_| LoaderError::HookOutsideCode)?,
             state_distance: address(1).map_or(0, |state| {

@@ -86,7 +86,7 @@ impl ElfImage {
     }
 
     /// Returns the file range from the code at `address` to the end of its segment.
-    pub(super) fn code_at(&self, address: u64) -> Option<Range<u64>> {
+    pub(super) fn code_range_at(&self, address: u64) -> Option<Range<u64>> {
         let after = self
             .code_segments
             .partition_point(|segment| segment.addresses.start <= address);

@@ -274,7 +274,7 @@ impl Library {
                 });
             }
         }
-        let code = self.image.code_at(symbol.address);
+        let code = self.image.code_range_at(symbol.address);
         let code = code.ok_or_else(|| outside_code_error(name, symbol))?;
         let available = code.end - code.start;
         let length = match symbol.size {

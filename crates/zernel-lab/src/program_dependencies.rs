@@ -29,7 +29,7 @@ pub enum ProgramError {
         path = path.display()
     )]
     NotAnExecutable {
-        /// The path of the file.
+        /// The file that is no such executable.
         path: PathBuf,
         /// Why the file cannot be run.
         reason: String,

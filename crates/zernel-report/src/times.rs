@@ -216,13 +216,9 @@ impl RankTimes {
     ) -> Self {
         let times = rank.training_times();
         // Processes that send requests look like loaders.
-        let data_waits = match rank.may_serve_requests() {
-            true => DataWaits::default(),
-            false => times.bounded_data_waits(),
-        };
-        let loaders = match rank.may_serve_requests() {
-            true => 0.0,
-            false => loader_count(rank, processes),
+        let (data_waits, loaders) = match rank.may_serve_requests() {
+            true => (DataWaits::default(), 0.0),
+            false => (times.bounded_data_waits(), loader_count(rank, processes)),
         };
         let steps = rank.steps.as_ref();
         let collectives = rank.collectives.iter();
@@ -386,7 +382,7 @@ impl RankTimeParts {
     pub(crate) fn new(rank: &RankTimes) -> Self {
         // Of the time in which it was not observed, nothing is known.
         let mut remaining = RemainingSeconds((rank.wall - rank.not_observed).max(0.0));
-        let mut parts = Self::default();
+        let mut parts = Self::without_seconds(rank);
         let prepare = remaining.take_at_most(rank.data_prepare);
         let fetch = remaining.take_at_most(rank.data_fetch);
         let data_delay = remaining.take_at_most(rank.data_sched);
@@ -433,16 +429,23 @@ impl RankTimeParts {
         parts.ahead_of_gpu = ahead_of_gpu;
         parts.gpu_busy = rank.gpu_busy.map(|busy| busy / wall.max(f64::EPSILON));
         parts.gpu_idle = gpu_idle;
-        parts.launches = rank.launches;
-        parts.gpu_wait_calls = rank.gpu_wait_calls;
-        parts.only_infers = rank.only_infers;
-        parts.lacks_torch = rank.lacks_torch;
-        parts.warm_up = rank.warm_up;
-        parts.loaders = rank.loaders;
         parts.uses_gpu = uses_gpu;
-        parts.loaders_fill_cpus = rank.loaders_fill_cpus;
         parts.shared_with_collectives = (rank.until_sync - communication).clamp(0.0, gpu);
         parts
+    }
+
+    /// The facts about a rank that are no parts of its time.
+    fn without_seconds(rank: &RankTimes) -> Self {
+        Self {
+            launches: rank.launches,
+            gpu_wait_calls: rank.gpu_wait_calls,
+            only_infers: rank.only_infers,
+            lacks_torch: rank.lacks_torch,
+            warm_up: rank.warm_up,
+            loaders: rank.loaders,
+            loaders_fill_cpus: rank.loaders_fill_cpus,
+            ..Self::default()
+        }
     }
 
     /// Seconds in a part.

@@ -254,7 +254,7 @@ fn each_program_that_a_process_runs_has_its_log_and_its_memory() {
         program.allocate_memory(3000);
         panic!(
             "cannot run the second program: {}",
-            support::become_role("second")
+            support::exec_in_role("second")
         );
     }
     program.allocate_memory(2000);

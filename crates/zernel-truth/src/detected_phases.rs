@@ -15,8 +15,8 @@ use zernel_phase::{
 use crate::label::{StepActivity, ThreadClass};
 use crate::timeline::Timeline;
 use crate::trace::{
-    EXIT_EVENT_NUMBER, EventEntry, LOADS_EVENT_NUMBER, ProcessEntry, SampleEntry, TraceEntry,
-    TraceFile,
+    EXIT_EVENT_NUMBER, EventEntry, LOADS_EVENT_NUMBER, ProcessEntry, RecordedTrace, SampleEntry,
+    TraceEntry,
 };
 
 /// All events that a tracker can receive.
@@ -201,7 +201,7 @@ impl DetectedProcess {
 
 /// Turns a trace into timelines, by pid. If a pid was reused, the last process with that pid counts.
 #[must_use]
-pub fn detect_phases(trace: &TraceFile, source: PhaseSource) -> BTreeMap<u32, DetectedProcess> {
+pub fn detect_phases(trace: &RecordedTrace, source: PhaseSource) -> BTreeMap<u32, DetectedProcess> {
     let mut process_entries: BTreeMap<u32, ProcessEntry> = BTreeMap::new();
     let mut events: BTreeMap<(u32, u32), Vec<EventEntry>> = BTreeMap::new();
     for entry in &trace.entries {
@@ -448,7 +448,7 @@ pub(crate) struct EventsByNumber(Vec<Option<ThreadEvent>>);
 
 impl EventsByNumber {
     /// Events are matched by their names in the header, because their numbers may change between versions.
-    pub(crate) fn new(trace: &TraceFile) -> Self {
+    pub(crate) fn new(trace: &RecordedTrace) -> Self {
         let mut events_by_number = vec![None; 1 << 8];
         for (name, number) in zernel_phase::shared::EVENTS.values {
             let mut events = TRACKER_EVENTS.iter();
@@ -467,7 +467,7 @@ impl EventsByNumber {
 
 /// The phases that the sampled rule reports for a thread, at the times of its samples.
 #[must_use]
-pub fn sampled_phases(trace: &TraceFile, tid: u32) -> Timeline<WorkloadPhase> {
+pub fn sampled_phases(trace: &RecordedTrace, tid: u32) -> Timeline<WorkloadPhase> {
     let mut detector = PhaseDetector::new(PhaseDetectorConfig::default());
     let mut current = WorkloadPhase::Unknown;
     let mut timeline = Timeline::new(Vec::new(), trace.header.ended_ns);

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::stamps::StampLog;
-use crate::trace::{TraceEntry, TraceFile};
+use crate::trace::{RecordedTrace, TraceEntry};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -21,7 +21,7 @@ pub struct GpuBusyScore {
 impl GpuBusyScore {
     /// Compares each second that a script measured with the samples of its training thread in that second.
     #[must_use]
-    pub fn from_trace(trace: &TraceFile, log: &StampLog) -> Option<Self> {
+    pub fn from_trace(trace: &RecordedTrace, log: &StampLog) -> Option<Self> {
         let training_thread = log.training_thread?;
         let samples: Vec<(u64, f64)> = trace
             .entries
@@ -82,14 +82,17 @@ mod tests {
                 nccl_active: false,
             })
         };
-        let trace = TraceFile {
+        let trace = RecordedTrace {
             entries: vec![sample(100, 40), sample(900, 50), sample(1500, 80)],
-            ..TraceFile::default()
+            ..RecordedTrace::default()
         };
         let score = GpuBusyScore::from_trace(&trace, &log).unwrap();
         assert_eq!(score.seconds, 2);
         assert!((score.median_points - 10.0).abs() < 1e-9);
         assert!((score.mean_points + 7.5).abs() < 1e-9);
-        assert_eq!(GpuBusyScore::from_trace(&TraceFile::default(), &log), None);
+        assert_eq!(
+            GpuBusyScore::from_trace(&RecordedTrace::default(), &log),
+            None
+        );
     }
 }

@@ -12,7 +12,7 @@ use crate::label::{PhaseCategory, StampLabel, StepActivity, ThreadClass};
 use crate::score::{ChangeDistances, ConfusionMatrix, DetectionScore, DistanceSummary};
 use crate::stamps::StampLog;
 use crate::timeline::Timeline;
-use crate::trace::{CoverageEntry, DelaySummary, TraceEntry, TraceFile};
+use crate::trace::{CoverageEntry, DelaySummary, RecordedTrace, TraceEntry};
 use crate::verdict::ReportedVerdict;
 use crate::warm_up::correct_warm_up;
 
@@ -71,7 +71,7 @@ struct ScoreSums {
 
 /// Scores a trace.
 #[must_use]
-pub fn score_trace(trace: &TraceFile, stamps: &[StampLog], source: PhaseSource) -> TruthReport {
+pub fn score_trace(trace: &RecordedTrace, stamps: &[StampLog], source: PhaseSource) -> TruthReport {
     let detected = detect_phases(trace, source);
     let undetected_process = DetectedProcess {
         is_loader: false,
@@ -109,7 +109,7 @@ pub fn score_trace(trace: &TraceFile, stamps: &[StampLog], source: PhaseSource) 
 
 /// The verdict of the run's report, or the one that this version reaches on the same figures.
 fn reported_verdict(
-    trace: &TraceFile,
+    trace: &RecordedTrace,
     stamps: &[StampLog],
     source: PhaseSource,
 ) -> Option<ReportedVerdict> {
@@ -137,7 +137,7 @@ fn scored_span_ns(log: &StampLog, all_logs: &[StampLog]) -> Option<(u64, u64)> {
 
 impl ScoreSums {
     /// Adds the process view, if the process has a training loop.
-    fn add_process(&mut self, trace: &TraceFile, log: &StampLog, process: &DetectedProcess) {
+    fn add_process(&mut self, trace: &RecordedTrace, log: &StampLog, process: &DetectedProcess) {
         let (Some(labels), Some((start_ns, end_ns))) =
             (log.process_labels(), log.training_span_ns())
         else {
@@ -209,7 +209,7 @@ impl ScoreSums {
 }
 
 /// How much of a time was observed.
-fn observed_ns(trace: &TraceFile, pid: u32, start_ns: u64, end_ns: u64) -> u64 {
+fn observed_ns(trace: &RecordedTrace, pid: u32, start_ns: u64, end_ns: u64) -> u64 {
     let mut handles = Vec::new();
     let mut probes_attached =
         Timeline::constant(true, trace.header.began_ns, trace.header.ended_ns);

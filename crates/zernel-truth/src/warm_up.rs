@@ -7,11 +7,11 @@ use zernel_phase::ThreadEvent;
 use zernel_phase::steps::{Launches, Mark, Step, StepDetector, StepSummary};
 
 use crate::detected_phases::EventsByNumber;
-use crate::trace::{TraceEntry, TraceFile};
+use crate::trace::{RecordedTrace, TraceEntry};
 
 /// Corrects the warm-up of the ranks of a report, if updates of the model separate their steps. A trace has all of these
 /// marks, but not all of the marks that may separate steps.
-pub(crate) fn correct_warm_up(report: &mut Value, trace: &TraceFile) {
+pub(crate) fn correct_warm_up(report: &mut Value, trace: &RecordedTrace) {
     let seconds_by_pid = warm_up_seconds_by_pid(trace);
     let ranks = report.get_mut("ranks").and_then(Value::as_array_mut);
     for rank in ranks.into_iter().flatten() {
@@ -24,7 +24,7 @@ pub(crate) fn correct_warm_up(report: &mut Value, trace: &TraceFile) {
 }
 
 /// Seconds of warm-up by pid.
-fn warm_up_seconds_by_pid(trace: &TraceFile) -> BTreeMap<u64, f64> {
+fn warm_up_seconds_by_pid(trace: &RecordedTrace) -> BTreeMap<u64, f64> {
     let events_by_number = EventsByNumber::new(trace);
     let mut pids = BTreeMap::new();
     let mut loops_by_process: BTreeMap<u32, TrainingLoop> = BTreeMap::new();

@@ -6,7 +6,7 @@ use zernel_truth::detected_phases::PhaseSource;
 use zernel_truth::report::score_trace;
 use zernel_truth::stamps::StampLog;
 use zernel_truth::trace::{
-    CoverageEntry, EventEntry, ProcessEntry, SampleEntry, TraceEncoder, TraceEntry, TraceFile,
+    CoverageEntry, EventEntry, ProcessEntry, RecordedTrace, SampleEntry, TraceEncoder, TraceEntry,
     TraceHeader,
 };
 
@@ -83,7 +83,7 @@ fn fuzz_trace() {
     let stamps = [StampLog::parse(STAMP_LOG).unwrap()];
     let target = FuzzTarget::new("trace", 3_000).input(trace_of_all_entry_kinds());
     target.run(|bytes| {
-        if let Ok(trace) = TraceFile::parse(bytes) {
+        if let Ok(trace) = RecordedTrace::parse(bytes) {
             for source in [PhaseSource::Recorded, PhaseSource::Replayed] {
                 let _ = zernel_truth::render::render_report(&score_trace(&trace, &stamps, source));
             }
@@ -93,7 +93,7 @@ fn fuzz_trace() {
 
 #[test]
 fn fuzz_stamps() {
-    let trace = TraceFile::parse(&trace_of_all_entry_kinds()).unwrap();
+    let trace = RecordedTrace::parse(&trace_of_all_entry_kinds()).unwrap();
     let words = [
         "\"+step\"",
         "\"+gpu\"",

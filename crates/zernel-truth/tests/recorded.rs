@@ -13,7 +13,7 @@ use zernel_truth::detected_phases::PhaseSource;
 use zernel_truth::render::render_report;
 use zernel_truth::report::score_trace;
 use zernel_truth::stamps::StampLog;
-use zernel_truth::trace::TraceFile;
+use zernel_truth::trace::RecordedTrace;
 
 fn data_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../truth/data")
@@ -36,9 +36,9 @@ fn paths_in_folder(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// The trace and the stamp logs of a recording.
-fn read_recording(folder: &Path) -> (TraceFile, Vec<StampLog>) {
+fn read_recording(folder: &Path) -> (RecordedTrace, Vec<StampLog>) {
     let trace = unpack_gzip(&folder.join("trace.gz"));
-    let trace = TraceFile::parse(&trace).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
+    let trace = RecordedTrace::parse(&trace).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
     let stamps = paths_in_folder(folder).into_iter().filter(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with("stamps-")

@@ -72,7 +72,7 @@ pub(crate) trait Work {
     }
 
     /// Number of futex slots that a team shares.
-    fn slot_count(&self, _team_size: usize) -> usize {
+    fn futex_slot_count(&self, _team_size: usize) -> usize {
         0
     }
 

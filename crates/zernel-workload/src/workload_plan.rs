@@ -44,7 +44,7 @@ impl GroupPlan {
 
     fn team_plan(&self, number: usize) -> TeamPlan {
         let work = self.work.as_work();
-        let slots = work.slot_count(self.team_size);
+        let slots = work.futex_slot_count(self.team_size);
         let first_slot = self.first_slot + number * slots;
         TeamPlan {
             size: self.team_size,
@@ -218,7 +218,7 @@ impl WorkloadPlan {
             workers: take_range(&mut self.workers, spec.workers),
             team_size,
             first_team,
-            first_slot: take_range(&mut self.slots, teams * work.slot_count(team_size)).start,
+            first_slot: take_range(&mut self.slots, teams * work.futex_slot_count(team_size)).start,
             first_trace_entry: take_range(&mut self.trace_capacity, teams * trace_entries_of_team)
                 .start,
             trace_entries_of_team,

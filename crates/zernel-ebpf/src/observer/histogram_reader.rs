@@ -22,7 +22,7 @@ pub(crate) struct HistogramReader {
 impl HistogramReader {
     /// Adds the durations that the kernel recorded since the last call to `total`, and returns how many these are.
     pub(crate) fn add_new(&mut self, now: &Histogram, total: &mut LatencyHistogram) -> u64 {
-        self.grow_to(&now.buckets);
+        self.extend_to_used_buckets(&now.buckets);
         let mut added = 0;
         for (offset, before) in self.buckets.iter_mut().enumerate() {
             let bucket = self.first_stored_bucket + offset;
@@ -42,7 +42,7 @@ impl HistogramReader {
     }
 
     /// Extends the stored range to every bucket in use.
-    fn grow_to(&mut self, buckets: &[u32; BUCKETS]) {
+    fn extend_to_used_buckets(&mut self, buckets: &[u32; BUCKETS]) {
         let used = |count: &u32| *count != 0;
         let (Some(first), Some(last)) = (
             buckets.iter().position(used),

@@ -236,7 +236,8 @@ fn a_wait_inside_an_update_is_the_optimizers() {
     assert_eq!(track(&step, 9), [(OptimizerStep, 0, 9)]);
 }
 
-/// LBFGS: each step runs its closure several times, and compares numbers on the GPU in between.
+/// LBFGS: each step runs its closure several times, and compares numbers on the GPU in between. The time between two runs is
+/// `OptimizerStep`.
 #[test]
 fn an_optimizer_that_repeats_its_closure_works_between_its_runs() {
     let run = |begin| {

@@ -150,7 +150,7 @@ pub(crate) fn role_of_process() -> Option<String> {
 }
 
 /// Execs the test program in another role, in the same process. Returns only if that fails.
-pub(crate) fn become_role(role: &str) -> std::io::Error {
+pub(crate) fn exec_in_role(role: &str) -> std::io::Error {
     let arguments = env::args_os().skip(1);
     Command::new(env::current_exe().unwrap())
         .args(arguments)

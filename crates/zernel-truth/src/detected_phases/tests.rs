@@ -4,7 +4,7 @@ use crate::trace::TraceHeader;
 const MS_IN_NS: u64 = 1_000_000;
 
 /// A trace of one thread whose kernel side is the tracker itself.
-fn trace_of_events(events: &[(u64, ThreadEvent)]) -> TraceFile {
+fn trace_of_events(events: &[(u64, ThreadEvent)]) -> RecordedTrace {
     let mut tracker = PhaseTracker::new(TrackerConfig::default(), events[0].0);
     let mut entries = vec![TraceEntry::Process(ProcessEntry {
         handle: 1,
@@ -36,7 +36,7 @@ fn trace_of_events(events: &[(u64, ThreadEvent)]) -> TraceFile {
             tracker_flags: RawTracker::TRAINING_THREAD,
         }));
     }
-    TraceFile {
+    RecordedTrace {
         header: TraceHeader {
             began_ns: 0,
             ended_ns: 3000 * MS_IN_NS,

@@ -27,7 +27,7 @@ fn ten_step_log() -> StampLog {
 }
 
 /// Phases as the kernel recorded them: each starts `late_ns` after its label.
-fn trace_with_delay(late_ns: u64) -> TraceFile {
+fn trace_with_delay(late_ns: u64) -> RecordedTrace {
     let mut entries = vec![TraceEntry::Process(ProcessEntry {
         handle: 1,
         pid: 7,
@@ -61,7 +61,7 @@ fn trace_with_delay(late_ns: u64) -> TraceFile {
         ended_ns: 200 * MS_IN_NS,
         ..TraceHeader::default()
     };
-    TraceFile { header, entries }
+    RecordedTrace { header, entries }
 }
 
 #[test]

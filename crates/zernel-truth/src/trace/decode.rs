@@ -6,7 +6,7 @@ use super::varint::{read_byte, read_signed_varint, read_varint};
 use super::{
     COVERAGE_TAG, CodedThreadState, CoverageEntry, EVENT_TAG, EventEntry, HAS_SYMBOL_BIT, LOSS_TAG,
     MAGIC, NEW_DEADLINE_BIT, NEW_FLAGS_BIT, NEW_PHASE_BIT, NEW_THREAD_BIT, PROCESS_TAG,
-    ProcessEntry, SAMPLE_TAG, SampleEntry, TAG_KIND_MASK, TraceEntry, TraceFile,
+    ProcessEntry, RecordedTrace, SAMPLE_TAG, SampleEntry, TAG_KIND_MASK, TraceEntry,
 };
 
 /// Longest header line.
@@ -26,7 +26,7 @@ pub enum TraceError {
     DamagedEntry(usize),
 }
 
-impl TraceFile {
+impl RecordedTrace {
     /// Parses a file.
     pub fn parse(file: &[u8]) -> Result<Self, TraceError> {
         let after_magic = file

@@ -91,7 +91,7 @@ pub struct DelaySummary {
 
 /// A trace in memory.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct TraceFile {
+pub struct RecordedTrace {
     /// The header: what is known about the whole trace.
     pub header: TraceHeader,
     /// Entries of the trace, in the order of the file.

@@ -70,8 +70,8 @@ proptest! {
         let header = TraceHeader { command: vec!["train\n".to_owned()], ..TraceHeader::default() };
         let mut encoder = TraceEncoder::default();
         entries.iter().for_each(|entry| encoder.push_entry(entry));
-        let parsed = TraceFile::parse(&encoder.into_file(&header)).unwrap();
-        prop_assert_eq!(parsed, TraceFile { header, entries });
+        let parsed = RecordedTrace::parse(&encoder.into_file(&header)).unwrap();
+        prop_assert_eq!(parsed, RecordedTrace { header, entries });
     }
 }
 
@@ -100,16 +100,16 @@ fn an_event_is_short() {
 #[test]
 fn a_damaged_file_is_an_error() {
     let file = TraceEncoder::default().into_file(&TraceHeader::default());
-    assert!(TraceFile::parse(&file).is_ok());
-    let parse_with_tail = |tail: &[u8]| TraceFile::parse(&[&file[..], tail].concat());
+    assert!(RecordedTrace::parse(&file).is_ok());
+    let parse_with_tail = |tail: &[u8]| RecordedTrace::parse(&[&file[..], tail].concat());
     assert!(
         matches!(parse_with_tail(&[7]), Err(TraceError::DamagedEntry(place)) if place == file.len())
     );
     // An event of a thread without first event.
     assert!(parse_with_tail(&[0, 2, 0, 4]).is_err());
-    assert!(TraceFile::parse(&file[..file.len() - 1]).is_err());
+    assert!(RecordedTrace::parse(&file[..file.len() - 1]).is_err());
     assert!(matches!(
-        TraceFile::parse(b"other"),
+        RecordedTrace::parse(b"other"),
         Err(TraceError::NotATrace)
     ));
 }

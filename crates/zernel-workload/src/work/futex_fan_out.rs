@@ -35,7 +35,7 @@ impl Work for FutexFanOut {
         2
     }
 
-    fn slot_count(&self, team_size: usize) -> usize {
+    fn futex_slot_count(&self, team_size: usize) -> usize {
         team_size
     }
 

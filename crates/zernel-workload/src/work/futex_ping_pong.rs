@@ -29,7 +29,7 @@ impl Work for FutexPingPong {
         2
     }
 
-    fn slot_count(&self, _team_size: usize) -> usize {
+    fn futex_slot_count(&self, _team_size: usize) -> usize {
         1
     }
 

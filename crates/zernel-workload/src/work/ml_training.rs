@@ -161,7 +161,7 @@ impl Work for MlTraining {
             .to_owned()
     }
 
-    fn slot_count(&self, _team_size: usize) -> usize {
+    fn futex_slot_count(&self, _team_size: usize) -> usize {
         self.ranks * SLOTS_PER_RANK + SLOTS_PER_JOB
     }
 

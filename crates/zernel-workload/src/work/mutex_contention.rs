@@ -36,7 +36,7 @@ impl Work for MutexContention {
         workers
     }
 
-    fn slot_count(&self, _team_size: usize) -> usize {
+    fn futex_slot_count(&self, _team_size: usize) -> usize {
         1
     }
 

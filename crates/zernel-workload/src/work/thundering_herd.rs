@@ -35,7 +35,7 @@ impl Work for ThunderingHerd {
         2
     }
 
-    fn slot_count(&self, _team_size: usize) -> usize {
+    fn futex_slot_count(&self, _team_size: usize) -> usize {
         1
     }
 

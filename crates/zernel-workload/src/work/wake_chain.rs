@@ -33,7 +33,7 @@ impl Work for WakeChain {
         2
     }
 
-    fn slot_count(&self, team_size: usize) -> usize {
+    fn futex_slot_count(&self, team_size: usize) -> usize {
         team_size
     }
 

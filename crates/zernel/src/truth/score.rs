@@ -9,7 +9,7 @@ use zernel_truth::detected_phases::PhaseSource;
 use zernel_truth::render::render_report;
 use zernel_truth::report::score_trace;
 use zernel_truth::stamps::StampLog;
-use zernel_truth::trace::TraceFile;
+use zernel_truth::trace::RecordedTrace;
 
 use super::gzip;
 use crate::help;
@@ -38,7 +38,7 @@ pub(super) struct Options {
 pub(super) fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     let named = |path: &Path, error: &dyn Error| format!("{}: {error}", path.display());
     let read = |path: &Path| gzip::read_maybe_compressed(path).map_err(|error| named(path, &error));
-    let trace = TraceFile::parse(&read(&options.trace)?);
+    let trace = RecordedTrace::parse(&read(&options.trace)?);
     let trace = trace.map_err(|error| named(&options.trace, &error))?;
     let mut stamps = Vec::new();
     for path in &options.stamps {
