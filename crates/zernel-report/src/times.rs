@@ -104,7 +104,7 @@ impl ProcessTimes {
         }
     }
 
-    /// Combines two of them number by number with `combine_one`. The phases add up to the wall time again.
+    /// Combines two of them number by number with `combine_one`. After that the phases of the result add up to its wall time.
     pub(crate) fn combine_with(&self, other: &Self, combine_one: impl Fn(f64, f64) -> f64) -> Self {
         let data = [&self.data_waits, &other.data_waits];
         let wall_seconds = combine_one(self.wall_seconds, other.wall_seconds);

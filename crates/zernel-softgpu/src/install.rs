@@ -25,7 +25,8 @@ pub enum Prologue {
     /// `push %rbp`, as the libraries are built: the kernel emulates it for an uprobe, which is cheap.
     #[default]
     Push,
-    /// `endbr64`, then `push`: for an uprobe the kernel single-steps the first instruction, and emulates the second.
+    /// `endbr64`, then `push`: for an uprobe the kernel single-steps the first instruction, and emulates the second,
+    /// so a probe is cheaper at the second.
     Endbr64,
     /// `mov %rdi,%rdi`, then `push`.
     Mov,
