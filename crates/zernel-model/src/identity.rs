@@ -108,7 +108,7 @@ pub struct Rank {
 }
 
 impl Identity {
-    /// Sets the rank that the process got itself, not one of an ancestor.
+    /// Sets the rank, as one that was not inherited from an ancestor.
     pub fn set_rank(&mut self, rank: Rank) {
         self.rank = Some(rank.rank);
         self.local_rank = rank.local_rank;
