@@ -404,6 +404,14 @@ void CALLBACK(zernel_enable, struct task_struct *p)
 	task->woken_ns = 0;
 }
 
+void CALLBACK(zernel_disable, struct task_struct *p)
+{
+	struct task *task = task_of(p);
+
+	if (task)
+		forget_block(p, task);
+}
+
 __s32 SLEEPABLE_CALLBACK(zernel_cgroup_init, struct cgroup *cgroup,
 			 struct scx_cgroup_init_args *args)
 {
@@ -525,6 +533,7 @@ struct sched_ext_ops zernel_ops = {
 	.cpu_release = (void *)zernel_cpu_release,
 	.init_task = (void *)zernel_init_task,
 	.enable = (void *)zernel_enable,
+	.disable = (void *)zernel_disable,
 	.cgroup_init = (void *)zernel_cgroup_init,
 	.cgroup_exit = (void *)zernel_cgroup_exit,
 	.cgroup_move = (void *)zernel_cgroup_move,
