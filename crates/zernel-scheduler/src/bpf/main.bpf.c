@@ -251,7 +251,7 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 		pays = must_pay(cpu_at(cpu));
 		owes_pinned = !pays && pinned_lost_too_much(cpu, now_ns);
 	}
-	choose(&choice, cpu, !pays, owes_pinned);
+	choose(&choice, cpu, !pays || cpu_at(cpu)->serves_loader, owes_pinned);
 	if (pays && !choice.found) {
 		pays = false;
 		choose(&choice, cpu, true, false);
