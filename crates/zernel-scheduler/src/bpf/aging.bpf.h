@@ -4,7 +4,8 @@
  * change while it waits: beside a task of great weight the clock slows down, and a task that was ahead of
  * it a little would wait for minutes. The kernel's watchdog ejects a scheduler that lets a task wait.
  * So a timer looks at the waiting tasks. One that has waited for longer than LEAD_NS goes to
- * the front of its queue. Weights are not exact then.
+ * the front of its queue. Weights are not exact then. Critical threads wait in the order in which they
+ * came, so nothing is moved there: see critical_vtime.
  */
 #ifndef ZERNEL_SCHED_AGING_H
 #define ZERNEL_SCHED_AGING_H
@@ -22,24 +23,10 @@ struct {
 	__type(value, struct aging_timer);
 } aging_timers SEC(".maps");
 
-/* The virtual time of the front of a task's queue. A CPU compares its pinned tasks with the others by the
- * shared clock, so a pinned task must be before both clocks. */
-static __u64 front_vtime(const struct task *task)
-{
-	__u64 shared_front = shared_clock.now - clock_advance_in(&shared_clock, LAG_NS);
-	const struct clock *clock = clock_of(task);
-	__u64 front = clock->now - clock_advance_in(clock, LAG_NS);
-
-	if (task->clock != SHARED_CLOCK)
-		shared_front -= cpu_at(task->clock)->offset;
-	return is_before(shared_front, front) ? shared_front : front;
-}
-
 /* Whether a task has waited for too long and is not at the front yet. */
 static bool must_age(const struct task_struct *p, const struct task *task, __u64 front, __u64 now_ns)
 {
-	return (__s64)(now_ns - task->runnable_ns) >= (__s64)LEAD_NS &&
-	       is_before(front, p->scx.dsq_vtime);
+	return has_waited(task, LEAD_NS, now_ns) && is_before(front, p->scx.dsq_vtime);
 }
 
 /* Moves the tasks of a queue that have waited for too long to its front. */
@@ -60,7 +47,7 @@ __attribute__((noinline)) int age_queue(__u64 queue, __u64 now_ns)
 			task = task_of(p);
 			if (!task)
 				continue;
-			front = front_vtime(task);
+			front = front_vtime(task, 0);
 			if (!must_age(p, task, front, now_ns))
 				continue;
 			scx_bpf_dsq_move_set_vtime(&it, front);
@@ -73,42 +60,11 @@ __attribute__((noinline)) int age_queue(__u64 queue, __u64 now_ns)
 	return 0;
 }
 
-/* Critical threads wait in the order in which they came. Those that have waited for too long get the virtual time
- * of the front where they are, for the CPUs that choose by virtual time. */
-__attribute__((noinline)) int age_critical_queue(__u64 queue, __u64 now_ns)
-{
-	struct bpf_iter_scx_dsq it;
-	const struct task *task;
-	struct task_struct *p;
-	__u64 front;
-
-	if (!scx_bpf_dsq_nr_queued(queue))
-		return 0;
-	bpf_rcu_read_lock();
-	if (!bpf_iter_scx_dsq_new(&it, queue, 0)) {
-		while ((p = bpf_iter_scx_dsq_next(&it))) {
-			task = task_of(p);
-			if (!task)
-				continue;
-			front = front_vtime(task);
-			if (!must_age(p, task, front, now_ns))
-				continue;
-			set_vtime(p, front);
-			counters.aged++;
-		}
-	}
-	bpf_iter_scx_dsq_destroy(&it);
-	bpf_rcu_read_unlock();
-	return 0;
-}
-
 static void age_rank_queues(__u64 queue, __u64 now_ns)
 {
 	age_queue(queue, now_ns);
-	if (!settings.may_privilege)
-		return;
-	age_queue(RANK_QUEUE(queue, FEED), now_ns);
-	age_critical_queue(RANK_QUEUE(queue, CRITICAL), now_ns);
+	if (settings.may_privilege)
+		age_queue(RANK_QUEUE(queue, FEED), now_ns);
 }
 
 static int on_aging_timer(void *map, int *key, struct aging_timer *timer)

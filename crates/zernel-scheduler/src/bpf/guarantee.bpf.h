@@ -9,7 +9,8 @@
  * virtual time: a clock stands still until the last of the ordinary tasks has had its turn, and then
  * jumps.
  *
- * A CPU that must pay runs no loaders, and critical threads there are scheduled like ordinary tasks.
+ * A CPU that must pay runs no loaders, unless the first one has waited for too long, and critical threads
+ * there are scheduled like ordinary tasks.
  * On the other CPUs critical threads go before loaders, so loaders take nothing from them.
  *
  * The clock of each CPU has a promise in virtual time, for the tasks pinned there: the promised clock
@@ -186,11 +187,12 @@ static bool first_lost_too_much(__u32 number, __u64 now_ns)
 	struct first_task first = {};
 	bool found = find_first(queue, number, &first);
 
+	cpu->serves_loader = first_waits_too_long(queue, FEED, number, cpus_of_llc, now_ns) ||
+			     first_waits_too_long(CPU_QUEUE(number), FEED, number, 1, now_ns);
 	cpu->serves_waiting =
+		cpu->serves_loader ||
 		(found && has_waited_too_long(&first, queue, cpus_of_llc, now_ns)) ||
-		first_waits_too_long(queue, FEED, number, cpus_of_llc, now_ns) ||
-		first_waits_too_long(CPU_QUEUE(number), ORDINARY, number, 1, now_ns) ||
-		first_waits_too_long(CPU_QUEUE(number), FEED, number, 1, now_ns);
+		first_waits_too_long(CPU_QUEUE(number), ORDINARY, number, 1, now_ns);
 	return cpu->serves_waiting || (found && is_far_behind(first.vtime, shared_clock.now));
 }
 

@@ -78,12 +78,18 @@ static bool preempt_lower(struct task_struct *p, const struct task *task, __s32 
 	return true;
 }
 
-/* A CPU that preempts a task of a lower rank for a task that lost its CPU to a higher scheduling class;
- * -1: none. Without one the task waits for the next tick. */
+/* A CPU for a task that lost its own to a higher scheduling class: an idle one, else one that runs a task of
+ * a lower rank; -1: none. Without one the task waits for the next tick. */
 static __s32 find_refuge(struct task_struct *p, const struct task *task, __s32 cpu, enum rank rank,
-			 __u64 now_ns)
+			 __u64 now_ns, bool *is_idle)
 {
-	return task->clock == SHARED_CLOCK ? find_lower_cpu(p, task, cpu, rank, now_ns) : -1;
+	__s32 idle;
+
+	if (task->clock != SHARED_CLOCK)
+		return -1;
+	idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+	*is_idle = idle >= 0;
+	return *is_idle ? idle : find_lower_cpu(p, task, cpu, rank, now_ns);
 }
 
 /* Puts a task into the queue of its rank. Critical threads wait in the order in which they come,
@@ -98,7 +104,6 @@ static void enqueue_rank(struct task_struct *p, const struct task *task, __s32 c
 		scx_bpf_dsq_insert(p, queue, settings.slice_ns, enq_flags);
 	else
 		scx_bpf_dsq_insert_vtime(p, queue, settings.slice_ns, p->scx.dsq_vtime, enq_flags);
-	wake_idle_cpu(p, task, cpu);
 }
 
 void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
@@ -107,6 +112,7 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 	__s32 cpu = scx_bpf_task_cpu(p);
 	bool is_wakeup = enq_flags & SCX_ENQ_WAKEUP;
 	__u64 now_ns = scx_bpf_now();
+	bool is_idle = false;
 	__s32 refuge = -1;
 	enum rank rank;
 
@@ -137,14 +143,17 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 		return;
 	}
 	if (enq_flags & SCX_ENQ_REENQ)
-		refuge = find_refuge(p, task, cpu, rank, now_ns);
+		refuge = find_refuge(p, task, cpu, rank, now_ns, &is_idle);
 	enqueue_rank(p, task, refuge < 0 ? cpu : refuge, rank, enq_flags);
-	if (refuge < 0)
+	if (refuge < 0) {
+		wake_idle_cpu(p, task, cpu);
 		return;
-	note_preemption(cpu_at(refuge), rank);
+	}
+	if (!is_idle)
+		note_preemption(cpu_at(refuge), rank);
 	/* That CPU takes the task from the queue of its cache. If the task may not migrate now, the kernel
 	 * leaves it there; it would eject a scheduler that moves such a task by itself. */
-	scx_bpf_kick_cpu(refuge, SCX_KICK_PREEMPT);
+	scx_bpf_kick_cpu(refuge, is_idle ? SCX_KICK_IDLE : SCX_KICK_PREEMPT);
 }
 
 /* The task that runs on a CPU, if it may go on: charged up to now. */
@@ -242,7 +251,7 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 		pays = must_pay(cpu_at(cpu));
 		owes_pinned = !pays && pinned_lost_too_much(cpu, now_ns);
 	}
-	choose(&choice, cpu, !pays, owes_pinned);
+	choose(&choice, cpu, !pays || cpu_at(cpu)->serves_loader, owes_pinned);
 	if (pays && !choice.found) {
 		pays = false;
 		choose(&choice, cpu, true, false);
@@ -404,6 +413,14 @@ void CALLBACK(zernel_enable, struct task_struct *p)
 	task->woken_ns = 0;
 }
 
+void CALLBACK(zernel_disable, struct task_struct *p)
+{
+	struct task *task = task_of(p);
+
+	if (task)
+		forget_block(p, task);
+}
+
 __s32 SLEEPABLE_CALLBACK(zernel_cgroup_init, struct cgroup *cgroup,
 			 struct scx_cgroup_init_args *args)
 {
@@ -525,6 +542,7 @@ struct sched_ext_ops zernel_ops = {
 	.cpu_release = (void *)zernel_cpu_release,
 	.init_task = (void *)zernel_init_task,
 	.enable = (void *)zernel_enable,
+	.disable = (void *)zernel_disable,
 	.cgroup_init = (void *)zernel_cgroup_init,
 	.cgroup_exit = (void *)zernel_cgroup_exit,
 	.cgroup_move = (void *)zernel_cgroup_move,

@@ -19,6 +19,10 @@
 #define CACHE_LEAD 12000000ULL
 /* Tasks at the head of a queue that are looked at to find one that may run on a CPU. */
 #define HEADS 8
+/* A critical thread that has waited for this long goes first on CPUs that choose by virtual time. Ordinary tasks
+ * are at the front of their queue after half of it: many critical threads that take turns, each of which waits
+ * for long, must not take the CPUs that pay the guarantee. */
+#define LONGEST_CRITICAL_WAIT_NS (2 * LEAD_NS)
 
 static __u32 llc_of(__u64 cpu)
 {
@@ -103,6 +107,37 @@ static void end_pinned(struct task_struct *p, struct task *task, __u32 cpu)
 	cpu_at(cpu)->runs_pinned = false;
 }
 
+/* The virtual time of the front of a task's queue some time ago. A CPU compares its pinned tasks with the
+ * others by the shared clock, so a pinned task must be before both clocks. */
+static __u64 front_vtime(const struct task *task, __u64 ago_ns)
+{
+	__u64 shared_front =
+		shared_clock.now - clock_advance_in(&shared_clock, LAG_NS + ago_ns);
+	const struct clock *clock = clock_of(task);
+	__u64 front = clock->now - clock_advance_in(clock, LAG_NS + ago_ns);
+
+	if (task->clock != SHARED_CLOCK)
+		shared_front -= cpu_at(task->clock)->offset;
+	return is_before(shared_front, front) ? shared_front : front;
+}
+
+static bool has_waited(const struct task *task, __u64 ns, __u64 now_ns)
+{
+	/* It may have become runnable on another CPU after `now_ns`. */
+	return (__s64)(now_ns - task->runnable_ns) >= (__s64)ns;
+}
+
+/* The virtual time of a critical thread in a queue. If it has waited for too long, it is as if it had been at the
+ * front since it had waited for LEAD_NS: of all tasks that have, the one that has waited longest runs next. */
+static __u64 critical_vtime(const struct task_struct *p, const struct task *task)
+{
+	__u64 now_ns = scx_bpf_now();
+
+	if (!has_waited(task, LONGEST_CRITICAL_WAIT_NS, now_ns))
+		return p->scx.dsq_vtime;
+	return front_vtime(task, now_ns - task->runnable_ns - LEAD_NS);
+}
+
 /* The first task in a queue that may run on a CPU. */
 struct first_task {
 	__u64 vtime;
@@ -133,6 +168,8 @@ __attribute__((noinline)) bool find_first(__u64 queue, __u32 cpu, struct first_t
 			/* Only the guarantee asks how long it waits. */
 			task = settings.may_privilege ? task_of(p) : NULL;
 			first->runnable_ns = task ? task->runnable_ns : 0;
+			if (task && queue >= RANK_QUEUE(0, CRITICAL))
+				first->vtime = critical_vtime(p, task);
 		}
 	}
 	bpf_iter_scx_dsq_destroy(&it);

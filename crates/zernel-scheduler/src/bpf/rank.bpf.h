@@ -68,7 +68,7 @@ __attribute__((noinline)) int raise_queued(__u64 queue, __u32 process, __u64 now
 			if (!task || rank_of(p, task, now_ns) != FEED ||
 			    !scx_bpf_dsq_move_vtime(&it, p, RANK_QUEUE(queue, FEED), 0))
 				continue;
-			count_ordinary(task, false);
+			/* Its weight is counted under the lock of its CPU, so not before it runs (note_rank). */
 			counters.raised++;
 			raised++;
 		}

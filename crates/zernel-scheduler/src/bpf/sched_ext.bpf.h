@@ -151,6 +151,7 @@ struct sched_ext_ops {
 	void (*cpu_release)(__s32 cpu, struct scx_cpu_release_args *args);
 	__s32 (*init_task)(struct task_struct *p, struct scx_init_task_args *args);
 	void (*enable)(struct task_struct *p);
+	void (*disable)(struct task_struct *p);
 	__s32 (*cgroup_init)(struct cgroup *cgroup, struct scx_cgroup_init_args *args);
 	void (*cgroup_exit)(struct cgroup *cgroup);
 	void (*cgroup_move)(struct task_struct *p, struct cgroup *from, struct cgroup *to);

@@ -39,16 +39,24 @@ static void set_waiting(struct task_struct *p, struct task *task, bool waits)
 	__sync_fetch_and_add(&process->waiting_threads, waits ? 1 : -1);
 }
 
-/* Notes that a critical thread blocks. */
+/* Notes that a critical thread blocks. One that exits never wakes up. */
 static void note_block(struct task_struct *p, struct task *task, __u64 now_ns)
 {
 	const struct zernel_task_state *state;
 
-	if (!(settings.policies & POLICY_SIBLINGS))
+	if (!(settings.policies & POLICY_SIBLINGS) || p->flags & PF_EXITING)
 		return;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
 	if (state && !(zernel_class_word_at(state, now_ns) & ZERNEL_CLASS_IN_SYNC))
 		set_waiting(p, task, true);
+}
+
+/* A thread leaves for another scheduling class, in which nobody sees it wake up. A thread that exits waits for
+ * nobody, and its main thread may be gone. */
+static void forget_block(struct task_struct *p, struct task *task)
+{
+	if (!(p->flags & PF_EXITING))
+		set_waiting(p, task, false);
 }
 
 #endif

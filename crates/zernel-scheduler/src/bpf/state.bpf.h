@@ -75,6 +75,7 @@ struct cpu {
 	__u64 offset; /* added to a virtual time by `clock`, gives one by the shared clock */
 	__s64 pinned_weight; /* of the runnable tasks that can run on this CPU only */
 	__u32 next_cache; /* which other cache to look at next */
+	bool serves_loader; /* a loader that it could run has waited for too long */
 	bool runs_pinned;
 	bool is_ordinary; /* counted in ordinary_cpus */
 	bool serves_waiting; /* a task that it could run has waited for too long */

@@ -235,6 +235,8 @@ pub(super) fn scenarios_pass() {
     for label in ["handed on", "loaders:"] {
         assert!(sum_printed_after(trained, label) > 10, "{label}: {trained}");
     }
+    // A trainer blocks while threads of its process wait for a CPU: its backward thread, for example.
+    assert!(sum_printed_after(trained, "raised ") > 0, "{trained}");
     let noise = cpus_of(trained, "noise");
     assert!(noise >= GUARANTEED_CPUS, "{noise:.3} CPUs: {trained}");
 }
