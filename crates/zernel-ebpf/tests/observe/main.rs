@@ -8,6 +8,7 @@ mod dead_files;
 mod files;
 mod filled_tables;
 mod governor;
+mod hand_overs;
 mod harm;
 mod harness;
 mod many_files;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         files::FILE_ROLES,
         filled_tables::TABLE_FILLING_ROLES,
         governor::GOVERNOR_ROLES,
+        hand_overs::HAND_OVER_ROLES,
         many_files::MANY_FILES_ROLES,
         memory::MEMORY_ROLES,
         nccl::NCCL_ROLES,
@@ -315,6 +317,10 @@ fn main() -> ExitCode {
         (
             "forking_loaders_is_data_loading",
             torch::forking_loaders_is_data_loading,
+        ),
+        (
+            "a_wait_is_for_peers_as_long_as_collectives_last",
+            hand_overs::a_wait_is_for_peers_as_long_as_collectives_last,
         ),
         (
             "a_compiling_thread_has_no_phase",

@@ -27,7 +27,7 @@ const PREPARATION: Duration = Duration::from_millis(200);
 /// How long a thread of a target compiles for another one.
 const COMPILATION: Duration = Duration::from_millis(200);
 
-fn load_library(name: &str) -> Library {
+pub(crate) fn load_library(name: &str) -> Library {
     // SAFETY: loading the stand-in runs no code of its own.
     unsafe { Library::new(stage_directory().join("lib").join(name)) }.expect(name)
 }
@@ -145,7 +145,7 @@ fn fork_loaders(driver: &Driver, _rounds: u64) {
 }
 
 /// Announces that the thread gets its next batch.
-fn announce_batch(torch: &Library) {
+pub(crate) fn announce_batch(torch: &Library) {
     let name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__";
     // A `std::string` of libstdc++.
     let string = [name.as_ptr() as u64, name.len() as u64];
@@ -159,7 +159,7 @@ fn announce_batch(torch: &Library) {
 }
 
 /// A stage with a stand-in for torch, whose calls announce batches and steps, and an observer of all its libraries.
-fn stage_and_observer() -> (Stage, Observer) {
+pub(crate) fn stage_and_observer() -> (Stage, Observer) {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let built = built_libraries().expect("they are built");
     let built = built.join("libzernel_softgpu_torch.so");

@@ -455,6 +455,7 @@ static __always_inline void forget_thread(struct zernel_thread *thread)
 		if (thread->dataload.since_ns)
 			give_up_data_wait(thread, process);
 		end_peer_wait(thread);
+		count_peer_block(thread, process, now_ns);
 		set_run_state(thread, process, SCHED_NOT_SEEN, now_ns);
 	}
 	abandon_work(thread, now_ns);
