@@ -155,6 +155,7 @@ mirrors! {
             TRACE_CALL = 0xf0,
             TRACE_EXIT = 0xf1,
             TRACE_LOADS = 0xf2,
+            TRACE_LOADS_END = 0xf3,
         }
         pub(crate) usize = "zernel_tenant_index", "ZERNEL_" {
             ALL_TENANTS = 0,

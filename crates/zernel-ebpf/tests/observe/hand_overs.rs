@@ -1,16 +1,23 @@
 //! Which thread ended a wait shows what the wait was for.
 
-use std::thread;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use libloading::Library;
+use zernel_ebpf::observer::Observer;
 use zernel_phase::WorkloadPhase;
-use zernel_testkit::target::{Driver, TargetRole, end_part_and_wait, try_call};
+use zernel_phase::class::TaskRole;
+use zernel_testkit::target::{
+    Driver, Stage, TargetRole, end_part_and_wait, stage_directory, try_call,
+};
 
 use crate::torch::{announce_batch, load_library, stage_and_observer};
 
-pub(crate) const HAND_OVER_ROLES: &[(&str, TargetRole)] =
-    &[("awaits_collectives", await_collectives)];
+pub(crate) const HAND_OVER_ROLES: &[(&str, TargetRole)] = &[
+    ("awaits_collectives", await_collectives),
+    ("awaits_another_thread", await_another_thread),
+];
 
 /// How long a thread of a target waits for its peers in one collective.
 const COLLECTIVE: Duration = Duration::from_millis(50);
@@ -70,4 +77,104 @@ pub(crate) fn a_wait_is_for_peers_as_long_as_collectives_last() {
             "{waited:?} for {collectives} collectives"
         );
     }
+}
+
+/// How long a thread that loads takes for a batch.
+const LOADING: Duration = Duration::from_millis(20);
+/// How long a thread that hands over at once is busy before, so that the other one blocks meanwhile.
+const HAND_OVER: Duration = Duration::from_micros(200);
+/// For how long a thread counts as loading after it handed over data; the kernel counts about a minute.
+const LOADER_TIME: Duration = Duration::from_secs(65);
+
+const HELPER_TID_FILE: &str = "helper";
+const LONGEST_WAIT_FILE: &str = "longest";
+
+/// A thread of a target that does what it is asked for and then ends the wait of the thread that asked.
+struct Helper {
+    orders: Sender<Duration>,
+    results: Receiver<()>,
+}
+
+impl Helper {
+    /// Starts a helper that does this work for as long as it is asked to.
+    fn start(work: impl Fn(Duration) + Send + 'static) -> Self {
+        let (orders, ordered) = channel::<Duration>();
+        let (done, results) = channel();
+        thread::spawn(move || {
+            let tid = rustix::thread::gettid().as_raw_nonzero();
+            let path = stage_directory().join(HELPER_TID_FILE);
+            fs::write(path, tid.to_string()).expect("our directory");
+            for busy in ordered {
+                work(busy);
+                done.send(()).expect("it waits");
+            }
+        });
+        Self { orders, results }
+    }
+
+    /// Waits for the helper, which is busy for this time, and returns how long that took.
+    fn await_hand_over(&self, busy: Duration) -> Duration {
+        let begin = Instant::now();
+        self.orders.send(busy).expect("it waits");
+        self.results.recv().expect("it is there");
+        begin.elapsed()
+    }
+}
+
+fn spin_for(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
+}
+
+/// Gets batches, while another thread ends short waits, as one does that takes Python's lock. Then this thread loads, then
+/// it does nothing for longer than it counts as loading.
+fn await_another_thread(driver: &Driver, _rounds: u64) {
+    let torch = load_library("libtorch_cpu.so");
+    driver.open_first_device();
+    let helper = Helper::start(spin_for);
+    helper.await_hand_over(HAND_OVER);
+    announce_batch(&torch);
+    let waits = (0..10).map(|_| helper.await_hand_over(HAND_OVER));
+    let longest = waits.max().expect("there are waits");
+    let path = stage_directory().join(LONGEST_WAIT_FILE);
+    fs::write(path, longest.as_micros().to_string()).expect("our directory");
+    end_part_and_wait();
+    helper.await_hand_over(LOADING);
+    helper.await_hand_over(HAND_OVER);
+    end_part_and_wait();
+    thread::sleep(LOADER_TIME);
+    helper.await_hand_over(HAND_OVER);
+    end_part_and_wait();
+}
+
+fn number_of_target(stage: &Stage, file: &str) -> u32 {
+    let text = fs::read_to_string(stage.path().join(file)).expect("it was written");
+    text.parse().expect("a number")
+}
+
+fn role_of_helper(stage: &Stage, observer: &Observer) -> TaskRole {
+    let state = observer.task_state(number_of_target(stage, HELPER_TID_FILE));
+    let state = state.expect("the map is there");
+    state.expect("it is observed").role()
+}
+
+/// A thread that ends waits loads data only if these waits are long enough to load in, and only for a while.
+pub(crate) fn a_thread_that_ends_short_waits_is_no_loader() {
+    let (stage, observer) = stage_and_observer();
+    let mut target = (0..50)
+        .map(|_| {
+            let mut target = stage.start_target("awaits_another_thread", 1);
+            target.run_part();
+            target
+        })
+        // On a busy machine the helper may not get a CPU for longer.
+        .find(|_| number_of_target(&stage, LONGEST_WAIT_FILE) < 900)
+        .expect("a run with short waits");
+    assert_eq!(role_of_helper(&stage, &observer), TaskRole::Helper);
+    target.run_part();
+    assert_eq!(role_of_helper(&stage, &observer), TaskRole::Loader);
+    target.run_part();
+    assert_eq!(role_of_helper(&stage, &observer), TaskRole::Helper);
 }

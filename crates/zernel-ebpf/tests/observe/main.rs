@@ -323,6 +323,10 @@ fn main() -> ExitCode {
             hand_overs::a_wait_is_for_peers_as_long_as_collectives_last,
         ),
         (
+            "a_thread_that_ends_short_waits_is_no_loader",
+            hand_overs::a_thread_that_ends_short_waits_is_no_loader,
+        ),
+        (
             "a_compiling_thread_has_no_phase",
             torch::a_compiling_thread_has_no_phase,
         ),

@@ -66,7 +66,7 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 		track_event(state, thread->process, now_ns, ZERNEL_BLOCK_FUTEX);
 		return 0;
 	}
-	event = event_of_block(thread, process, state);
+	event = event_of_block(thread, process, state, now_ns);
 	/* A driver may sleep in a call, as in a copy that waits for the GPU. */
 	if (event == ZERNEL_BLOCK_SLEEP && thread->depth)
 		event = ZERNEL_BLOCK_OTHER;
