@@ -9,14 +9,16 @@ use zernel_ebpf::observer::Observer;
 use zernel_phase::WorkloadPhase;
 use zernel_phase::class::TaskRole;
 use zernel_testkit::target::{
-    Driver, Stage, TargetRole, end_part_and_wait, stage_directory, try_call,
+    Driver, Stage, Target, TargetRole, end_part_and_wait, stage_directory, try_call,
 };
 
-use crate::torch::{announce_batch, load_library, stage_and_observer};
+use crate::harness::{find_process, observed_calls};
+use crate::torch::{announce_batch, announce_update, load_library, stage_and_observer};
 
 pub(crate) const HAND_OVER_ROLES: &[(&str, TargetRole)] = &[
     ("awaits_collectives", await_collectives),
     ("awaits_another_thread", await_another_thread),
+    ("awaits_batches_of_layers", await_batches_of_layers),
 ];
 
 /// How long a thread of a target waits for its peers in one collective.
@@ -177,4 +179,50 @@ pub(crate) fn a_thread_that_ends_short_waits_is_no_loader() {
     assert_eq!(role_of_helper(&stage, &observer), TaskRole::Loader);
     target.run_part();
     assert_eq!(role_of_helper(&stage, &observer), TaskRole::Helper);
+}
+
+/// Waits after each optimizer step for a thread that makes a batch with layers, and launches without a copy.
+fn await_batches_of_layers(driver: &Driver, rounds: u64) {
+    let torch = load_library("libtorch_cpu.so");
+    let layers = load_library("libtorch_cpu.so");
+    driver.open_first_device();
+    let kernel = driver.load_empty_kernel();
+    let helper = Helper::start(move |busy| {
+        try_call!(
+            layers,
+            "_ZN2at4_ops6linear4callERKNS_6TensorES4_RKSt8optionalIS2_E",
+            0
+        );
+        spin_for(busy);
+    });
+    for _ in 0..rounds {
+        announce_update(&torch);
+        helper.await_hand_over(LOADING);
+        driver.launch_kernel(kernel);
+    }
+    end_part_and_wait();
+}
+
+/// Steps of a target that waits for batches of another thread.
+const STEPS: u32 = 10;
+
+/// Runs a target whose helper makes batches with layers, and returns what was observed.
+fn observe_batches_of_layers() -> (Stage, Target, Observer) {
+    let (stage, mut observer) = stage_and_observer();
+    let mut target = stage.start_target("awaits_batches_of_layers", STEPS.into());
+    target.run_part();
+    observer.read_counts().expect("maps can be read");
+    (stage, target, observer)
+}
+
+/// Layers are no evidence that a thread runs a training loop: a thread that loads may augment its batches with them.
+pub(crate) fn a_thread_that_calls_layers_may_load() {
+    let (stage, target, observer) = observe_batches_of_layers();
+    assert_eq!(role_of_helper(&stage, &observer), TaskRole::Loader);
+    let process = find_process(&observer, target.pid());
+    let layers = observed_calls(process)["at::_ops::linear::call"].calls;
+    assert_eq!(layers, u64::from(STEPS));
+    let times = process.probes.sched;
+    let calling = Duration::from_nanos(times.calling_on_cpu_ns);
+    assert!(calling < LOADING * STEPS / 2, "{times:?}");
 }

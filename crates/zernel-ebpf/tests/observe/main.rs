@@ -327,6 +327,10 @@ fn main() -> ExitCode {
             hand_overs::a_thread_that_ends_short_waits_is_no_loader,
         ),
         (
+            "a_thread_that_calls_layers_may_load",
+            hand_overs::a_thread_that_calls_layers_may_load,
+        ),
+        (
             "a_compiling_thread_has_no_phase",
             torch::a_compiling_thread_has_no_phase,
         ),

@@ -146,7 +146,24 @@ fn fork_loaders(driver: &Driver, _rounds: u64) {
 
 /// Announces that the thread gets its next batch.
 pub(crate) fn announce_batch(torch: &Library) {
-    let name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__";
+    begin_record(
+        torch,
+        "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+    );
+}
+
+/// Announces an optimizer step and its end.
+pub(crate) fn announce_update(torch: &Library) {
+    begin_record(torch, "Optimizer.step#SGD.step");
+    try_call!(
+        torch,
+        "_ZNO3c106IValue13toCustomClassIN5torch8autograd8profiler20PythonRecordFunctionEE",
+        0
+    );
+}
+
+/// Calls the function of `PyTorch` that announces what follows by its name.
+fn begin_record(torch: &Library, name: &str) {
     // A `std::string` of libstdc++.
     let string = [name.as_ptr() as u64, name.len() as u64];
     let mut result = 0_u64;

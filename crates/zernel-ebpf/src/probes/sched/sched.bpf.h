@@ -225,11 +225,11 @@ static __always_inline __u64 delay_of(struct task_struct *task, struct sched_thr
 	return delay_ns < absent_ns ? delay_ns : absent_ns;
 }
 
-/* Whether the thread makes probed calls. The time limit is long, because the calls of sampled functions are seen only
- * in sampling windows. */
+/* Whether the thread makes probed calls that mean something for its phase. The time limit is long, because the calls of
+ * sampled functions are seen only in sampling windows. */
 static __always_inline bool makes_calls(const struct zernel_thread *thread, __u64 now_ns)
 {
-	return thread->window_ns && now_ns - thread->window_ns < SCHED_ROLE_NS;
+	return thread->called_ns && now_ns - thread->called_ns < SCHED_ROLE_NS;
 }
 
 /* Records a thread's time off its CPU; for `delay_ns` of it the thread was runnable. */

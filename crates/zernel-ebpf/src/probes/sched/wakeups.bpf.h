@@ -99,7 +99,7 @@ static __always_inline void note_hand_over_within(struct zernel_thread *by,
 		thread->sched.handed = SCHED_HANDED_COLLECTIVE;
 		return;
 	}
-	if (awaits_data(tracker) || (!by->window_ns && may_await_data(tracker)))
+	if (awaits_data(tracker) || (!by->called_ns && may_await_data(tracker)))
 		by->sched.loads_ns = now_ns;
 	if (hands_over_data(&by->sched, now_ns))
 		thread->sched.handed = SCHED_HANDED_DATA;
