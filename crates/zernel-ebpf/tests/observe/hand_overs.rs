@@ -6,6 +6,7 @@ use std::{fs, thread};
 
 use libloading::Library;
 use zernel_ebpf::observer::Observer;
+use zernel_ebpf::probes::DurationKind;
 use zernel_phase::WorkloadPhase;
 use zernel_phase::class::TaskRole;
 use zernel_testkit::target::{
@@ -225,4 +226,15 @@ pub(crate) fn a_thread_that_calls_layers_may_load() {
     let times = process.probes.sched;
     let calling = Duration::from_nanos(times.calling_on_cpu_ns);
     assert!(calling < LOADING * STEPS / 2, "{times:?}");
+}
+
+/// A wait for a thread that loads is a wait for data, also if no copy follows.
+pub(crate) fn a_wait_for_a_thread_that_loads_is_one_for_data() {
+    let (_stage, target, observer) = observe_batches_of_layers();
+    let process = find_process(&observer, target.pid());
+    let waits = process.duration_histogram(DurationKind::Dataload);
+    let waits = waits.expect("it waited for data");
+    assert_eq!(waits.count, u64::from(STEPS));
+    let waited = Duration::from_nanos(waits.sum_ns);
+    assert!(waited >= LOADING * STEPS, "{waited:?}");
 }

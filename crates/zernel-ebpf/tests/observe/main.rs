@@ -331,6 +331,10 @@ fn main() -> ExitCode {
             hand_overs::a_thread_that_calls_layers_may_load,
         ),
         (
+            "a_wait_for_a_thread_that_loads_is_one_for_data",
+            hand_overs::a_wait_for_a_thread_that_loads_is_one_for_data,
+        ),
+        (
             "a_compiling_thread_has_no_phase",
             torch::a_compiling_thread_has_no_phase,
         ),

@@ -130,10 +130,13 @@ static __always_inline void track_hand_over(struct zernel_thread *thread,
 {
 	__u8 handed = thread->sched.handed;
 
-	if (handed == SCHED_HANDED_COLLECTIVE)
+	if (handed == SCHED_HANDED_COLLECTIVE) {
 		track_awaited_collective(thread, process, state, now_ns);
-	else if (handed == SCHED_HANDED_DATA)
+	} else if (handed == SCHED_HANDED_DATA) {
 		track_event(state, thread->process, now_ns, ZERNEL_AWAITED_DATA);
+		if (state->tracker.activity == ZERNEL_LOADING)
+			thread->dataload.is_tentative = false;
+	}
 }
 
 static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_process *process,
