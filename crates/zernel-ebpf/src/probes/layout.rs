@@ -303,6 +303,7 @@ macro_rules! mirror_process {
                     reserved: u32,
                     is_rested: u64,
                     is_sampled: u64,
+                    misses_window: u64,
                     gpu: u64,
                     comm: [u8; 16],
                     histograms: [u32; DurationKind::COUNT],

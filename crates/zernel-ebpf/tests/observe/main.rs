@@ -375,7 +375,7 @@ fn main() -> ExitCode {
             sampled_phases::samples_are_taken_on_request_only,
         ),
     ];
-    let more: [(&str, Need, fn()); 11] = [
+    let more: [(&str, Need, fn()); 12] = [
         (
             "one_tenant_is_a_pod",
             NO_KUBELET_NEED,
@@ -410,6 +410,11 @@ fn main() -> ExitCode {
             "a_library_whose_windows_are_refused_keeps_its_other_probes",
             refusing_process::PAGE_FAULTS_ON_TMPFS_NEED,
             refusing_process::a_library_whose_windows_are_refused_keeps_its_other_probes,
+        ),
+        (
+            "a_refused_window_does_not_count_as_one_without_calls",
+            refusing_process::PAGE_FAULTS_ON_TMPFS_NEED,
+            refusing_process::a_refused_window_does_not_count_as_one_without_calls,
         ),
         (
             "a_reused_pid_is_another_process",

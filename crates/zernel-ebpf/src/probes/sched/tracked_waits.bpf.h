@@ -76,7 +76,7 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 }
 
 /* Whether other threads of the process may have launched while the thread was blocked. While launches are sampled,
- * other threads may have launched if one that makes probed calls was on a CPU. */
+ * and not probed in a window, other threads may have launched if one that makes probed calls was on a CPU. */
 static __always_inline bool may_have_launched(const struct zernel_process *process,
 					      const struct zernel_task_state *state)
 {
@@ -85,7 +85,7 @@ static __always_inline bool may_have_launched(const struct zernel_process *proce
 
 	if (!set || process->marks.launched_ns > since_ns)
 		return true;
-	if (!set->launches_sampled || set->window_open)
+	if (!set->launches_sampled || (set->window_open && !process->misses_window))
 		return false;
 	return process->sched.caller_on_cpu || process->sched.caller_left_ns > since_ns;
 }
