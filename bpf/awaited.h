@@ -26,8 +26,8 @@ static inline void zernel_credit_compile(struct zernel_task_state *task)
 	zernel_transition(task, ZERNEL_UNKNOWN, since_ns);
 }
 
-/* The wait so far was for a thread that was in a collective, so it was for peers. The backward pass of a
- * thread that waits for it goes on meanwhile. */
+/* The wait so far was for a thread that was in a collective, so it was for peers; the rest may be for data. The
+ * backward pass of a thread that waits for it goes on meanwhile. */
 static inline void zernel_credit_collective(const struct zernel_tracker_config *config,
 					    struct zernel_task_state *task)
 {
@@ -48,7 +48,7 @@ static inline void zernel_credit_collective(const struct zernel_tracker_config *
 		tracker->flags &= ~ZERNEL_UNDECIDED;
 		tracker->undecided_since_ns = tracker->now_ns;
 	}
-	tracker->flags &= ~(ZERNEL_WAIT_UNDECIDED | ZERNEL_AWAITS_DATA_AFTER_UPDATE);
+	tracker->flags &= ~ZERNEL_AWAITS_DATA_AFTER_UPDATE;
 	tracker->wait_since_ns = tracker->now_ns;
 	tracker->wait_activity = tracker->activity;
 	tracker->wait_activity_until_ns = tracker->activity_until_ns;

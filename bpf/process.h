@@ -55,6 +55,8 @@ struct zernel_process {
 	__u32 reserved;
 	__u64 is_rested; /* not 0: its calls are not counted; userspace sets it */
 	__u64 is_sampled; /* not 0: its phases are those of the sampled rule; userspace sets it */
+	__u64 misses_window; /* not 0: its sampled functions have no probes in the open sampling
+			      * window; userspace sets it */
 	__u64 gpu; /* number of its GPU plus 1, utilization in the upper half; userspace sets it */
 	char comm[ZERNEL_COMM_BYTES]; /* name of its main thread */
 	__u32 histograms[ZERNEL_FAMILIES]; /* indices; 0: none yet */

@@ -31,6 +31,7 @@ struct zernel_open_call {
 struct zernel_thread {
 	__u64 window_ns; /* start of the interval for which `hits` counts; 0: no probe hit yet */
 	__u64 hits;
+	__u64 called_ns; /* its last probed call that means something for its phase; 0: none yet */
 	__u32 process; /* handle; 0: none yet, or the thread exits */
 	__u32 depth; /* open calls */
 	ZERNEL_THREAD_PARTS /* one struct for each probe that keeps state per thread */

@@ -568,6 +568,8 @@ impl PhaseTracker {
 }
 
 #[cfg(test)]
+mod collective_tests;
+#[cfg(test)]
 mod compile_tests;
 #[cfg(test)]
 mod loop_tests;

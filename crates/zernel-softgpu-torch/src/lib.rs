@@ -29,6 +29,8 @@ announcements! {
     /// `torch::autograd::Engine::thread_main`, with its arguments: the engine, and a shared pointer to the graph of the
     /// backward pass.
     thread_main = "_ZN5torch8autograd6Engine11thread_mainERKSt10shared_ptrINS0_9GraphTaskEE",
+    /// `c10d::Work::wait`: the thread that calls it blocks until its peers have called too.
+    work_wait = "_ZN4c10d4Work4waitENSt6chrono8durationIlSt5ratioILl1ELl1000EEEE",
     /// `c10d::ProcessGroupGloo::allreduce`.
     gloo_allreduce = "_ZN4c10d16ProcessGroupGloo9allreduceERSt6vectorIN2at6TensorESaIS3_EERKNS_16AllreduceOptionsE",
     /// `c10d::Reducer::finalize_backward`.

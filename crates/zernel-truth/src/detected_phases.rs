@@ -15,8 +15,8 @@ use zernel_phase::{
 use crate::label::{StepActivity, ThreadClass};
 use crate::timeline::Timeline;
 use crate::trace::{
-    EXIT_EVENT_NUMBER, EventEntry, LOADS_EVENT_NUMBER, ProcessEntry, RecordedTrace, SampleEntry,
-    TraceEntry,
+    EXIT_EVENT_NUMBER, EventEntry, LOADS_END_EVENT_NUMBER, LOADS_EVENT_NUMBER, ProcessEntry,
+    RecordedTrace, SampleEntry, TraceEntry,
 };
 
 /// All events that a tracker can receive.
@@ -407,8 +407,8 @@ fn detected_thread(
     let mut tracker_flags = 0;
     for event in events {
         tracker_flags |= event.tracker_flags;
-        if event.event_number == LOADS_EVENT_NUMBER {
-            loads.set_from(event.at_ns, true);
+        if [LOADS_EVENT_NUMBER, LOADS_END_EVENT_NUMBER].contains(&event.event_number) {
+            loads.set_from(event.at_ns, event.event_number == LOADS_EVENT_NUMBER);
         }
         if event.event_number == EXIT_EVENT_NUMBER {
             is_in_gpu_sync.set_from(event.at_ns, false);

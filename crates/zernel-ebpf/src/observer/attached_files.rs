@@ -128,6 +128,8 @@ pub(crate) struct AttachedFile {
     /// Whether the probes of a sampling window could not be attached for a reason that may pass. Then the file has no
     /// sampling windows until the next scan.
     pub(super) lacks_windows: bool,
+    /// Whether the sampled functions of the file had no probes in the last sampling window, or only in a part of it.
+    pub(super) misses_window: bool,
 }
 
 /// The links of a file.
@@ -318,6 +320,7 @@ impl AttachedFile {
 
     /// Takes out all links of the file. Dropping the links detaches the file's probes.
     fn take_links(&mut self) -> Vec<ProbeLink> {
+        self.misses_window |= !self.links.window_links.is_empty();
         let frequent = std::mem::take(&mut self.links.frequent_links);
         let mut links: Vec<ProbeLink> = frequent.into_values().flatten().collect();
         links.append(&mut self.links.infrequent_links);
@@ -413,17 +416,18 @@ pub(crate) fn attach_each<'a>(
     }
 }
 
-/// Attaches probes to all sampled functions of these files, for a sampling window. If the kernel refuses the probes of a
-/// file for good, all probes of that file are detached. If the reason may pass, as on a machine that is too busy, the
-/// file's other probes stay attached, and the file has no windows until the next scan.
+/// Attaches probes to all sampled functions of these files, for a sampling window, and records which files have none. If
+/// the kernel refuses the probes of a file for good, all probes of that file are detached. If the reason may pass, as on a
+/// machine that is too busy, the file's other probes stay attached, and the file has no windows until the next scan.
 pub(crate) fn attach_for_window<'a>(
     kernel: &Kernel,
     files: impl Iterator<Item = &'a mut AttachedFile>,
 ) {
     let mut files = files.filter_map(|file| {
         let sampled = probe_targets(&file.functions, |it| it.mode == AttachMode::Sampled);
-        let is_needed = !sampled.is_empty() && file.rest_reason.is_none() && !file.lacks_windows;
-        is_needed.then_some((file, sampled))
+        file.misses_window = !sampled.is_empty();
+        let may_attach = file.rest_reason.is_none() && !file.lacks_windows;
+        (file.misses_window && may_attach).then_some((file, sampled))
     });
     let mut slow = BTreeSet::new();
     loop {
@@ -442,7 +446,10 @@ pub(crate) fn attach_for_window<'a>(
         }
         for (file, task) in started {
             match finish_linking(task).map(|mut sets| sets.pop()) {
-                Ok(Some(Ok(links))) => file.links.window_links = links,
+                Ok(Some(Ok(links))) => {
+                    file.links.window_links = links;
+                    file.misses_window = false;
+                }
                 Ok(Some(Err(problem))) if problem.may_pass => file.lacks_windows = true,
                 Ok(Some(Err(problem))) => file.detach_for_good(&problem.text),
                 Ok(None) => {}

@@ -221,6 +221,7 @@ impl FileTask {
             unused_since: None,
             rest_reason: None,
             lacks_windows: false,
+            misses_window: false,
             is_deferred: false,
             file,
         }))

@@ -22,7 +22,7 @@ use self::sampling_choice::{
     defines_events, sets_device, with_sampling_groups,
 };
 use self::sampling_windows::WindowSchedule;
-pub(super) use self::sampling_windows::{LONGEST_WINDOW, LaunchSpans};
+pub(super) use self::sampling_windows::{LONGEST_WINDOW, WindowSpans, set_misses_window};
 use super::attached_files;
 use super::attachment::LibraryAttachments;
 use super::kernel::Kernel;
@@ -122,7 +122,8 @@ pub(super) struct Governor {
     /// The sampled functions, and for how many rounds each has been cheap enough for permanent probes.
     sampled: BTreeMap<usize, u32>,
     windows: WindowSchedule,
-    pub(super) launch_spans: LaunchSpans,
+    /// Since when all launches are counted by permanent probes; `None` while launches are sampled.
+    launches_permanent_since_ns: Option<u64>,
     last_round: Instant,
 }
 
@@ -134,7 +135,7 @@ impl Governor {
             cost: calibration::measure_call_cost(kernel),
             sampled: BTreeMap::new(),
             windows: WindowSchedule::new(Instant::now()),
-            launch_spans: LaunchSpans::default(),
+            launches_permanent_since_ns: Some(0),
             last_round: Instant::now(),
         }
     }
@@ -157,6 +158,12 @@ impl Governor {
     /// Whether a function that CUDA events depend on is sampled.
     fn samples_events(&self) -> bool {
         self.sampled.keys().any(|symbol| defines_events(*symbol))
+    }
+
+    /// Whether launches have been counted by permanent probes all the time since `from_ns`.
+    pub(super) fn counts_launches_since(&self, from_ns: u64) -> bool {
+        self.launches_permanent_since_ns
+            .is_some_and(|since| since <= from_ns)
     }
 
     /// Nanoseconds that a probed call costs a thread of this process.
@@ -292,7 +299,7 @@ impl Governor {
         }
         self.bring_window_forward(governed.processes);
         if SYMBOLS[symbol].kind == CallKind::Launch {
-            self.launch_spans.permanent_since_ns = None;
+            self.launches_permanent_since_ns = None;
         }
         self.update_launch_assumption(kernel);
         self.windows.open_first();
@@ -321,8 +328,8 @@ impl Governor {
             self.restart_event_tracking(kernel);
         }
         if !self.samples_launches() {
-            let since_ns = &mut self.launch_spans.permanent_since_ns;
-            since_ns.get_or_insert_with(monotonic_ns);
+            self.launches_permanent_since_ns
+                .get_or_insert_with(monotonic_ns);
         }
         self.update_launch_assumption(kernel);
     }
@@ -346,10 +353,13 @@ impl Governor {
             let busy = governed.processes.running.values().any(|process| {
                 let ns = self.cost.call_ns(process.overhead.is_contended());
                 let cost = process.counts.sampled_rate(*symbol) * ns / 1e9;
-                cost > 0.0
-                    && (cost > budget * BUDGET_SHARE_OF_CHEAP_FUNCTION
-                        || process.overhead.permanent_cost + cost
-                            > budget * BUDGET_SHARE_OF_PERMANENT_PROBES)
+                // Nothing shows how often a process without a window calls.
+                let is_unknown = process.misses_window && !process.is_skipped();
+                is_unknown
+                    || cost > 0.0
+                        && (cost > budget * BUDGET_SHARE_OF_CHEAP_FUNCTION
+                            || process.overhead.permanent_cost + cost
+                                > budget * BUDGET_SHARE_OF_PERMANENT_PROBES)
             });
             *rounds = if busy { 0 } else { *rounds + 1 };
         }

@@ -12,7 +12,7 @@ use zernel_phase::steps::{Launches, Mark, MarkClass, StepDetector};
 use zernel_phase::task_state::{PhaseTimeAccumulator, WorkloadPhase};
 
 use super::estimate::ConfidenceInterval;
-use super::governor::LaunchSpans;
+use super::governor::{Governor, WindowSpans};
 use super::histogram_reader::HistogramReader;
 use super::kernel::Kernel;
 use super::tenants::TenantId;
@@ -104,6 +104,11 @@ pub struct ObservedProcess {
     not_observed_since_ns: Option<u64>,
     /// Whether the process maps a library file whose probes are all detached until the next scan.
     pub(super) awaits_probes: bool,
+    /// Whether the process maps a library file whose sampled functions have no probes in the last sampling window. Then it
+    /// has no such window.
+    pub(super) misses_window: bool,
+    /// The sampling windows of the process.
+    pub(super) window_spans: WindowSpans,
     /// Probed calls so far.
     hits: u64,
     /// Time of the latest step mark of the process, in nanoseconds of CLOCK_MONOTONIC.
@@ -138,6 +143,8 @@ impl ObservedProcess {
             not_observed_ns: 0,
             not_observed_since_ns: None,
             awaits_probes: false,
+            misses_window: false,
+            window_spans: WindowSpans::default(),
             hits: 0,
             last_mark_ns: raw.first_ns,
             durations: BTreeMap::new(),
@@ -195,14 +202,13 @@ impl ObservedProcess {
     }
 
     /// Adds an event that may separate two steps.
-    pub(super) fn add_step_mark(&mut self, raw: &layout::StepMark, launch_spans: &LaunchSpans) {
+    pub(super) fn add_step_mark(&mut self, raw: &layout::StepMark, governor: &Governor) {
         let (from_ns, count) = (self.last_mark_ns, raw.launches.into());
         let launches = if raw.launches == u16::MAX {
             Launches::Unknown
-        } else if launch_spans.are_permanent_since(from_ns) || self.counts.launches_only_unsampled()
-        {
+        } else if governor.counts_launches_since(from_ns) || self.counts.launches_only_unsampled() {
             Launches::Counted(count)
-        } else if launch_spans.is_in_one_window(from_ns, raw.at_ns) {
+        } else if self.window_spans.is_in_one_window(from_ns, raw.at_ns) {
             Launches::InWindow(count)
         } else {
             Launches::Unknown
@@ -376,18 +382,25 @@ impl ObservedProcess {
         self.counts.launches_per_step(&self.steps)
     }
 
-    /// Marks these functions as sampled from the start of the process on.
-    pub(super) fn join_sampling(&mut self, symbols: &[usize], is_in_window: bool) {
-        self.counts.join_sampling(symbols, is_in_window);
+    /// Marks these functions as sampled from the start of the process on. `window_from_ns` is since when calls are counted
+    /// in the open window of the process; `None` if none is open.
+    pub(super) fn join_sampling(&mut self, symbols: &[usize], window_from_ns: Option<u64>) {
+        self.counts.join_sampling(symbols, window_from_ns.is_some());
+        if let Some(from_ns) = window_from_ns {
+            self.window_spans.open(from_ns);
+        }
     }
 
-    /// Closes a window. Measures the overhead of the round, if a probed call costs `cost_ns`.
+    /// Closes the window of the process, if it has one. Measures the overhead of the round, if a probed call costs `cost_ns`.
     pub(super) fn close_window(
         &mut self,
         counters: &layout::Counters,
         (from_ns, to_ns): (u64, u64),
         cost_ns: f64,
     ) {
+        if self.misses_window {
+            self.counts.discard_window();
+        }
         // If a process began in a window, only the part of the window after that counts for the process.
         let span = (from_ns.max(self.first_ns), to_ns);
         let cost_ns = self.overhead.busiest_share() * cost_ns;

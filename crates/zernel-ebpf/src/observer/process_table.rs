@@ -8,7 +8,7 @@ use zernel_model::gpu::{GpuFacts, ProcessMemory};
 use zernel_model::snapshot::ExitedRankTimes;
 
 use super::attachment::LibraryAttachments;
-use super::governor::Governor;
+use super::governor::{Governor, set_misses_window};
 use super::identity_reader::{self, IdentityReader};
 use super::kernel::Kernel;
 use super::monotonic_ns;
@@ -141,7 +141,10 @@ impl ProcessTable {
             process.mark_incomplete(monotonic_ns());
         }
         let governor = context.governor;
-        process.join_sampling(&governor.sampled_symbols(), governor.is_window_open());
+        let window = governor.open_window_of(process.discovery_key(), context.attachment);
+        process.join_sampling(&governor.sampled_symbols(), window);
+        let misses_window = governor.is_window_open() && window.is_none();
+        set_misses_window(context.kernel, handle, &mut process, misses_window);
         self.running.insert(handle, process);
         self.new_handles.insert(handle);
     }
@@ -197,7 +200,7 @@ impl ProcessTable {
                 self.add_if_new(&record, context);
             }
             if let Some(process) = self.running.get_mut(&mark.process) {
-                process.add_step_mark(&mark, &context.governor.launch_spans);
+                process.add_step_mark(&mark, context.governor);
             }
         }
         Ok(())

@@ -155,6 +155,7 @@ mirrors! {
             TRACE_CALL = 0xf0,
             TRACE_EXIT = 0xf1,
             TRACE_LOADS = 0xf2,
+            TRACE_LOADS_END = 0xf3,
         }
         pub(crate) usize = "zernel_tenant_index", "ZERNEL_" {
             ALL_TENANTS = 0,
@@ -302,6 +303,7 @@ macro_rules! mirror_process {
                     reserved: u32,
                     is_rested: u64,
                     is_sampled: u64,
+                    misses_window: u64,
                     gpu: u64,
                     comm: [u8; 16],
                     histograms: [u32; DurationKind::COUNT],

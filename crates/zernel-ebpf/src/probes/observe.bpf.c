@@ -171,6 +171,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 	count_hit(thread, process, now_ns);
 	if (process->is_rested)
 		return 1;
+	thread->called_ns = now_ns;
 	note_use(symbol, process);
 	call = zernel_push_call(thread, stack);
 	if (!call)
@@ -273,6 +274,7 @@ static __always_inline int mark(struct pt_regs *ctx)
 	probe_read(symbol, thread, &entry);
 	if (entry.is_other)
 		return 0;
+	thread->called_ns = now_ns;
 	end_waits(thread, process, entry.event, now_ns);
 	if (!is_outside_steps(entry.event))
 		probe_mark(symbol, thread, process, now_ns);

@@ -425,7 +425,7 @@ pub(crate) fn launches_are_estimated_from_steps() {
 
 /// Waits until two windows have shown whole steps of a process, and it has made 100 steps: one step more or less is
 /// then 1 % of its launches.
-fn wait_for_interval(watcher: &ObserverOnThread, pid: u32) {
+pub(crate) fn wait_for_interval(watcher: &ObserverOnThread, pid: u32) {
     watcher.wait_until("launches per step have an interval", |observer| {
         let mut processes = observer.processes();
         let process = processes.find(|process| process.pid == pid);

@@ -8,6 +8,7 @@ mod dead_files;
 mod files;
 mod filled_tables;
 mod governor;
+mod hand_overs;
 mod harm;
 mod harness;
 mod many_files;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         files::FILE_ROLES,
         filled_tables::TABLE_FILLING_ROLES,
         governor::GOVERNOR_ROLES,
+        hand_overs::HAND_OVER_ROLES,
         many_files::MANY_FILES_ROLES,
         memory::MEMORY_ROLES,
         nccl::NCCL_ROLES,
@@ -317,6 +319,22 @@ fn main() -> ExitCode {
             torch::forking_loaders_is_data_loading,
         ),
         (
+            "a_wait_is_for_peers_as_long_as_collectives_last",
+            hand_overs::a_wait_is_for_peers_as_long_as_collectives_last,
+        ),
+        (
+            "a_thread_that_ends_short_waits_is_no_loader",
+            hand_overs::a_thread_that_ends_short_waits_is_no_loader,
+        ),
+        (
+            "a_thread_that_calls_layers_may_load",
+            hand_overs::a_thread_that_calls_layers_may_load,
+        ),
+        (
+            "a_wait_for_a_thread_that_loads_is_one_for_data",
+            hand_overs::a_wait_for_a_thread_that_loads_is_one_for_data,
+        ),
+        (
             "a_compiling_thread_has_no_phase",
             torch::a_compiling_thread_has_no_phase,
         ),
@@ -361,7 +379,7 @@ fn main() -> ExitCode {
             sampled_phases::samples_are_taken_on_request_only,
         ),
     ];
-    let more: [(&str, Need, fn()); 11] = [
+    let more: [(&str, Need, fn()); 12] = [
         (
             "one_tenant_is_a_pod",
             NO_KUBELET_NEED,
@@ -396,6 +414,11 @@ fn main() -> ExitCode {
             "a_library_whose_windows_are_refused_keeps_its_other_probes",
             refusing_process::PAGE_FAULTS_ON_TMPFS_NEED,
             refusing_process::a_library_whose_windows_are_refused_keeps_its_other_probes,
+        ),
+        (
+            "a_refused_window_does_not_count_as_one_without_calls",
+            refusing_process::PAGE_FAULTS_ON_TMPFS_NEED,
+            refusing_process::a_refused_window_does_not_count_as_one_without_calls,
         ),
         (
             "a_reused_pid_is_another_process",

@@ -12,10 +12,15 @@ use tempfile::TempDir;
 use zernel_ebpf::observer::{GovernorOptions, Observer, ObserverOptions};
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::Need;
-use zernel_testkit::target::{Driver, Stage, TargetRole, end_part_and_wait, stage_directory};
+use zernel_testkit::target::{
+    Driver, LIBRARIES_VARIABLE, Stage, Target, TargetRole, end_part_and_wait, stage_directory,
+};
 
 use crate::dead_files::refusal_in_ledger;
-use crate::harness::{ObserverOnThread, functions_in_ledger, options_that_count_everything};
+use crate::governor::wait_for_interval;
+use crate::harness::{
+    ObserverOnThread, find_process, functions_in_ledger, options_that_count_everything,
+};
 
 /// Whether there is a tmpfs, where mappings of files can have a `userfaultfd`, and whether there is that.
 pub(crate) const PAGE_FAULTS_ON_TMPFS_NEED: Need = Need {
@@ -159,6 +164,49 @@ pub(crate) fn a_library_whose_windows_are_refused_keeps_its_other_probes() {
     }
     drop(watcher.stop());
     for target in [holder, other, launcher] {
+        target.kill();
+    }
+}
+
+/// Launches of each step of the target `eager`.
+const LAUNCHES_PER_STEP: f64 = 300.0;
+
+/// A process whose launches have no probes in a window has no such window: its steps do not seem to launch less.
+pub(crate) fn a_refused_window_does_not_count_as_one_without_calls() {
+    let stage = Stage::with_machine_alone(Prologue::Push);
+    let (shared, _library) = share_library(&stage);
+    let nccl = "libnccl.so.2";
+    fs::copy(stage.library_path(nccl), shared.path().join(nccl)).expect("ours");
+    let watcher = ObserverOnThread::start(&ObserverOptions {
+        governor: GovernorOptions::with_budget(0.03),
+        ..options_that_count_everything(&stage)
+    });
+    let mut command = stage.target_command("eager", 600_000);
+    let mut trainer = Target::start(command.env(LIBRARIES_VARIABLE, shared.path()));
+    let pid = trainer.pid();
+    trainer.start_part();
+    wait_for_interval(&watcher, pid);
+    let mut holder = stage.start_target("holds_page_faults", 0);
+    holder.run_part();
+    watcher.wait_until("a window is refused", |observer| {
+        let problems = observer.problems();
+        problems.iter().any(|it| it.contains("is not sampled"))
+    });
+    // Other files have windows meanwhile.
+    let before = watcher.with_observer(|observer| observer.probe_cost().windows);
+    watcher.wait_until("there are more windows", |observer| {
+        observer.probe_cost().windows >= before + 6
+    });
+    watcher.with_observer(|observer| {
+        let per_step = find_process(observer, pid).launches_per_step();
+        let per_step = per_step.expect("there were windows");
+        assert!(
+            (0.95..=1.05).contains(&(per_step.mean / LAUNCHES_PER_STEP)),
+            "{per_step:?}"
+        );
+    });
+    drop(watcher.stop());
+    for target in [holder, trainer] {
         target.kill();
     }
 }

@@ -31,7 +31,7 @@ const REQUEST_PAUSE: Duration = Duration::from_millis(200);
 /// How long a thread of a target compiles for another one.
 const COMPILATION: Duration = Duration::from_millis(200);
 
-fn load_library(name: &str) -> Library {
+pub(crate) fn load_library(name: &str) -> Library {
     // SAFETY: loading the stand-in runs no code of its own.
     unsafe { Library::new(stage_directory().join("lib").join(name)) }.expect(name)
 }
@@ -173,7 +173,7 @@ fn serve_a_child(driver: &Driver, _rounds: u64) {
             0
         );
         if let Some(name) = announcement {
-            announce(&torch, name);
+            begin_record(&torch, name);
             driver.launch_kernel(kernel);
             end_part_and_wait();
         }
@@ -203,15 +203,25 @@ fn poll(file: &impl AsRawFd, how_long: Duration) {
 }
 
 /// Announces that the thread gets its next batch.
-fn announce_batch(torch: &Library) {
-    announce(
+pub(crate) fn announce_batch(torch: &Library) {
+    begin_record(
         torch,
         "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
     );
 }
 
-/// Announces what this name stands for.
-fn announce(torch: &Library, name: &str) {
+/// Announces an optimizer step and its end.
+pub(crate) fn announce_update(torch: &Library) {
+    begin_record(torch, "Optimizer.step#SGD.step");
+    try_call!(
+        torch,
+        "_ZNO3c106IValue13toCustomClassIN5torch8autograd8profiler20PythonRecordFunctionEE",
+        0
+    );
+}
+
+/// Calls the function of `PyTorch` that announces what follows by its name.
+fn begin_record(torch: &Library, name: &str) {
     // A `std::string` of libstdc++.
     let string = [name.as_ptr() as u64, name.len() as u64];
     let mut result = 0_u64;
@@ -224,7 +234,7 @@ fn announce(torch: &Library, name: &str) {
 }
 
 /// A stage with a stand-in for torch, whose calls announce batches and steps, and an observer of all its libraries.
-fn stage_and_observer() -> (Stage, Observer) {
+pub(crate) fn stage_and_observer() -> (Stage, Observer) {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let built = built_libraries().expect("they are built");
     let built = built.join("libzernel_softgpu_torch.so");

@@ -680,13 +680,13 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 160] = [
     ),
     (
         "awaited.h",
-        "~(ZERNEL_WAIT_UNDECIDED | ZERNEL_AWAITS_DATA_AFTER_UPDATE)",
         "~ZERNEL_AWAITS_DATA_AFTER_UPDATE",
+        "~(ZERNEL_WAIT_UNDECIDED | ZERNEL_AWAITS_DATA_AFTER_UPDATE)",
     ),
     (
         "awaited.h",
-        "~(ZERNEL_WAIT_UNDECIDED | ZERNEL_AWAITS_DATA_AFTER_UPDATE)",
-        "~ZERNEL_WAIT_UNDECIDED",
+        "\ttracker->flags &= ~ZERNEL_AWAITS_DATA_AFTER_UPDATE;\n",
+        "",
     ),
     (
         "awaited.h",

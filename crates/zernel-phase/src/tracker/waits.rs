@@ -138,8 +138,8 @@ impl PhaseTracker {
         true
     }
 
-    /// The wait so far was for a thread that was in a collective, so it was for peers. The backward pass of a thread that
-    /// waits for it goes on meanwhile.
+    /// The wait so far was for a thread that was in a collective, so it was for peers; the rest may be for data. The
+    /// backward pass of a thread that waits for it goes on meanwhile.
     fn credit_collective(&mut self, closed: &mut impl Extend<PhaseInterval>) {
         let is_announced = self.activity == Activity::Loading && self.announces_data;
         let is_known = self.phase != WorkloadPhase::Unknown;
@@ -162,7 +162,7 @@ impl PhaseTracker {
             until_ns: wait.until_ns,
             activity: self.activity,
             activity_until_ns: self.activity_until_ns,
-            is_undecided: false,
+            is_undecided: wait.is_undecided,
         });
         self.close(wait.since_ns, WorkloadPhase::NcclCollective, closed);
     }

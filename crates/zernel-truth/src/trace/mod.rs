@@ -38,6 +38,8 @@ pub const CALL_EVENT_NUMBER: u8 = 0xf0;
 pub const EXIT_EVENT_NUMBER: u8 = 0xf1;
 /// Event number of the time from which a thread loads data for its own process.
 pub const LOADS_EVENT_NUMBER: u8 = 0xf2;
+/// Event number of the time from which it does so no more.
+pub const LOADS_END_EVENT_NUMBER: u8 = 0xf3;
 
 const EVENT_TAG: u8 = 0;
 const PROCESS_TAG: u8 = 1;

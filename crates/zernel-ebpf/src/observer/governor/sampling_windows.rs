@@ -1,12 +1,17 @@
 //! Opens and closes sampling windows, and plans when the next one opens.
 
 use std::collections::VecDeque;
+use std::mem::offset_of;
 use std::ops::RangeInclusive;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::sampling_choice::{BUDGET_SHARE_OF_PERMANENT_PROBES, MAX_WINDOW_SHARE, window_share};
 use super::{GovernedParts, Governor};
+use crate::discovery::ProcessKey;
 use crate::observer::attached_files::{self, AttachedFile};
+use crate::observer::attachment::LibraryAttachments;
+use crate::observer::kernel::Kernel;
 use crate::observer::monotonic_ns;
 use crate::observer::process::{ObservedProcess, window_length_for_steps};
 use crate::observer::process_table::ProcessTable;
@@ -37,6 +42,8 @@ pub(super) struct WindowSchedule {
     closes_at: Option<Instant>,
     /// When the last window opened, in nanoseconds of CLOCK_MONOTONIC.
     from_ns: u64,
+    /// Since when the calls of the last window were counted, in nanoseconds of CLOCK_MONOTONIC.
+    counted_from_ns: u64,
 }
 
 impl WindowSchedule {
@@ -47,6 +54,7 @@ impl WindowSchedule {
             paid_at: now,
             closes_at: None,
             from_ns: 0,
+            counted_from_ns: 0,
         }
     }
 
@@ -75,43 +83,34 @@ impl WindowSchedule {
     }
 }
 
-/// The time spans in which all launches are counted: since permanent probes were attached, and in the last windows.
-#[derive(Debug)]
-pub(in crate::observer) struct LaunchSpans {
-    pub(super) permanent_since_ns: Option<u64>,
+/// The time spans in which all launches of a process are counted although they are sampled: its last windows.
+#[derive(Debug, Default)]
+pub(in crate::observer) struct WindowSpans {
     last_spans: VecDeque<RangeInclusive<u64>>,
 }
 
-impl Default for LaunchSpans {
-    fn default() -> Self {
-        Self {
-            permanent_since_ns: Some(0),
-            last_spans: VecDeque::new(),
-        }
-    }
-}
-
-impl LaunchSpans {
+impl WindowSpans {
     /// Windows that are kept. A few are enough, because step marks are read soon after they occur.
     const MAX_KEPT_WINDOWS: usize = 4;
 
-    fn open(&mut self, from_ns: u64) {
+    pub(in crate::observer) fn open(&mut self, from_ns: u64) {
         if self.last_spans.len() == Self::MAX_KEPT_WINDOWS {
             self.last_spans.pop_front();
         }
         self.last_spans.push_back(from_ns..=u64::MAX);
     }
 
+    /// Closes the span that is open, if one is.
     fn close_span(&mut self, to_ns: u64) {
-        if let Some(last) = self.last_spans.back_mut() {
+        let last = self.last_spans.back_mut();
+        if let Some(last) = last.filter(|last| *last.end() == u64::MAX) {
             *last = *last.start()..=to_ns;
         }
     }
 
-    /// Whether launches have been counted all the time since `from_ns`.
-    pub(in crate::observer) fn are_permanent_since(&self, from_ns: u64) -> bool {
-        self.permanent_since_ns
-            .is_some_and(|since| since <= from_ns)
+    /// Forgets the span that is open, if one is.
+    fn discard_span(&mut self) {
+        self.last_spans.retain(|span| *span.end() != u64::MAX);
     }
 
     /// Whether one window was open from `from_ns` to `to_ns`.
@@ -155,7 +154,8 @@ impl Governor {
         let open_for = Duration::from_nanos(monotonic_ns() - self.windows.from_ns);
         let length = window_length(governed.processes);
         let mut processes = governed.processes.running.values();
-        let lacks_step = processes.any(|one| one.counts.lacks_whole_step(&one.steps));
+        let lacks_step =
+            processes.any(|one| !one.misses_window && one.counts.lacks_whole_step(&one.steps));
         if open_for < length || (open_for < 2 * length && lacks_step) {
             self.windows.closes_at = Some(Instant::now() + length / 4);
             return Vec::new();
@@ -163,17 +163,21 @@ impl Governor {
         self.close_window(governed)
     }
 
-    /// Opens a window: attaches probes to all sampled functions.
+    /// Opens a window: attaches probes to all sampled functions. A process without these probes has no window.
     fn open_window(&mut self, governed: &mut GovernedParts<'_>) {
-        if governed.is_off {
+        let kernel = governed.kernel;
+        if !governed.is_off {
+            attached_files::attach_for_window(kernel, governed.attachment.files.iter_mut());
+            self.read_step_marks(governed);
+            note_missed_windows(governed);
+        }
+        if governed.is_off || !has_window(&governed.attachment.files) {
             self.windows.next_opening = Some(Instant::now() + MIN_WINDOW.div_f64(MAX_WINDOW_SHARE));
             return;
         }
-        let kernel = governed.kernel;
-        attached_files::attach_for_window(kernel, governed.attachment.files.iter_mut());
-        self.read_step_marks(governed);
         let now_ns = monotonic_ns();
-        for (handle, process) in &mut governed.processes.running {
+        let processes = governed.processes.running.iter_mut();
+        for (handle, process) in processes.filter(|(_, process)| !process.misses_window) {
             let counters = kernel.call_counters(*handle);
             let steps = &mut process.steps;
             process.counts.open_window(&counters, now_ns, steps);
@@ -183,8 +187,22 @@ impl Governor {
         if self.samples_events() {
             self.restart_event_tracking(kernel);
         }
-        self.launch_spans.open(monotonic_ns());
+        self.windows.counted_from_ns = monotonic_ns();
+        let processes = governed.processes.running.values_mut();
+        for process in processes.filter(|process| !process.misses_window) {
+            process.window_spans.open(self.windows.counted_from_ns);
+        }
         self.windows.closes_at = Some(Instant::now() + window_length(governed.processes));
+    }
+
+    /// Since when calls have been counted in the window that is open for a process; `None` if none is.
+    pub(in crate::observer) fn open_window_of(
+        &self,
+        process: ProcessKey,
+        attachment: &LibraryAttachments,
+    ) -> Option<u64> {
+        let is_open = self.is_window_open() && !misses_window(process, attachment);
+        is_open.then_some(self.windows.counted_from_ns)
     }
 
     /// Closes the sampling window, if one is open. Returns the window's links: dropping them detaches the probes,
@@ -197,7 +215,14 @@ impl Governor {
             return Vec::new();
         }
         let kernel = governed.kernel;
-        self.launch_spans.close_span(monotonic_ns());
+        // A process may have mapped another file meanwhile.
+        note_missed_windows(governed);
+        for process in governed.processes.running.values_mut() {
+            match process.misses_window {
+                true => process.window_spans.discard_span(),
+                false => process.window_spans.close_span(monotonic_ns()),
+            }
+        }
         kernel.open_window(false);
         let to_ns = monotonic_ns();
         // Steps of every process up to the end of the window.
@@ -262,6 +287,42 @@ impl Governor {
     }
 }
 
+/// Whether a process maps a file whose sampled functions have no probes in this window.
+fn misses_window(process: ProcessKey, attachment: &LibraryAttachments) -> bool {
+    let mapped = attachment.files_of(process);
+    let mut missing = attachment.files.iter().filter(|file| file.misses_window);
+    missing.any(|file| mapped.contains(&file.file_number))
+}
+
+/// Records which processes have no window.
+fn note_missed_windows(governed: &mut GovernedParts<'_>) {
+    for (handle, process) in &mut governed.processes.running {
+        let misses = misses_window(process.discovery_key(), governed.attachment);
+        set_misses_window(governed.kernel, *handle, process, misses);
+    }
+}
+
+/// Sets whether a process has no window, for the kernel too.
+pub(in crate::observer) fn set_misses_window(
+    kernel: &Kernel,
+    handle: u32,
+    process: &mut ObservedProcess,
+    misses: bool,
+) {
+    if std::mem::replace(&mut process.misses_window, misses) != misses {
+        let place = offset_of!(layout::Process, misses_window);
+        let index = layout::index_of_handle(handle);
+        let word = kernel.processes.word(index, place);
+        word.store(misses.into(), Ordering::Release);
+    }
+}
+
+/// Whether some sampled functions have probes, or no file has sampled functions.
+fn has_window(files: &[AttachedFile]) -> bool {
+    let mut linked = files.iter().filter(|it| !it.links.window_links.is_empty());
+    linked.next().is_some() || !files.iter().any(|file| file.misses_window)
+}
+
 /// Window length that contains a few whole steps of every process.
 fn window_length(processes: &ProcessTable) -> Duration {
     let processes = processes.running.values();
@@ -276,15 +337,18 @@ mod tests {
 
     #[test]
     fn only_spans_in_one_window_are_counted() {
-        let mut windows = LaunchSpans::default();
+        let mut windows = WindowSpans::default();
         assert!(!windows.is_in_one_window(1, 2));
         windows.open(10);
         assert!(windows.is_in_one_window(10, 15) && !windows.is_in_one_window(9, 15));
         windows.close_span(20);
+        windows.close_span(25);
+        windows.open(22);
+        windows.discard_span();
         windows.open(30);
         assert!(windows.is_in_one_window(12, 20) && windows.is_in_one_window(30, 99));
         assert!(!windows.is_in_one_window(12, 21) && !windows.is_in_one_window(12, 35));
-        (0..LaunchSpans::MAX_KEPT_WINDOWS).for_each(|_| windows.open(100));
+        (0..WindowSpans::MAX_KEPT_WINDOWS).for_each(|_| windows.open(100));
         assert!(!windows.is_in_one_window(12, 20));
     }
 }

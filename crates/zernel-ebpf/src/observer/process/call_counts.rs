@@ -430,7 +430,7 @@ impl CallCounts {
         steps.take_window_steps();
     }
 
-    /// Closes a window. A probed call costs the busiest thread `cost_ns`.
+    /// Closes the window that is open, if one is. A probed call costs the busiest thread `cost_ns`.
     pub(super) fn close_window(
         &mut self,
         counters: &layout::Counters,
@@ -440,7 +440,9 @@ impl CallCounts {
     ) {
         self.read_counters(counters);
         self.advance_to(to_ns, steps);
-        self.progress.is_in_window = false;
+        if !std::mem::take(&mut self.progress.is_in_window) {
+            return;
+        }
         self.progress.had_window = true;
         let length = Duration::from_nanos(to_ns.saturating_sub(from_ns));
         let mut whole_steps = steps.take_window_steps();
@@ -457,6 +459,11 @@ impl CallCounts {
         for calls in self.sampled.values_mut() {
             calls.close_window(&window);
         }
+    }
+
+    /// Ends a window that did not show all calls.
+    pub(super) fn discard_window(&mut self) {
+        self.progress.is_in_window = false;
     }
 
     /// Whether a function that launches is sampled now.

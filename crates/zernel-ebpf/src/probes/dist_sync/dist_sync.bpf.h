@@ -21,6 +21,7 @@
 #include "symbol.h"
 #include "task_state.h"
 #include "thread.h"
+#include "work.h"
 
 enum dist_sync_role {
 	SYNC_AWAIT_PEERS,
@@ -51,6 +52,35 @@ static __noinline int end_peer_wait(struct zernel_thread *thread)
 	wait->since_ns = 0;
 	wait->armed_ns = 0;
 	return 0;
+}
+
+/* Counts a block of the thread in a collective. The end of its last block may have been missed. */
+static __always_inline void begin_peer_block(struct zernel_thread *thread,
+					     struct zernel_process *process, __u64 now_ns)
+{
+	if (!thread->dist_sync.is_blocked)
+		zernel_begin_work(&process->dist_sync.peer_blocks, now_ns);
+	thread->dist_sync.is_blocked = true;
+}
+
+static __always_inline void count_peer_block(struct zernel_thread *thread,
+					     struct zernel_process *process, __u64 now_ns)
+{
+	if (thread->dist_sync.is_blocked)
+		zernel_end_work(&process->dist_sync.peer_blocks, now_ns);
+	thread->dist_sync.is_blocked = false;
+}
+
+/* For how much of a wait from `since_ns` on threads of the process were blocked in collectives. Two threads that
+ * are blocked at the same time count twice. */
+static __always_inline __u64 peer_blocks_in_wait(const struct zernel_thread *thread,
+						 const struct zernel_process *process,
+						 __u64 since_ns, __u64 now_ns)
+{
+	__u64 peers_ns = zernel_work_ns(thread->dist_sync.peer_blocks_before,
+					zernel_work_until(&process->dist_sync.peer_blocks, now_ns));
+
+	return peers_ns < now_ns - since_ns ? peers_ns : now_ns - since_ns;
 }
 
 /* Called when the thread blocks; returns whether the thread waits for peers. */

@@ -10,6 +10,7 @@ struct dist_sync_process {
 	__u64 backward_until_ns; /* when its training thread last came back from a backward pass */
 	__u64 cpu_reductions; /* begun through the CPU since the last backward pass ended */
 	__u64 helper_wait_ns; /* waits of the threads that run its backward passes */
+	__u64 peer_blocks; /* of its threads, on the futex of a collective; see work.h */
 };
 
 /* A thread's wait for peers: several blocks with short bursts of CPU time between them. */
@@ -20,6 +21,8 @@ struct dist_sync_thread {
 	__u64 cpu_ns; /* on a CPU since then */
 	__u64 left_ns; /* when it last woke up from a wait for peers */
 	__u64 is_for_gradients; /* the call waits several times */
+	__u64 peer_blocks_before; /* peer_blocks of its process when the thread last blocked */
+	__u64 is_blocked; /* peer_blocks counts it now */
 };
 
 #endif

@@ -24,6 +24,8 @@ mirrors! {
             /// Nanoseconds in which threads that run backward passes waited for peers. The training thread of the process
             /// waits for these threads.
             helper_wait_ns: u64,
+            /// Time that threads of the process were blocked in collectives, as the kernel sums it up.
+            peer_blocks: u64,
         }
     }
     constants {

@@ -205,14 +205,21 @@ static __noinline __u8 lock_of_block(struct task_struct *task, __u64 now_ns)
 	return until_ns - now_ns <= PYTHON_LOCK_NS ? SCHED_PYTHON_LOCK : SCHED_NO_LOCK;
 }
 
+/* Whether the wake-up of a thread ended a wait for data of its process not long ago. */
+static __always_inline bool hands_over_data(const struct sched_thread *run, __u64 now_ns)
+{
+	return run->loads_ns && (__s64)(now_ns - run->loads_ns) < (__s64)SCHED_ROLE_NS;
+}
+
 /* Whether a thread loads data: it belongs to a process that was forked for that, or its wake-up ended a
  * trainer's wait for data. A thread that announces optimizer steps does not. */
 static __always_inline bool loads_data(const struct zernel_thread *thread,
 				       const struct zernel_process *process,
-				       const struct zernel_task_state *state)
+				       const struct zernel_task_state *state, __u64 now_ns)
 {
 	return process->flags & ZERNEL_IS_LOADER ||
-	       (thread->sched.loads && !(state->tracker.flags & ZERNEL_ANNOUNCES_UPDATES));
+	       (hands_over_data(&thread->sched, now_ns) &&
+		!(state->tracker.flags & ZERNEL_ANNOUNCES_UPDATES));
 }
 
 /* Whether the current task sleeps in a system call until a time is over. */
@@ -238,9 +245,10 @@ static __always_inline bool only_infers(const struct zernel_process *process)
  * may sleep while it loads. A wait for Python's lock shows nothing: any thread of Python has such waits. */
 static __always_inline __u8 event_of_block(const struct zernel_thread *thread,
 					   const struct zernel_process *process,
-					   const struct zernel_task_state *state)
+					   const struct zernel_task_state *state,
+					   __u64 now_ns)
 {
-	bool loads = loads_data(thread, process, state);
+	bool loads = loads_data(thread, process, state, now_ns);
 
 	if (thread->sched.lock == SCHED_PYTHON_LOCK)
 		return ZERNEL_BLOCK_OTHER;

@@ -13,7 +13,7 @@
  * A thread's storage is written by its own calls and while it is being switched, which never happens
  * on two CPUs at once. Only adopt_tasks writes from elsewhere, and only to a thread that had no storage,
  * sample_tasks, which writes phase and class of threads that are not tracked, and sched_waking, which
- * writes bytes of its own.
+ * writes fields of its own.
  */
 #ifndef SCHED_BPF_H
 #define SCHED_BPF_H
@@ -46,9 +46,6 @@
 #define RECENT_NS (1ULL << 30)
 /* After a thread was without a CPU for this time, its earlier averages mean nothing. */
 #define STALE_NS (16 * RECENT_NS)
-/* For about a minute after a probed call, a thread counts as making calls: sampling windows are closer together than
- * this. */
-#define CALLING_NS (60 * RECENT_NS)
 
 /* How far the scheduler's clock is ahead of bpf_ktime_get_ns(), as last seen: the two drift apart
  * slowly. */
@@ -187,25 +184,28 @@ static __noinline int publish_trainer(const struct zernel_thread *thread,
 	const struct zernel_process *trainer = zernel_process(process->trainer);
 	bool is_forked = process->flags & ZERNEL_IS_LOADER;
 
-	if (loads_data(thread, process, state))
+	if (loads_data(thread, process, state, now_ns))
 		state->flags |= ZERNEL_TASK_IS_LOADER;
 	else
 		state->flags &= ~ZERNEL_TASK_IS_LOADER;
 	state->trainer = !is_forked ? state->tgid : trainer ? trainer->pid : 0;
 	zernel_publish_class(state, now_ns);
-	if (state->flags & ZERNEL_TASK_IS_LOADER && !is_forked)
-		zernel_trace(state, thread->process, now_ns, ZERNEL_TRACE_LOADS, ZERNEL_NONE);
+	if (!is_forked)
+		zernel_trace(state, thread->process, now_ns,
+			     state->flags & ZERNEL_TASK_IS_LOADER ? ZERNEL_TRACE_LOADS :
+								    ZERNEL_TRACE_LOADS_END,
+			     ZERNEL_NONE);
 	return 0;
 }
 
-/* A thread may turn out to load data. A process that was forked to load data may turn out to train. */
+/* A thread may turn out to load data, or to load none any more. A process that was forked to load data may turn out to train. */
 static __always_inline void note_trainer(const struct zernel_thread *thread,
 					 struct zernel_task_state *state,
 					 const struct zernel_process *process, __u64 now_ns)
 {
 	bool was_loader = state->flags & ZERNEL_TASK_IS_LOADER;
 
-	if (loads_data(thread, process, state) != was_loader)
+	if (loads_data(thread, process, state, now_ns) != was_loader)
 		publish_trainer(thread, state, process, now_ns);
 }
 
@@ -225,11 +225,11 @@ static __always_inline __u64 delay_of(struct task_struct *task, struct sched_thr
 	return delay_ns < absent_ns ? delay_ns : absent_ns;
 }
 
-/* Whether the thread makes probed calls. The time limit is long, because the calls of sampled functions are seen only
- * in sampling windows. */
+/* Whether the thread makes probed calls that mean something for its phase. The time limit is long, because the calls of
+ * sampled functions are seen only in sampling windows. */
 static __always_inline bool makes_calls(const struct zernel_thread *thread, __u64 now_ns)
 {
-	return thread->window_ns && now_ns - thread->window_ns < CALLING_NS;
+	return thread->called_ns && now_ns - thread->called_ns < SCHED_ROLE_NS;
 }
 
 /* Records a thread's time off its CPU; for `delay_ns` of it the thread was runnable. */
@@ -455,6 +455,7 @@ static __always_inline void forget_thread(struct zernel_thread *thread)
 		if (thread->dataload.since_ns)
 			give_up_data_wait(thread, process);
 		end_peer_wait(thread);
+		count_peer_block(thread, process, now_ns);
 		set_run_state(thread, process, SCHED_NOT_SEEN, now_ns);
 	}
 	abandon_work(thread, now_ns);

@@ -56,14 +56,17 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 
 	thread->sched.awaits = SCHED_AWAITS_NOTHING;
 	thread->torch.compile_ns_at_block = process->torch.compile_ns;
+	thread->dist_sync.peer_blocks_before =
+		zernel_work_until(&process->dist_sync.peer_blocks, now_ns);
 	if (!is_observed(thread, process, state, now_ns))
 		return 0;
 	if (peer_block(thread)) {
+		begin_peer_block(thread, process, now_ns);
 		track_event(state, thread->process, now_ns, ZERNEL_COLLECTIVE_ENTER);
 		track_event(state, thread->process, now_ns, ZERNEL_BLOCK_FUTEX);
 		return 0;
 	}
-	event = event_of_block(thread, process, state);
+	event = event_of_block(thread, process, state, now_ns);
 	/* A driver may sleep in a call, as in a copy that waits for the GPU. */
 	if (event == ZERNEL_BLOCK_SLEEP && thread->depth)
 		event = ZERNEL_BLOCK_OTHER;
@@ -73,7 +76,7 @@ static __noinline int track_block(struct zernel_thread *thread, struct zernel_pr
 }
 
 /* Whether other threads of the process may have launched while the thread was blocked. While launches are sampled,
- * other threads may have launched if one that makes probed calls was on a CPU. */
+ * and not probed in a window, other threads may have launched if one that makes probed calls was on a CPU. */
 static __always_inline bool may_have_launched(const struct zernel_process *process,
 					      const struct zernel_task_state *state)
 {
@@ -82,7 +85,7 @@ static __always_inline bool may_have_launched(const struct zernel_process *proce
 
 	if (!set || process->marks.launched_ns > since_ns)
 		return true;
-	if (!set->launches_sampled || set->window_open)
+	if (!set->launches_sampled || (set->window_open && !process->misses_window))
 		return false;
 	return process->sched.caller_on_cpu || process->sched.caller_left_ns > since_ns;
 }
@@ -104,18 +107,35 @@ static __always_inline void track_awaited_compile(struct zernel_thread *thread,
 		    ZERNEL_AWAITED_COMPILE);
 }
 
+/* The thread that ended the block was in collectives meanwhile. As much of the block was for peers. If that is less
+ * than half, a wait for data stays one. */
+static __always_inline void track_awaited_collective(struct zernel_thread *thread,
+						     const struct zernel_process *process,
+						     struct zernel_task_state *state, __u64 now_ns)
+{
+	__u64 since_ns = state->tracker.wait_since_ns;
+	__u64 peers_ns = peer_blocks_in_wait(thread, process, since_ns, now_ns);
+	bool is_for_peers = peers_ns >= (now_ns - since_ns) / 2;
+
+	if (is_for_peers || state->tracker.activity != ZERNEL_LOADING)
+		track_event(state, thread->process, since_ns + peers_ns, ZERNEL_AWAITED_COLLECTIVE);
+	if (is_for_peers && !thread->dataload.is_announced)
+		thread->dataload.since_ns = 0;
+}
+
 /* The thread that ended the block shows what the block was for. */
 static __always_inline void track_hand_over(struct zernel_thread *thread,
+					    const struct zernel_process *process,
 					    struct zernel_task_state *state, __u64 now_ns)
 {
 	__u8 handed = thread->sched.handed;
 
 	if (handed == SCHED_HANDED_COLLECTIVE) {
-		track_event(state, thread->process, now_ns, ZERNEL_AWAITED_COLLECTIVE);
-		if (!thread->dataload.is_announced)
-			thread->dataload.since_ns = 0;
+		track_awaited_collective(thread, process, state, now_ns);
 	} else if (handed == SCHED_HANDED_DATA) {
 		track_event(state, thread->process, now_ns, ZERNEL_AWAITED_DATA);
+		if (state->tracker.activity == ZERNEL_LOADING)
+			thread->dataload.is_tentative = false;
 	}
 }
 
@@ -124,12 +144,13 @@ static __noinline int track_unblock(struct zernel_thread *thread, struct zernel_
 {
 	bool waits_for_launches = may_have_launched(process, state);
 
+	count_peer_block(thread, process, now_ns);
 	if (!is_observed(thread, process, state, now_ns))
 		return 0;
 	note_end_of_backward(process, state, now_ns);
 	track_awaited_compile(thread, process, state, now_ns);
 	if (thread->sched.handed)
-		track_hand_over(thread, state, now_ns);
+		track_hand_over(thread, process, state, now_ns);
 	track_event(state, thread->process, now_ns,
 		    waits_for_launches ? ZERNEL_UNBLOCK_AFTER_LAUNCHES : ZERNEL_UNBLOCK);
 	if (thread->sched.awaits == SCHED_AWAITS_PEERS) {

@@ -5,7 +5,7 @@
  *
  * This runs in the thread that wakes another one, or in an interrupt on top of any thread. So it runs
  * while the woken thread may still be on its way to sleep on another CPU. It reads what that thread last
- * wrote, and writes only bytes that no other program writes.
+ * wrote, and writes only fields that no other program writes.
  */
 #ifndef SCHED_WAKEUPS_BPF_H
 #define SCHED_WAKEUPS_BPF_H
@@ -49,6 +49,17 @@ static __always_inline bool awaits_hand_over(const struct sched_thread *run)
 		run->reason == SCHED_BLOCKED_POLL);
 }
 
+/* Whether a thread has waited long enough for what ends its wait to mean something. A thread that is made to release
+ * Python's lock waits until another one has taken it, which seldom takes as long. The tracker of a thread that has only
+ * begun to block shows its wait before. */
+static __always_inline bool has_waited(const struct zernel_tracker *tracker)
+{
+	struct zernel_settings *set = zernel_settings();
+
+	return set && tracker->flags & ZERNEL_WAITING &&
+	       bpf_ktime_get_ns() - tracker->wait_since_ns >= set->tracker.short_wait_max_ns;
+}
+
 /* Whether a blocked thread runs a training loop and waits for data. */
 static __always_inline bool awaits_data(const struct zernel_tracker *tracker)
 {
@@ -56,14 +67,11 @@ static __always_inline bool awaits_data(const struct zernel_tracker *tracker)
 	       !zernel_in_call(tracker);
 }
 
-/* Whether a blocked thread may wait for its next batch: it has waited for a while since its optimizer step. */
+/* Whether a blocked thread may wait for its next batch, after its optimizer step. */
 static __always_inline bool may_await_data(const struct zernel_tracker *tracker)
 {
-	struct zernel_settings *set = zernel_settings();
-
-	return set && tracker->activity == ZERNEL_AFTER_UPDATE &&
-	       tracker->flags & ZERNEL_UNDECIDED && !zernel_in_call(tracker) &&
-	       bpf_ktime_get_ns() - tracker->wait_since_ns >= set->tracker.short_wait_max_ns;
+	return tracker->activity == ZERNEL_AFTER_UPDATE && tracker->flags & ZERNEL_UNDECIDED &&
+	       !zernel_in_call(tracker);
 }
 
 /* A thread that is not observed ended a trainer's wait for data. If a child of the trainer did,
@@ -85,13 +93,15 @@ static __always_inline void note_hand_over_within(struct zernel_thread *by,
 						  struct zernel_thread *thread,
 						  const struct zernel_tracker *tracker)
 {
+	__u64 now_ns = bpf_ktime_get_ns();
+
 	if (by->dist_sync.left_ns > tracker->wait_since_ns) {
 		thread->sched.handed = SCHED_HANDED_COLLECTIVE;
 		return;
 	}
-	if (awaits_data(tracker) || (!by->window_ns && may_await_data(tracker)))
-		by->sched.loads = 1;
-	if (by->sched.loads)
+	if (awaits_data(tracker) || (!by->called_ns && may_await_data(tracker)))
+		by->sched.loads_ns = now_ns;
+	if (hands_over_data(&by->sched, now_ns))
 		thread->sched.handed = SCHED_HANDED_DATA;
 }
 
@@ -115,6 +125,8 @@ static __noinline int note_hand_over(struct task_struct *woken, struct zernel_th
 		thread->sched.serves = by && by->process == process->trainer;
 		return 0;
 	}
+	if (!has_waited(&state->tracker))
+		return 0;
 	if (by && by->process == thread->process)
 		note_hand_over_within(by, thread, &state->tracker);
 	else if (!by && awaits_data(&state->tracker))

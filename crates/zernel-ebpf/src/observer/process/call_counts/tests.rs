@@ -136,7 +136,7 @@ fn the_step_in_which_sampling_begins_is_not_counted_twice() {
 #[test]
 fn a_process_that_begins_while_launches_are_sampled_is_estimated_from_its_first_step_on() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
-    trainer.process.join_sampling(&[trainer.launch], false);
+    trainer.process.join_sampling(&[trainer.launch], None);
     trainer.make_steps(1, Mark::Backward, Launches::Unknown);
     trainer.sample_three_windows(Mark::Backward);
     assert_eq!(trainer.launch_count().calls, 4600);
@@ -147,7 +147,7 @@ fn a_process_that_begins_while_launches_are_sampled_is_estimated_from_its_first_
 fn a_process_that_only_launches_graphs_is_counted_exactly() {
     let mut trainer = SimulatedTrainer::new("cuGraphLaunch");
     let kernel = symbol_index("cuLaunchKernel");
-    trainer.process.join_sampling(&[kernel], false);
+    trainer.process.join_sampling(&[kernel], None);
     trainer.sample_three_windows(Mark::Backward);
     assert!(trainer.process.counts.launches_only_unsampled());
     trainer.make_steps(10, Mark::Backward, Launches::Counted(100));
@@ -176,7 +176,7 @@ fn a_process_that_evaluates_when_sampling_begins_has_an_interval() {
 #[test]
 fn a_process_without_a_window_has_no_interval() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
-    trainer.process.join_sampling(&[trainer.launch], false);
+    trainer.process.join_sampling(&[trainer.launch], None);
     trainer.make_steps(20, Mark::Backward, Launches::Unknown);
     let launches = trainer.launch_count();
     assert_eq!((launches.calls, launches.error), (0, None));
@@ -195,7 +195,7 @@ fn a_process_without_a_window_has_no_interval() {
 #[test]
 fn launches_of_an_earlier_boundary_are_kept() {
     let mut trainer = SimulatedTrainer::new("cuLaunchKernel");
-    trainer.process.join_sampling(&[trainer.launch], false);
+    trainer.process.join_sampling(&[trainer.launch], None);
     trainer.sample_three_windows(Mark::Backward);
     let before = trainer.launch_count().calls;
     assert_eq!(before, 4500);
