@@ -48,6 +48,10 @@ struct task {
 	__u64 runnable_ns; /* when it last woke up or stopped running */
 	__u64 blocked_ns; /* when it last blocked */
 	__u64 share_vtime; /* virtual time by the shared clock of a pinned task that goes first */
+	/* GPU waits of a training thread: see lend.bpf.h. */
+	__u64 gpu_wait_since_ns; /* since when it spins until the GPU is done; 0: it does not */
+	__u64 last_gpu_wait_ns; /* length of the last wait */
+	__u64 gpu_wait_before_ns; /* and of the one before */
 	/* Hand-off: see handoff.bpf.h. */
 	__u32 donor; /* the thread that it inherits from */
 	__u32 handoff; /* number of the hand-off in its process */
@@ -78,7 +82,10 @@ struct cpu {
 	bool runs_pinned;
 	bool is_ordinary; /* counted in ordinary_cpus */
 	bool serves_waiting; /* a task that it could run has waited for too long */
-	__u8 rank; /* of the running task, or of one that is about to run */
+	__u8 rank; /* of the running task, of one that is about to run, or of the lender */
+	bool lends; /* a borrower runs, and the lender waits in the local queue */
+	bool is_watched; /* its timer looks at the running task */
+	__u32 lender; /* the thread that lends the CPU, or is about to; 0: none */
 } __attribute__((aligned(64)));
 
 static struct cpu cpus[MAX_CPUS];

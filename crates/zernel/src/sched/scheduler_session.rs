@@ -227,6 +227,7 @@ fn collect_statistics(
         privilege: policy.privilege.text.clone(),
         guarantee: f64::from(loaded.guarantee_percent()) / 100.0,
         loss_us: loaded.lost_virtual_time().as_micros() as u64,
+        lent_ns: loaded.lent_time().as_nanos() as u64,
         counters: loaded.counters(),
         classes: loaded.class_statistics(),
         tenants: loaded.tenant_statistics(),
