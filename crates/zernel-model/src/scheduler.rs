@@ -163,6 +163,8 @@ pub struct SchedulerStatistics {
     pub privilege: String,
     /// Part of their fair share of CPU time that other tasks keep beside critical threads, 0 to 1.
     pub guarantee: f64,
+    /// Value of `--lend`: whether threads that spin until the GPU is done lend their CPU.
+    pub lend: bool,
     /// CPU time of the guarantee that other tasks have not received yet, in microseconds.
     pub loss_us: u64,
     /// Time that tasks ran on CPUs that others lent them, in nanoseconds.

@@ -70,6 +70,12 @@ impl<'a> LoadedScheduler<'a> {
         self.bss().settings.guarantee_percent
     }
 
+    /// Whether threads that spin until the GPU is done lend their CPU.
+    #[must_use]
+    pub fn lends(&self) -> bool {
+        self.bss().settings.lends != 0
+    }
+
     /// Whether an observer writes the task states that it reads.
     #[must_use]
     pub fn is_observer_alive(&self) -> bool {
@@ -163,7 +169,7 @@ impl<'a> LoadedScheduler<'a> {
         let (privilege, id) = settings.privilege.kind_and_id();
         let u64_fields = [settings.slice_ns(), id];
         let lends = u32::from(settings.lends);
-        let u32_fields = [privilege.0, settings.guarantee_percent, lends, 0];
+        let u32_fields = [privilege.0, settings.guarantee_percent, lends];
         let u64_fields = u64_fields.iter().flat_map(|word| word.to_ne_bytes());
         let u32_fields = u32_fields.iter().flat_map(|word| word.to_ne_bytes());
         let mut policy: Vec<u8> = u64_fields.chain(u32_fields).collect();

@@ -106,7 +106,6 @@ struct policy {
 	__u32 privilege; /* enum privilege */
 	__u32 guarantee_percent;
 	__u32 lends;
-	__u32 unused;
 };
 
 /* Argument of the program set_limit. */

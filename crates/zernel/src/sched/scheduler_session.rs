@@ -226,6 +226,7 @@ fn collect_statistics(
         slice_us: loaded.slice().as_micros() as u64,
         privilege: policy.privilege.text.clone(),
         guarantee: f64::from(loaded.guarantee_percent()) / 100.0,
+        lend: loaded.lends(),
         loss_us: loaded.lost_virtual_time().as_micros() as u64,
         lent_ns: loaded.lent_time().as_nanos() as u64,
         counters: loaded.counters(),

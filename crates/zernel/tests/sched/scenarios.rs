@@ -433,6 +433,55 @@ pub(super) fn critical_threads_take_turns() {
     assert!(cpus > 0.3, "{cpus:.3} CPUs: {result}");
 }
 
+/// Ranks that spin until the GPU is done, and loaders that lack CPUs.
+const SPINNING_RANKS_SCENARIO: &str = r#"
+about = "Two ranks that spin while they wait for the GPU, and eight loaders."
+warmup_ms = 2000
+duration_ms = 1000
+observe = true
+training = ["training"]
+
+[[group]]
+name = "training"
+workers = 2
+work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, ranks = 2, loaders = 4, forked_loaders = true, decode_us = 8000, gpu_us = 4000, gpu_wait = "spin" }
+"#;
+
+/// With `--lend`, ranks that spin until the GPU is done lend their CPUs to loaders, and the job makes more steps. Nothing is
+/// lent without the flag, nor without privilege.
+pub(super) fn spinning_ranks_lend_their_cpus() {
+    let scenario = Scenario::parse(SPINNING_RANKS_SCENARIO, "spinning-ranks.toml").unwrap();
+    let runs = [
+        &["--privilege", "all"][..],
+        &["--privilege", "all", "--lend"],
+        &["--lend"],
+    ];
+    let runs = runs.map(|arguments| {
+        let arguments = arguments.iter().map(ToString::to_string).collect();
+        (scenario.clone(), SchedulerChoice::Zernel(arguments))
+    });
+    let results = run_together(&runs);
+    for result in &results {
+        assert_eq!(result.verdict(), Verdict::Pass, "{result}");
+    }
+    let [without, lending, unprivileged] = &results[..] else {
+        panic!("three runs were planned");
+    };
+    assert!(sum_printed_after(lending, "lent ") > 0, "{lending}");
+    for result in [without, unprivileged] {
+        let output = &result.figures.as_ref().expect("the machine ran").scheduler.output;
+        assert!(!output.contains("lent "), "{output}");
+    }
+    let steps = |result: &RunResult| {
+        let figures = result.figures.as_ref().expect("the machine ran");
+        figures.groups[0].steps_ns.len()
+    };
+    assert!(
+        steps(lending) > steps(without),
+        "{lending}\n{without}"
+    );
+}
+
 /// The sum of the numbers that the scheduler printed after a label when it ended.
 fn sum_printed_after(result: &RunResult, label: &str) -> u64 {
     let figures = result.figures.as_ref().expect("the machine ran");
