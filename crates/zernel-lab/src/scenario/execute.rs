@@ -240,10 +240,7 @@ fn step_durations_ns(
 }
 
 /// Durations of all trainers' GPU phases that ended during the measurement. Such a phase ends with a wait for the GPU.
-fn gpu_phase_durations_ns(
-    reports: &[WorkerReport],
-    (begin_ns, end_ns): (u64, u64),
-) -> Vec<u64> {
+fn gpu_phase_durations_ns(reports: &[WorkerReport], (begin_ns, end_ns): (u64, u64)) -> Vec<u64> {
     let intervals = reports.iter().flat_map(|report| &report.phase_intervals);
     intervals
         .filter(|interval| interval.phase == GPU_PHASE)

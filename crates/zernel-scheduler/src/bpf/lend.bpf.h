@@ -84,13 +84,17 @@ static __u64 expected_gpu_wait_ns(const struct task *task)
 								   task->gpu_wait_before_ns;
 }
 
-/* Whether the wait of a spinner is so young that a turn fits into its first part. */
-static bool has_time(const struct task *task, __u64 now_ns)
+/* How long the next turn may be: until the end of the first part of the wait. 0: the CPU is not lent. */
+static __u64 turn_ns(const struct task *task)
 {
 	__u64 lent_ns = expected_gpu_wait_ns(task) * LENT_PERCENT / 100;
+	/* By the observer's clock. That of the scheduler is another one. */
+	__s64 left_ns = task->gpu_wait_since_ns + lent_ns - bpf_ktime_get_ns();
 
-	return task->gpu_wait_since_ns &&
-	       !is_before(task->gpu_wait_since_ns + lent_ns, now_ns + LEND_TURN_NS);
+	/* A turn is longer than the poll after it. */
+	if (!task->gpu_wait_since_ns || left_ns <= (__s64)POLL_NS)
+		return 0;
+	return left_ns < (__s64)LEND_TURN_NS ? left_ns : LEND_TURN_NS;
 }
 
 /* Whether a task waits that may borrow a CPU. A critical thread that waits gets the CPU at a tick. */
@@ -100,7 +104,8 @@ static bool borrower_waits(__u32 number)
 	       (queued_of_rank(number, FEED) || queued_of_rank(number, ORDINARY));
 }
 
-/* Looks at the task that runs on a CPU: ends its turn, or has it lend the CPU. Returns whether to look again. */
+/* Looks at the task that runs on a CPU: ends its turn, or has it lend the CPU. Returns whether to look
+ * again. */
 static bool look(struct cpu *cpu, __u32 number, struct task_struct *p, __u64 now_ns)
 {
 	struct task *task = task_of(p);
@@ -116,7 +121,8 @@ static bool look(struct cpu *cpu, __u32 number, struct task_struct *p, __u64 now
 	if (!word)
 		return false;
 	note_gpu_wait(task, word);
-	if (has_time(task, now_ns) && borrower_waits(number)) {
+	cpu->turn_ns = turn_ns(task);
+	if (cpu->turn_ns && borrower_waits(number)) {
 		cpu->lender = p->pid;
 		scx_bpf_kick_cpu(number, SCX_KICK_PREEMPT);
 	}
@@ -202,8 +208,8 @@ static void begin_turn(struct task_struct *p, struct task *task, __u32 number, e
 	__u64 word;
 
 	if (cpu->lends && !is_poll) {
-		set_slice(p, LEND_TURN_NS);
-		look_in(number, LEND_TURN_NS);
+		set_slice(p, cpu->turn_ns);
+		look_in(number, cpu->turn_ns);
 		return;
 	}
 	end_loan(cpu);

@@ -85,6 +85,7 @@ struct cpu {
 	__u8 rank; /* of the running task, of one that is about to run, or of the lender */
 	bool lends; /* a borrower runs, and the lender waits in the local queue */
 	bool is_watched; /* its timer looks at the running task */
+	__u64 turn_ns; /* the length of the borrower's turn */
 	__u32 lender; /* the thread that lends the CPU, or is about to; 0: none */
 } __attribute__((aligned(64)));
 

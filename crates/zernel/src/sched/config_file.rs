@@ -103,7 +103,8 @@ mod tests {
 
     #[test]
     fn a_file_has_the_numbers_of_the_flags() {
-        let (_folder, path) = write_config("slice_us = 2000\nprivilege = \"all\"\nguarantee = 1\nlend = true\n");
+        let (_folder, path) =
+            write_config("slice_us = 2000\nprivilege = \"all\"\nguarantee = 1\nlend = true\n");
         let policy = load_policy(&path).unwrap();
         assert_eq!(policy.slice_us, 2000);
         assert_eq!(policy.privilege.privilege, Privilege::All);

@@ -447,8 +447,50 @@ workers = 2
 work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, ranks = 2, loaders = 4, forked_loaders = true, decode_us = 8000, gpu_us = 4000, gpu_wait = "spin" }
 "#;
 
+/// The same ranks while a CPU goes and comes back, and while the CPUs and the limit of their cgroup change.
+const DISTURBED_RANKS_SCENARIO: &str = r#"
+about = "Two ranks that spin while they wait for the GPU, and eight loaders, with changes of their CPUs."
+warmup_ms = 2000
+duration_ms = 1600
+observe = true
+training = ["training"]
+
+[[group]]
+name = "training"
+workers = 2
+work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, ranks = 2, loaders = 4, forked_loaders = true, decode_us = 8000, gpu_us = 4000, gpu_wait = "spin" }
+
+[[cgroup]]
+name = "training"
+groups = ["training"]
+
+[[step]]
+at_ms = 200
+action = { set = { name = "training", cpus = [0, 1] } }
+
+[[step]]
+at_ms = 400
+action = { set = { name = "training", cpus = [2, 3] } }
+
+[[step]]
+at_ms = 600
+action = { set = { name = "training", cpus = [0, 1, 2, 3] } }
+
+[[step]]
+at_ms = 700
+action = { offline = 3 }
+
+[[step]]
+at_ms = 1000
+action = { online = 3 }
+
+[[step]]
+at_ms = 1200
+action = { set = { name = "training", max_ms_per_100ms = 150 } }
+"#;
+
 /// With `--lend`, ranks that spin until the GPU is done lend their CPUs to loaders, and the job makes more steps. Nothing is
-/// lent without the flag, nor without privilege.
+/// lent without the flag, nor without privilege. Lending goes on while the CPUs of the ranks change.
 pub(super) fn spinning_ranks_lend_their_cpus() {
     let scenario = Scenario::parse(SPINNING_RANKS_SCENARIO, "spinning-ranks.toml").unwrap();
     let runs = [
@@ -456,30 +498,38 @@ pub(super) fn spinning_ranks_lend_their_cpus() {
         &["--privilege", "all", "--lend"],
         &["--lend"],
     ];
-    let runs = runs.map(|arguments| {
-        let arguments = arguments.iter().map(ToString::to_string).collect();
-        (scenario.clone(), SchedulerChoice::Zernel(arguments))
-    });
+    let choice = |arguments: &[&str]| {
+        SchedulerChoice::Zernel(arguments.iter().map(ToString::to_string).collect())
+    };
+    let mut runs = runs
+        .map(|arguments| (scenario.clone(), choice(arguments)))
+        .to_vec();
+    let disturbed = Scenario::parse(DISTURBED_RANKS_SCENARIO, "disturbed-ranks.toml").unwrap();
+    runs.push((disturbed, choice(&["--privilege", "all", "--lend"])));
     let results = run_together(&runs);
     for result in &results {
         assert_eq!(result.verdict(), Verdict::Pass, "{result}");
     }
-    let [without, lending, unprivileged] = &results[..] else {
-        panic!("three runs were planned");
+    let [without, lending, unprivileged, disturbed] = &results[..] else {
+        panic!("four runs were planned");
     };
-    assert!(sum_printed_after(lending, "lent ") > 0, "{lending}");
+    for result in [lending, disturbed] {
+        assert!(sum_printed_after(result, "lent ") > 0, "{result}");
+    }
     for result in [without, unprivileged] {
-        let output = &result.figures.as_ref().expect("the machine ran").scheduler.output;
+        let output = &result
+            .figures
+            .as_ref()
+            .expect("the machine ran")
+            .scheduler
+            .output;
         assert!(!output.contains("lent "), "{output}");
     }
     let steps = |result: &RunResult| {
         let figures = result.figures.as_ref().expect("the machine ran");
         figures.groups[0].steps_ns.len()
     };
-    assert!(
-        steps(lending) > steps(without),
-        "{lending}\n{without}"
-    );
+    assert!(steps(lending) > steps(without), "{lending}\n{without}");
 }
 
 /// The sum of the numbers that the scheduler printed after a label when it ended.
