@@ -63,31 +63,40 @@ static bool spins(struct task_struct *p, __u64 now_ns)
 	return zernel_word_class(word_of_trainer(p, now_ns)) == ZERNEL_CLASS_GPU_WAIT;
 }
 
-/* Notes since when a training thread spins, and for how long it did. A wait ends when the next class begins. */
-static void note_gpu_wait(struct task *task, __u64 word)
+static void remember(struct last_lengths *lengths, __u64 length_ns)
 {
-	__u64 since_ns = zernel_word_since_ns(word);
-
-	if (task->gpu_wait_since_ns && is_before(task->gpu_wait_since_ns, since_ns)) {
-		task->gpu_wait_before_ns = task->last_gpu_wait_ns;
-		task->last_gpu_wait_ns = since_ns - task->gpu_wait_since_ns;
-	}
-	task->gpu_wait_since_ns =
-		zernel_word_class(word) == ZERNEL_CLASS_GPU_WAIT ? since_ns : 0;
+	lengths->before_ns = lengths->last_ns;
+	lengths->last_ns = length_ns;
 }
 
-/* The length that a wait is expected to have: the shorter of the last two, so that a job whose waits vary
- * lends less. 0: too few were seen. */
-static __u64 expected_gpu_wait_ns(const struct task *task)
+/* The length that is expected next: the shorter of the last two, so that a job whose waits vary lends less.
+ * 0: too few were seen. */
+static __u64 expected_ns(const struct last_lengths *lengths)
 {
-	return task->last_gpu_wait_ns < task->gpu_wait_before_ns ? task->last_gpu_wait_ns :
-								   task->gpu_wait_before_ns;
+	return lengths->last_ns < lengths->before_ns ? lengths->last_ns : lengths->before_ns;
+}
+
+/* Notes when a training thread begins and ends to spin. A wait ends when the next class begins. */
+static void note_gpu_wait(struct task *task, __u64 word)
+{
+	bool is_wait = zernel_word_class(word) == ZERNEL_CLASS_GPU_WAIT;
+	__u64 since_ns = zernel_word_since_ns(word);
+
+	if (task->gpu_wait_since_ns == since_ns)
+		return;
+	if (task->gpu_wait_since_ns && is_before(task->gpu_wait_since_ns, since_ns)) {
+		remember(&task->gpu_waits, since_ns - task->gpu_wait_since_ns);
+		task->gpu_wait_ended_ns = since_ns;
+	}
+	if (is_wait)
+		remember(&task->between_gpu_waits, since_ns - task->gpu_wait_ended_ns);
+	task->gpu_wait_since_ns = is_wait ? since_ns : 0;
 }
 
 /* How long the next turn may be: until the end of the first part of the wait. 0: the CPU is not lent. */
 static __u64 turn_ns(const struct task *task)
 {
-	__u64 lent_ns = expected_gpu_wait_ns(task) * LENT_PERCENT / 100;
+	__u64 lent_ns = expected_ns(&task->gpu_waits) * LENT_PERCENT / 100;
 	/* By the observer's clock. That of the scheduler is another one. */
 	__s64 left_ns = task->gpu_wait_since_ns + lent_ns - bpf_ktime_get_ns();
 
@@ -97,6 +106,18 @@ static __u64 turn_ns(const struct task *task)
 	return left_ns < (__s64)LEND_TURN_NS ? left_ns : LEND_TURN_NS;
 }
 
+/* When to look at a training thread that lends nothing now. In a wait: when it is expected to end. Between waits:
+ * after half of the expected time. If a wait was not seen, that half ends in the next one. */
+static __u64 next_look_ns(const struct task *task)
+{
+	__u64 at_ns = task->gpu_wait_since_ns ?
+			      task->gpu_wait_since_ns + expected_ns(&task->gpu_waits) :
+			      task->gpu_wait_ended_ns + expected_ns(&task->between_gpu_waits) / 2;
+	__s64 left_ns = at_ns - bpf_ktime_get_ns();
+
+	return left_ns > (__s64)LEND_TURN_NS ? left_ns : LEND_TURN_NS;
+}
+
 /* Whether a task waits that may borrow a CPU. A critical thread that waits gets the CPU at a tick. */
 static bool borrower_waits(__u32 number)
 {
@@ -104,47 +125,49 @@ static bool borrower_waits(__u32 number)
 	       (queued_of_rank(number, FEED) || queued_of_rank(number, ORDINARY));
 }
 
-/* Looks at the task that runs on a CPU: ends its turn, or has it lend the CPU. Returns whether to look
- * again. */
-static bool look(struct cpu *cpu, __u32 number, struct task_struct *p, __u64 now_ns)
+/* Looks at the task that runs on a CPU: ends its turn, or has it lend the CPU. Returns when to look
+ * again; 0: the timer stops. */
+static __u64 look(struct cpu *cpu, __u32 number, struct task_struct *p, __u64 now_ns)
 {
 	struct task *task = task_of(p);
 	__u64 word;
 
 	if (cpu->lends) {
 		scx_bpf_kick_cpu(number, SCX_KICK_PREEMPT);
-		return false;
+		return 0;
 	}
 	if (!settings.lends || !task || rank_of(p, task, now_ns) != CRITICAL)
-		return false;
+		return 0;
 	word = word_of_trainer(p, now_ns);
 	if (!word)
-		return false;
+		return 0;
 	note_gpu_wait(task, word);
 	cpu->turn_ns = turn_ns(task);
-	if (cpu->turn_ns && borrower_waits(number)) {
+	if (!cpu->turn_ns)
+		return next_look_ns(task);
+	if (borrower_waits(number)) {
 		cpu->lender = p->pid;
 		scx_bpf_kick_cpu(number, SCX_KICK_PREEMPT);
 	}
-	return true;
+	return LEND_TURN_NS;
 }
 
 static int on_lend_timer(void *map, __u32 *key, struct lend_timer *timer)
 {
 	__u32 number = *key;
 	struct cpu *cpu = cpu_at(number);
-	bool looks_again = false;
+	__u64 next_ns = 0;
 
 	/* The timers of a CPU that is switched off go to another one. */
 	if (bpf_get_smp_processor_id() == number) {
 		/* Up to 6.17 the verifier takes the callback for sleepable. */
 		bpf_rcu_read_lock();
-		looks_again = look(cpu, number, bpf_get_current_task_btf(), scx_bpf_now());
+		next_ns = look(cpu, number, bpf_get_current_task_btf(), scx_bpf_now());
 		bpf_rcu_read_unlock();
 	}
-	cpu->is_watched = looks_again;
-	if (looks_again)
-		bpf_timer_start(&timer->timer, LEND_TURN_NS, BPF_F_TIMER_CPU_PIN);
+	cpu->is_watched = next_ns > 0;
+	if (next_ns)
+		bpf_timer_start(&timer->timer, next_ns, BPF_F_TIMER_CPU_PIN);
 	return 0;
 }
 
@@ -217,7 +240,7 @@ static void begin_turn(struct task_struct *p, struct task *task, __u32 number, e
 	if (!word)
 		return;
 	note_gpu_wait(task, word);
-	look_in(number, is_poll ? POLL_NS : LEND_TURN_NS);
+	look_in(number, is_poll ? POLL_NS : next_look_ns(task));
 }
 
 /* A task stops running: a borrower, whose turn is counted, or a training thread. */
@@ -234,10 +257,19 @@ static void end_turn(struct task_struct *p, struct task *task, const struct cpu 
 		note_gpu_wait(task, word);
 }
 
-/* At a tick: a training thread is watched that was none when it began to run. */
-static void watch_trainer(struct task_struct *p, __u32 number, enum rank rank, __u64 now_ns)
+/* At a tick: looks at a training thread that was none when it began to run, and at a wait that began before
+ * the timer expects it. */
+static void watch_trainer(struct task_struct *p, struct task *task, __u32 number, enum rank rank,
+			  __u64 now_ns)
 {
-	if (!cpu_at(number)->is_watched && rank == CRITICAL && word_of_trainer(p, now_ns))
+	__u64 word = rank == CRITICAL ? word_of_trainer(p, now_ns) : 0;
+	__u64 since_ns = task->gpu_wait_since_ns;
+
+	if (!word)
+		return;
+	note_gpu_wait(task, word);
+	if (!cpu_at(number)->is_watched ||
+	    (task->gpu_wait_since_ns && task->gpu_wait_since_ns != since_ns))
 		look_in(number, LEND_TURN_NS);
 }
 

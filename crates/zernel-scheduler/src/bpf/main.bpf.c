@@ -338,7 +338,7 @@ void CALLBACK(zernel_tick, struct task_struct *p)
 	rank = rank_of(p, task, now_ns);
 	note_rank(cpu_at(number), task, number, rank, now_ns);
 	if (settings.lends)
-		watch_trainer(p, number, rank, now_ns);
+		watch_trainer(p, task, number, rank, now_ns);
 	if (must_wait(p, task->node, now_ns))
 		set_slice(p, 0);
 }

@@ -31,6 +31,12 @@ enum rank {
 	CRITICAL, /* a step waits for it */
 };
 
+/* The last two lengths of something that repeats. */
+struct last_lengths {
+	__u64 last_ns;
+	__u64 before_ns;
+};
+
 struct task {
 	__u32 node; /* of its cgroup */
 	__u32 counted; /* the weight that is counted there; 0 while it sleeps */
@@ -50,8 +56,9 @@ struct task {
 	__u64 share_vtime; /* virtual time by the shared clock of a pinned task that goes first */
 	/* GPU waits of a training thread: see lend.bpf.h. */
 	__u64 gpu_wait_since_ns; /* since when it spins until the GPU is done; 0: it does not */
-	__u64 last_gpu_wait_ns; /* length of the last wait */
-	__u64 gpu_wait_before_ns; /* and of the one before */
+	__u64 gpu_wait_ended_ns; /* when the last wait ended */
+	struct last_lengths gpu_waits;
+	struct last_lengths between_gpu_waits; /* from the end of a wait to the next one */
 	/* Hand-off: see handoff.bpf.h. */
 	__u32 donor; /* the thread that it inherits from */
 	__u32 handoff; /* number of the hand-off in its process */
