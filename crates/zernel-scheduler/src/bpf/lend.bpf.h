@@ -38,10 +38,10 @@ static struct lend_timer *lend_timer_of(__u32 number)
 	return bpf_map_lookup_elem(&lend_timers, &number);
 }
 
-/* Has the timer of this CPU look at what runs, in `ns`. */
+/* Has the timer of this CPU look at what runs, in `ns`; 0: not at all. */
 static void look_in(__u32 number, __u64 ns)
 {
-	struct lend_timer *timer = lend_timer_of(number);
+	struct lend_timer *timer = ns ? lend_timer_of(number) : NULL;
 
 	if (timer)
 		cpu_at(number)->is_watched =
@@ -107,15 +107,19 @@ static __u64 turn_ns(const struct task *task)
 }
 
 /* When to look at a training thread that lends nothing now. In a wait: when it is expected to end. Between waits:
- * after half of the expected time. If a wait was not seen, that half ends in the next one. */
+ * after half of the expected time. If a wait was not seen, that half ends in the next one. 0: it has not spun for a
+ * second. Then ticks look at it. */
 static __u64 next_look_ns(const struct task *task)
 {
-	__u64 at_ns = task->gpu_wait_since_ns ?
-			      task->gpu_wait_since_ns + expected_ns(&task->gpu_waits) :
-			      task->gpu_wait_ended_ns + expected_ns(&task->between_gpu_waits) / 2;
-	__s64 left_ns = at_ns - bpf_ktime_get_ns();
+	__u64 now_ns = bpf_ktime_get_ns(), at_ns;
 
-	return left_ns > (__s64)LEND_TURN_NS ? left_ns : LEND_TURN_NS;
+	if (task->gpu_wait_since_ns)
+		at_ns = task->gpu_wait_since_ns + expected_ns(&task->gpu_waits);
+	else if (now_ns - task->gpu_wait_ended_ns > SECOND_NS)
+		return 0;
+	else
+		at_ns = task->gpu_wait_ended_ns + expected_ns(&task->between_gpu_waits) / 2;
+	return is_before(now_ns + LEND_TURN_NS, at_ns) ? at_ns - now_ns : LEND_TURN_NS;
 }
 
 /* Whether a task waits that may borrow a CPU. A critical thread that waits gets the CPU at a tick. */
@@ -257,8 +261,8 @@ static void end_turn(struct task_struct *p, struct task *task, const struct cpu 
 		note_gpu_wait(task, word);
 }
 
-/* At a tick: looks at a training thread that was none when it began to run, and at a wait that began before
- * the timer expects it. */
+/* At a tick: notes a wait that began before the timer expects it, and has the timer look at a training thread
+ * that was none when it began to run. */
 static void watch_trainer(struct task_struct *p, struct task *task, __u32 number, enum rank rank,
 			  __u64 now_ns)
 {
@@ -268,9 +272,10 @@ static void watch_trainer(struct task_struct *p, struct task *task, __u32 number
 	if (!word)
 		return;
 	note_gpu_wait(task, word);
-	if (!cpu_at(number)->is_watched ||
-	    (task->gpu_wait_since_ns && task->gpu_wait_since_ns != since_ns))
+	if (task->gpu_wait_since_ns && task->gpu_wait_since_ns != since_ns)
 		look_in(number, LEND_TURN_NS);
+	else if (!cpu_at(number)->is_watched)
+		look_in(number, next_look_ns(task));
 }
 
 #endif

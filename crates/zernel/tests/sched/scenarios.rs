@@ -447,45 +447,51 @@ workers = 2
 work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, ranks = 2, loaders = 4, forked_loaders = true, decode_us = 8000, gpu_us = 4000, gpu_wait = "spin" }
 "#;
 
-/// The same ranks while a CPU goes and comes back, and while the CPUs and the limit of their cgroup change.
+/// The same ranks beside spinners, while a CPU goes and comes back, and while the CPUs and the limit of their cgroup change.
 const DISTURBED_RANKS_SCENARIO: &str = r#"
-about = "Two ranks that spin while they wait for the GPU, and eight loaders, with changes of their CPUs."
+about = "Two ranks that spin while they wait for the GPU, and eight loaders beside spinners, with changes of their CPUs."
 warmup_ms = 2000
 duration_ms = 1600
 observe = true
 training = ["training"]
+noise = ["noise"]
 
 [[group]]
 name = "training"
 workers = 2
 work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, ranks = 2, loaders = 4, forked_loaders = true, decode_us = 8000, gpu_us = 4000, gpu_wait = "spin" }
 
+[[group]]
+name = "noise"
+workers = 4
+work = "spin_wait"
+
 [[cgroup]]
 name = "training"
 groups = ["training"]
 
 [[step]]
-at_ms = 200
+at_ms = 2200
 action = { set = { name = "training", cpus = [0, 1] } }
 
 [[step]]
-at_ms = 400
+at_ms = 2400
 action = { set = { name = "training", cpus = [2, 3] } }
 
 [[step]]
-at_ms = 600
+at_ms = 2600
 action = { set = { name = "training", cpus = [0, 1, 2, 3] } }
 
 [[step]]
-at_ms = 700
+at_ms = 2700
 action = { offline = 3 }
 
 [[step]]
-at_ms = 1000
+at_ms = 3000
 action = { online = 3 }
 
 [[step]]
-at_ms = 1200
+at_ms = 3200
 action = { set = { name = "training", max_ms_per_100ms = 150 } }
 "#;
 
