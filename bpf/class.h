@@ -186,6 +186,12 @@ static inline __u8 zernel_word_role(__u64 class_word)
 	return role < ZERNEL_ROLES ? role : ZERNEL_ROLE_NONE;
 }
 
+/* Since when class and reason are these, rounded down to 1024 ns. */
+static inline __u64 zernel_word_since_ns(__u64 class_word)
+{
+	return class_word >> ZERNEL_CLASS_SINCE_SHIFT << ZERNEL_CLASS_UNIT_SHIFT;
+}
+
 /*
  * The class word of a task at `now_ns`, for readers. After the deadline only the role is left: the
  * class is other, the reason unknown, and no flag is set. A scheduler passes the time at which a

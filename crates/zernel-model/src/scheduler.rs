@@ -27,6 +27,7 @@ macro_rules! for_each_sched_counter {
             raised "Threads that waited in a queue when a critical thread of their process blocked, and that rose.",
             feed_wakeups "Wake-ups of loaders that preempted another task.",
             feed_kept "Times that a loader was kept on its CPU.",
+            lent "Turns in which a task ran on the CPU of a thread that spins until the GPU is done.",
             moved_to_gpu "Wake-ups of threads that left their NUMA node for that of their GPU.",
             uncounted_cgroups "Cgroups that the scheduler had no room for. Their tasks count as tasks of the root.",
         }
@@ -162,8 +163,12 @@ pub struct SchedulerStatistics {
     pub privilege: String,
     /// Part of their fair share of CPU time that other tasks keep beside critical threads, 0 to 1.
     pub guarantee: f64,
+    /// Value of `--lend`: whether threads that spin until the GPU is done lend their CPU.
+    pub lend: bool,
     /// CPU time of the guarantee that other tasks have not received yet, in microseconds.
     pub loss_us: u64,
+    /// Time that tasks ran on CPUs that others lent them, in nanoseconds.
+    pub lent_ns: u64,
     /// Decisions.
     pub counters: SchedCounters,
     /// How the threads of each class ran and waited.

@@ -70,6 +70,12 @@ impl<'a> LoadedScheduler<'a> {
         self.bss().settings.guarantee_percent
     }
 
+    /// Whether threads that spin until the GPU is done lend their CPU.
+    #[must_use]
+    pub fn lends(&self) -> bool {
+        self.bss().settings.lends != 0
+    }
+
     /// Whether an observer writes the task states that it reads.
     #[must_use]
     pub fn is_observer_alive(&self) -> bool {
@@ -94,6 +100,12 @@ impl<'a> LoadedScheduler<'a> {
     pub fn lost_virtual_time(&self) -> Duration {
         let test_run = self.skel.progs.read_loss.test_run(ProgramInput::default());
         Duration::from_micros(test_run.map_or(0, |output| output.return_value.into()))
+    }
+
+    /// Time that tasks ran on CPUs that others lent them.
+    #[must_use]
+    pub fn lent_time(&self) -> Duration {
+        Duration::from_nanos(self.bss().lent_ns)
     }
 
     /// What the threads of each class did.
@@ -149,14 +161,15 @@ impl<'a> LoadedScheduler<'a> {
         }
     }
 
-    /// Changes slice, privilege and guarantee. Nobody may become privileged unless the settings said so at the start.
+    /// Changes slice, privilege, guarantee and lending. Nobody may become privileged unless the settings said so at the start.
     ///
     /// # Errors
     /// The kernel refused it.
     pub fn set_policy(&self, settings: &SchedSettings) -> Result<(), SchedError> {
         let (privilege, id) = settings.privilege.kind_and_id();
         let u64_fields = [settings.slice_ns(), id];
-        let u32_fields = [privilege.0, settings.guarantee_percent];
+        let lends = u32::from(settings.lends);
+        let u32_fields = [privilege.0, settings.guarantee_percent, lends];
         let u64_fields = u64_fields.iter().flat_map(|word| word.to_ne_bytes());
         let u32_fields = u32_fields.iter().flat_map(|word| word.to_ne_bytes());
         let mut policy: Vec<u8> = u64_fields.chain(u32_fields).collect();

@@ -81,6 +81,8 @@ pub struct SchedSettings {
     pub privilege: Privilege,
     /// The percentage of their fair share that others keep.
     pub guarantee_percent: u32,
+    /// Whether threads that spin until the GPU is done lend their CPU.
+    pub lends: bool,
     /// Whether tasks may become privileged later, by [`LoadedScheduler::set_policy`].
     pub may_privilege: bool,
     /// The kernel ejects the scheduler if a task waits for this long. At most [`Self::MAX_WATCHDOG`].
@@ -124,6 +126,7 @@ impl Default for SchedSettings {
             slice: Self::DEFAULT_SLICE,
             privilege: Privilege::Nobody,
             guarantee_percent: Self::DEFAULT_GUARANTEE_PERCENT,
+            lends: false,
             may_privilege: false,
             watchdog: Self::MAX_WATCHDOG,
             disabled_parts: Vec::new(),
@@ -277,6 +280,7 @@ fn configure_object(
     target_settings.slice_ns = settings.slice_ns();
     target_settings.watchdog_ns = watchdog.as_nanos() as u64;
     target_settings.guarantee_percent = settings.guarantee_percent;
+    target_settings.lends = u32::from(settings.lends);
     (target_settings.privilege, target_settings.privileged_id) = settings.privilege.kind_and_id();
     let may_privilege = settings.may_privilege || settings.privilege != Privilege::Nobody;
     target_settings.may_privilege = u32::from(may_privilege);

@@ -77,6 +77,11 @@ fn main() -> ExitCode {
             &[vm::newest_kernel_need()],
             scenarios::critical_threads_take_turns,
         ),
+        trial(
+            "spinning_ranks_lend_their_cpus",
+            &[vm::newest_kernel_need()],
+            scenarios::spinning_ranks_lend_their_cpus,
+        ),
     ];
     zernel_testkit::main(others.into_iter().chain(there))
 }

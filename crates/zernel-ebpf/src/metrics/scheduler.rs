@@ -17,6 +17,8 @@ families! {
         "Part of their fair share that others keep beside critical threads.";
     LOSS = Gauge "zernel_sched_loss_seconds" []
         "CPU time of the guarantee that others have not got yet.";
+    LENT = Counter "zernel_sched_lent_seconds_total" []
+        "Time that tasks ran on CPUs that threads lent them while these spun until the GPU was done.";
     EVENTS = Counter "zernel_sched_events_total" ["event"]
         "What the scheduler decided, such as preempting_wakeups, critical_wakeups, guarantee_hits and throttled.";
     RUNS = Counter "zernel_sched_runs_total" ["class"]
@@ -41,11 +43,12 @@ type ReadClassFigure = fn(&ClassStatistics) -> f64;
 /// Without a scheduler, all families but the first have no series.
 pub(super) fn expose(out: &mut Exposition, scheduler: Option<&SchedulerStatistics>) {
     write_family_with_one_sample(out, &LOADED, &[], f64::from(u8::from(scheduler.is_some())));
-    let figures: [(MetricFamily, ReadSchedulerFigure); 4] = [
+    let figures: [(MetricFamily, ReadSchedulerFigure); 5] = [
         (RESTARTS, |scheduler| f64::from(scheduler.restarts)),
         (SLICE, |scheduler| scheduler.slice_us as f64 / 1e6),
         (GUARANTEE, |scheduler| scheduler.guarantee),
         (LOSS, |scheduler| scheduler.loss_us as f64 / 1e6),
+        (LENT, |scheduler| scheduler.lent_ns as f64 / 1e9),
     ];
     for (family, figure) in figures {
         write_family_head(out, &family);
@@ -147,6 +150,7 @@ mod tests {
         let mut scheduler = SchedulerStatistics {
             guarantee: 0.5,
             loss_us: 2500,
+            lent_ns: 750_000_000,
             ..SchedulerStatistics::default()
         };
         scheduler.counters.guarantee_hits = 3;
@@ -169,6 +173,7 @@ mod tests {
             "zernel_sched_loaded 1\n",
             "zernel_sched_guarantee_ratio 0.5\n",
             "zernel_sched_loss_seconds 0.0025\n",
+            "zernel_sched_lent_seconds_total 0.75\n",
             "zernel_sched_events_total{event=\"guarantee_hits\"} 3\n",
             "zernel_sched_runs_total{class=\"critical\"} 7\n",
             "zernel_sched_run_seconds_total{class=\"critical\"} 2.5\n",

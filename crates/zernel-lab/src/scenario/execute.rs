@@ -32,6 +32,8 @@ const SAMPLE_INTERVAL_MS: u64 = 100;
 const READING_BEFORE_WINDOW_MS: u64 = 200;
 /// The phase whose end is the end of a training job's step.
 const STEP_END_PHASE: &str = "OptimizerStep";
+/// The phase of a trainer that copies, launches and waits for the GPU.
+const GPU_PHASE: &str = "GpuCompute";
 
 /// Runs a plan in this virtual machine, as root, and measures. `program` is the path of this program's file.
 ///
@@ -197,6 +199,7 @@ impl RunningGroup {
                 .wake_latency
                 .since(&self.counters_at_begin.wake_latency),
             steps_ns: step_durations_ns(&self.spec.work_type, reports, window_span_ns),
+            gpu_phases_ns: gpu_phase_durations_ns(reports, window_span_ns),
         }
     }
 }
@@ -234,6 +237,16 @@ fn step_durations_ns(
             .collect(),
         _ => Vec::new(),
     }
+}
+
+/// Durations of all trainers' GPU phases that ended during the measurement. Such a phase ends with a wait for the GPU.
+fn gpu_phase_durations_ns(reports: &[WorkerReport], (begin_ns, end_ns): (u64, u64)) -> Vec<u64> {
+    let intervals = reports.iter().flat_map(|report| &report.phase_intervals);
+    intervals
+        .filter(|interval| interval.phase == GPU_PHASE)
+        .filter(|interval| (begin_ns..=end_ns).contains(&interval.end_ns))
+        .map(|interval| interval.end_ns - interval.start_ns)
+        .collect()
 }
 
 /// A CPU that was switched off for a while during the scenario.

@@ -144,6 +144,9 @@ pub struct GroupFigures {
     pub wake_latency: Histogram,
     /// Durations of training steps, or times from request to answer, in nanoseconds.
     pub steps_ns: Vec<u64>,
+    /// Times from a trainer's first copy of a step until the GPU is done, of all trainers, in nanoseconds.
+    #[serde(default)]
+    pub gpu_phases_ns: Vec<u64>,
 }
 
 impl RunFigures {

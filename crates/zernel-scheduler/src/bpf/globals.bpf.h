@@ -8,5 +8,7 @@
 struct settings settings = {};
 struct counters counters = {};
 struct ending ending = {};
+/* Time that tasks ran on CPUs that others lent them. */
+__u64 lent_ns = 0;
 
 #endif

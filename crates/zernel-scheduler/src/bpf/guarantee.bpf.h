@@ -201,7 +201,7 @@ static void set_running_rank(struct cpu *cpu, enum rank rank, bool is_busy, __u6
 {
 	bool is_ordinary = is_busy && rank == ORDINARY && !cpu->runs_pinned;
 
-	cpu->rank = rank;
+	cpu->rank = cpu->lends ? CRITICAL : rank;
 	if (!settings.may_privilege || cpu->is_ordinary == is_ordinary)
 		return;
 	promise_time(now_ns);

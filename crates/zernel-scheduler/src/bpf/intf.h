@@ -38,13 +38,14 @@ enum policy_part {
 	POLICY_GPU_NODE = 1 << 3, /* threads that use a GPU run on its NUMA node */
 };
 
-/* Set before loading. The program set_policy changes the first four while the scheduler runs. The
+/* Set before loading. The program set_policy changes the first five while the scheduler runs. The
  * alignment keeps what is often written out of these cache lines. */
 struct settings {
 	__u64 slice_ns;
 	__u64 privileged_id; /* of the privileged cgroup, or of the privileged user */
 	enum privilege privilege;
 	__u32 guarantee_percent; /* the part of their fair share that others keep */
+	__u32 lends; /* threads that spin until the GPU is done lend their CPU */
 	__u32 may_privilege; /* tasks are privileged, or may become so while the scheduler runs */
 	__u32 privileged_process; /* its pid; 0: none */
 	__u32 policies; /* enum policy_part */
@@ -77,6 +78,7 @@ struct counters {
 	__u64 raised; /* a queued thread rose because a critical one of its process blocked */
 	__u64 feed_wakeups; /* a loader preempted another task */
 	__u64 feed_kept; /* a loader was kept on its CPU */
+	__u64 lent; /* a thread that spun until the GPU was done lent its CPU for a turn */
 	__u64 moved_to_gpu; /* a task that woke up left its NUMA node for that of its GPU */
 	__u64 uncounted_cgroups; /* cgroups beyond MAX_CGROUPS */
 };
@@ -103,6 +105,7 @@ struct policy {
 	__u64 privileged_id;
 	__u32 privilege; /* enum privilege */
 	__u32 guarantee_percent;
+	__u32 lends;
 };
 
 /* Argument of the program set_limit. */

@@ -15,10 +15,11 @@
  *
  * Limits of cpu.max are kept by bandwidth.bpf.h. Critical threads and loaders of privileged
  * tasks go first (rank.bpf.h), as far as the guarantee allows (guarantee.bpf.h); by default nobody
- * is privileged.
+ * is privileged. Critical threads that spin until the GPU is done may lend their CPU (lend.bpf.h).
  */
 #include "aging.bpf.h"
 #include "gpu_node.bpf.h"
+#include "lend.bpf.h"
 #include "preempt.bpf.h"
 #include "process_tree.bpf.h"
 #include "queue.bpf.h"
@@ -133,6 +134,10 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 		end_throttling(task, now_ns);
 	rank = is_wakeup ? rank_of_waking(p, task, now_ns) : rank_of(p, task, now_ns);
 	count_ordinary(task, rank == ORDINARY);
+	if (stays_behind_borrower(p, cpu, enq_flags)) {
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, settings.slice_ns, enq_flags);
+		return;
+	}
 	if (is_wakeup && preempt_lower(p, task, cpu, rank, now_ns, enq_flags))
 		return;
 	/* A loader leaves CPUs that must pay to ordinary tasks. */
@@ -243,6 +248,8 @@ void CALLBACK(zernel_dispatch, __s32 cpu, struct task_struct *prev)
 	enum rank rank = ORDINARY;
 	bool is_first, pays = false, owes_pinned = false;
 
+	if (cpu_at(cpu)->lender && lend(prev, task, cpu, now_ns))
+		return;
 	if (settings.privilege != PRIVILEGE_NOBODY) {
 		if (task && !task->yielded)
 			rank = rank_of(prev, task, now_ns);
@@ -281,6 +288,7 @@ void CALLBACK(zernel_running, struct task_struct *p)
 	struct cpu *cpu = cpu_at(number);
 	struct task *task = task_of(p);
 	__u64 now_ns = scx_bpf_now();
+	enum rank rank;
 
 	if (!task)
 		return;
@@ -291,7 +299,10 @@ void CALLBACK(zernel_running, struct task_struct *p)
 	task->woken_ns = 0;
 	cpu->runs_pinned = task->clock != SHARED_CLOCK;
 	/* Deadlines of classes stand still while a task waits for a CPU. */
-	note_rank(cpu, task, number, rank_of(p, task, task->runnable_ns), now_ns);
+	rank = rank_of(p, task, task->runnable_ns);
+	if (settings.lends)
+		begin_turn(p, task, number, rank, now_ns);
+	note_rank(cpu, task, number, rank, now_ns);
 	if (advances_clock(task))
 		clock_advance_to(clock_of(task), p->scx.dsq_vtime, now_ns);
 	note_running(cpu, comparable_vtime(p, task), now_ns, weight_of(task));
@@ -309,6 +320,8 @@ void CALLBACK(zernel_stopping, struct task_struct *p, bool runnable)
 		__u64 now_ns = scx_bpf_now();
 
 		charge(p, task, now_ns);
+		if (settings.lends)
+			end_turn(p, task, cpu, now_ns);
 		task->runnable_ns = now_ns;
 		if (!runnable && rank_of(p, task, now_ns) == CRITICAL)
 			note_block(p, task, now_ns);
@@ -325,12 +338,16 @@ void CALLBACK(zernel_tick, struct task_struct *p)
 	__s32 number = scx_bpf_task_cpu(p);
 	struct task *task = task_of(p);
 	__u64 now_ns = scx_bpf_now();
+	enum rank rank;
 
 	if (!task)
 		return;
 	charge(p, task, now_ns);
 	task->class = class_of(p, now_ns);
-	note_rank(cpu_at(number), task, number, rank_of(p, task, now_ns), now_ns);
+	rank = rank_of(p, task, now_ns);
+	note_rank(cpu_at(number), task, number, rank, now_ns);
+	if (settings.lends)
+		watch_trainer(p, task, number, rank, now_ns);
 	if (must_wait(p, task->node, now_ns))
 		set_slice(p, 0);
 }
@@ -385,6 +402,7 @@ void CALLBACK(zernel_set_weight, struct task_struct *p, __u32 weight)
 /* A task of a higher class takes the CPU: what waits there in the local queue goes elsewhere. */
 void CALLBACK(zernel_cpu_release, __s32 cpu, struct scx_cpu_release_args *args)
 {
+	end_loan(cpu_at(cpu));
 	scx_bpf_reenqueue_local();
 }
 
@@ -474,6 +492,7 @@ int set_policy(struct policy *wanted)
 
 	settings.slice_ns = wanted->slice_ns;
 	settings.guarantee_percent = wanted->guarantee_percent;
+	settings.lends = wanted->lends;
 	/* With the id of one kind and another kind of privilege, strangers would be privileged. */
 	settings.privilege = PRIVILEGE_NOBODY;
 	settings.privileged_id = id;
@@ -517,7 +536,7 @@ void SLEEPABLE_CALLBACK(zernel_cpu_offline, __s32 cpu)
 
 __s32 SLEEPABLE_CALLBACK(zernel_init)
 {
-	return create_queues() ?: prepare_timer() ?: start_aging();
+	return create_queues() ?: prepare_timer() ?: prepare_lend_timers() ?: start_aging();
 }
 
 void CALLBACK(zernel_exit, struct scx_exit_info *info)

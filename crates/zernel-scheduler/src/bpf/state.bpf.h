@@ -31,6 +31,12 @@ enum rank {
 	CRITICAL, /* a step waits for it */
 };
 
+/* The last two lengths of something that repeats. */
+struct last_lengths {
+	__u64 last_ns;
+	__u64 before_ns;
+};
+
 struct task {
 	__u32 node; /* of its cgroup */
 	__u32 counted; /* the weight that is counted there; 0 while it sleeps */
@@ -48,6 +54,11 @@ struct task {
 	__u64 runnable_ns; /* when it last woke up or stopped running */
 	__u64 blocked_ns; /* when it last blocked */
 	__u64 share_vtime; /* virtual time by the shared clock of a pinned task that goes first */
+	/* GPU waits of a training thread: see lend.bpf.h. */
+	__u64 gpu_wait_since_ns; /* since when it spins until the GPU is done; 0: it does not */
+	__u64 gpu_wait_ended_ns; /* when the last wait ended */
+	struct last_lengths gpu_waits;
+	struct last_lengths between_gpu_waits; /* from the end of a wait to the next one */
 	/* Hand-off: see handoff.bpf.h. */
 	__u32 donor; /* the thread that it inherits from */
 	__u32 handoff; /* number of the hand-off in its process */
@@ -79,7 +90,11 @@ struct cpu {
 	bool runs_pinned;
 	bool is_ordinary; /* counted in ordinary_cpus */
 	bool serves_waiting; /* a task that it could run has waited for too long */
-	__u8 rank; /* of the running task, or of one that is about to run */
+	__u8 rank; /* of the running task, of one that is about to run, or of the lender */
+	bool lends; /* a borrower runs, and the lender waits in the local queue */
+	bool is_watched; /* its timer looks at the running task */
+	__u64 turn_ns; /* the length of the borrower's turn */
+	__u32 lender; /* the thread that lends the CPU, or is about to; 0: none */
 } __attribute__((aligned(64)));
 
 static struct cpu cpus[MAX_CPUS];

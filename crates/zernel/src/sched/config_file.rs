@@ -103,11 +103,13 @@ mod tests {
 
     #[test]
     fn a_file_has_the_numbers_of_the_flags() {
-        let (_folder, path) = write_config("slice_us = 2000\nprivilege = \"all\"\nguarantee = 1\n");
+        let (_folder, path) =
+            write_config("slice_us = 2000\nprivilege = \"all\"\nguarantee = 1\nlend = true\n");
         let policy = load_policy(&path).unwrap();
         assert_eq!(policy.slice_us, 2000);
         assert_eq!(policy.privilege.privilege, Privilege::All);
         assert_eq!(policy.guarantee.as_share(), 1.0);
+        assert!(policy.lend);
         let (_folder, path) = write_config("");
         assert_eq!(load_policy(&path), Ok(PolicyOptions::default()));
     }
@@ -125,6 +127,7 @@ mod tests {
             ("slice_us = 99", 1, "a slice is between 100 and 100000 µs"),
             ("\n\nguarantee = 1.5", 3, "between 0 and 1"),
             ("guarantee = \"half\"", 1, "invalid type"),
+            ("lend = 1", 1, "invalid type"),
             ("privilege = \"some\"", 1, "cgroup=PATH or user=NAME"),
             ("privilege =", 1, "privilege ="),
         ] {

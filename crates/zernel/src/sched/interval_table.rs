@@ -53,7 +53,7 @@ fn format_header() -> String {
     for _ in CLASS_COLUMNS {
         text += "  RUN/S  P99 WAIT  CPU  ";
     }
-    text + "PREEMPT/S  HELD/S\n"
+    text + "PREEMPT/S  HELD/S  LENT/S\n"
 }
 
 fn format_line(interval: &SchedulerStatistics, seconds: f64) -> String {
@@ -75,7 +75,8 @@ fn format_line(interval: &SchedulerStatistics, seconds: f64) -> String {
         counters.preempting_wakeups + counters.critical_wakeups + counters.feed_wakeups;
     let rate = |count: u64| count as f64 / seconds;
     let (preemptions, held) = (rate(preemptions), rate(counters.guarantee_hits));
-    let _ = writeln!(text, "{preemptions:9.0}  {held:6.0}");
+    let lent = rate(counters.lent);
+    let _ = writeln!(text, "{preemptions:9.0}  {held:6.0}  {lent:6.0}");
     text
 }
 
@@ -113,6 +114,7 @@ mod tests {
         statistics.counters.critical_wakeups = 20 * seconds;
         statistics.counters.feed_wakeups = 10 * seconds;
         statistics.counters.guarantee_hits = 4 * seconds;
+        statistics.counters.lent = 900 * seconds;
         statistics.classes.insert(TaskClass::Critical, critical);
         statistics.classes.insert(TaskClass::Other, other);
         statistics
@@ -131,6 +133,7 @@ mod tests {
         let words: Vec<&str> = lines[2].split_whitespace().collect();
         let expected = [
             "1500", "65", "µs", "25%", "0", "-", "0%", "0", "-", "0%", "0", "-", "75%", "30", "4",
+            "900",
         ];
         assert_eq!(words, expected);
         assert_eq!(lines[1].chars().count(), lines[2].chars().count(), "{text}");

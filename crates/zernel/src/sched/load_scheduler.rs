@@ -29,8 +29,8 @@ const FIRST_RESTART_DELAY: Duration = Duration::from_secs(1);
 pub(crate) struct LoadOptions {
     #[command(flatten)]
     pub(super) policy: PolicyOptions,
-    /// Read slice, privilege and guarantee from this TOML file, and again on SIGHUP or when it changes
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["slice_us", "privilege", "guarantee"])]
+    /// Read slice, privilege, guarantee and lend from this TOML file, and again on SIGHUP or when it changes
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["slice_us", "privilege", "guarantee", "lend"])]
     config: Option<PathBuf>,
     /// Replace a `zernel sched` that is loaded
     ///
@@ -226,6 +226,7 @@ pub(crate) fn describe_counters(counters: &SchedCounters) -> String {
         raised,
         feed_wakeups,
         feed_kept,
+        lent,
         moved_to_gpu,
         uncounted_cgroups,
     } = counters;
@@ -239,6 +240,9 @@ pub(crate) fn describe_counters(counters: &SchedCounters) -> String {
             "critical threads: preempting {critical_wakeups}, kept {critical_kept}, held back by the guarantee \
              {guarantee_hits}; handed on {handoffs}; raised {raised}; loaders: preempting {feed_wakeups}, kept {feed_kept}\n"
         );
+    }
+    if *lent > 0 {
+        text += &format!("lent {lent} turns in GPU waits\n");
     }
     if *moved_to_gpu > 0 {
         text += &format!("moved to the NUMA node of their GPU {moved_to_gpu}\n");

@@ -35,6 +35,9 @@ pub(crate) struct PolicyOptions {
     /// Part of their fair share that others keep beside critical threads, from 0 to 1
     #[arg(long, value_name = "SHARE", default_value = "0.5")]
     pub(super) guarantee: GuaranteeOption,
+    /// Let critical threads that spin until the GPU is done lend their CPU to loaders and ordinary tasks
+    #[arg(long)]
+    pub(super) lend: bool,
 }
 
 impl Default for PolicyOptions {
@@ -43,6 +46,7 @@ impl Default for PolicyOptions {
             slice_us: SchedSettings::DEFAULT_SLICE.as_micros() as u64,
             privilege: PrivilegeOption::of_nobody(),
             guarantee: GuaranteeOption(SchedSettings::DEFAULT_GUARANTEE_PERCENT),
+            lend: false,
         }
     }
 }
@@ -54,6 +58,7 @@ impl PolicyOptions {
             slice: Duration::from_micros(self.slice_us),
             privilege: self.privilege.privilege,
             guarantee_percent: self.guarantee.0,
+            lends: self.lend,
             ..SchedSettings::default()
         }
     }
@@ -65,7 +70,8 @@ impl fmt::Display for PolicyOptions {
         let guarantee = self.guarantee.as_share();
         write!(
             f,
-            "slice {slice} µs, privilege {privilege}, guarantee {guarantee}"
+            "slice {slice} µs, privilege {privilege}, guarantee {guarantee}, lend {}",
+            self.lend
         )
     }
 }

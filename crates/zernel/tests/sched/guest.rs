@@ -105,9 +105,10 @@ pub(super) fn a_changed_configuration_is_applied() {
     wait_for_text(&printed, "line 2");
     wait_for_text(&printed, "the configuration stays as it was");
     published("\"guarantee\":0.2");
-    fs::write(file, "privilege = \"all\"\n").unwrap();
+    fs::write(file, "privilege = \"all\"\nlend = true\n").unwrap();
     wait_for_text(&printed, "privilege all");
     published("\"privilege\":\"all\"");
+    published("\"lend\":true");
     assert_eq!(sched_ext_state(), "enabled");
     fs::write("/proc/sysrq-trigger", "S").unwrap();
     let status = scheduler.wait().unwrap();

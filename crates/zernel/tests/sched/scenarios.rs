@@ -435,6 +435,111 @@ pub(super) fn critical_threads_take_turns() {
     assert!(cpus > 0.3, "{cpus:.3} CPUs: {result}");
 }
 
+/// Ranks that spin until the GPU is done, and loaders that lack CPUs.
+const SPINNING_RANKS_SCENARIO: &str = r#"
+about = "Two ranks that spin while they wait for the GPU, and eight loaders."
+warmup_ms = 2000
+duration_ms = 1000
+observe = true
+training = ["training"]
+
+[[group]]
+name = "training"
+workers = 2
+work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, ranks = 2, loaders = 4, forked_loaders = true, decode_us = 8000, gpu_us = 4000, gpu_wait = "spin" }
+"#;
+
+/// The same ranks beside spinners, while a CPU goes and comes back, and while the CPUs and the limit of their cgroup change.
+const DISTURBED_RANKS_SCENARIO: &str = r#"
+about = "Two ranks that spin while they wait for the GPU, and eight loaders beside spinners, with changes of their CPUs."
+warmup_ms = 2000
+duration_ms = 1600
+observe = true
+training = ["training"]
+noise = ["noise"]
+
+[[group]]
+name = "training"
+workers = 2
+work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, ranks = 2, loaders = 4, forked_loaders = true, decode_us = 8000, gpu_us = 4000, gpu_wait = "spin" }
+
+[[group]]
+name = "noise"
+workers = 4
+work = "spin_wait"
+
+[[cgroup]]
+name = "training"
+groups = ["training"]
+
+[[step]]
+at_ms = 2200
+action = { set = { name = "training", cpus = [0, 1] } }
+
+[[step]]
+at_ms = 2400
+action = { set = { name = "training", cpus = [2, 3] } }
+
+[[step]]
+at_ms = 2600
+action = { set = { name = "training", cpus = [0, 1, 2, 3] } }
+
+[[step]]
+at_ms = 2700
+action = { offline = 3 }
+
+[[step]]
+at_ms = 3000
+action = { online = 3 }
+
+[[step]]
+at_ms = 3200
+action = { set = { name = "training", max_ms_per_100ms = 150 } }
+"#;
+
+/// With `--lend`, ranks that spin until the GPU is done lend their CPUs to loaders, and the job makes more steps. Nothing is
+/// lent without the flag, nor without privilege. Lending goes on while the CPUs of the ranks change.
+pub(super) fn spinning_ranks_lend_their_cpus() {
+    let scenario = Scenario::parse(SPINNING_RANKS_SCENARIO, "spinning-ranks.toml").unwrap();
+    let runs = [
+        &["--privilege", "all"][..],
+        &["--privilege", "all", "--lend"],
+        &["--lend"],
+    ];
+    let choice = |arguments: &[&str]| {
+        SchedulerChoice::Zernel(arguments.iter().map(ToString::to_string).collect())
+    };
+    let mut runs = runs
+        .map(|arguments| (scenario.clone(), choice(arguments)))
+        .to_vec();
+    let disturbed = Scenario::parse(DISTURBED_RANKS_SCENARIO, "disturbed-ranks.toml").unwrap();
+    runs.push((disturbed, choice(&["--privilege", "all", "--lend"])));
+    let results = run_together(&runs);
+    for result in &results {
+        assert_eq!(result.verdict(), Verdict::Pass, "{result}");
+    }
+    let [without, lending, unprivileged, disturbed] = &results[..] else {
+        panic!("four runs were planned");
+    };
+    for result in [lending, disturbed] {
+        assert!(sum_printed_after(result, "lent ") > 0, "{result}");
+    }
+    for result in [without, unprivileged] {
+        let output = &result
+            .figures
+            .as_ref()
+            .expect("the machine ran")
+            .scheduler
+            .output;
+        assert!(!output.contains("lent "), "{output}");
+    }
+    let steps = |result: &RunResult| {
+        let figures = result.figures.as_ref().expect("the machine ran");
+        figures.groups[0].steps_ns.len()
+    };
+    assert!(steps(lending) > steps(without), "{lending}\n{without}");
+}
+
 /// The sum of the numbers that the scheduler printed after a label when it ended.
 fn sum_printed_after(result: &RunResult, label: &str) -> u64 {
     let figures = result.figures.as_ref().expect("the machine ran");
