@@ -52,7 +52,7 @@ static void note_block(struct task_struct *p, struct task *task, __u64 now_ns)
 }
 
 /* A thread leaves for another scheduling class, in which nobody sees it wake up. A thread that exits waits for
- * nobody, and its main thread may be gone. */
+ * nobody, and its main thread may be freed. */
 static void forget_block(struct task_struct *p, struct task *task)
 {
 	if (!(p->flags & PF_EXITING))
