@@ -53,7 +53,7 @@ fn format_header() -> String {
     for _ in CLASS_COLUMNS {
         text += "  RUN/S  P99 WAIT  CPU  ";
     }
-    text + "PREEMPT/S  HELD/S  LENT/S\n"
+    text + "PREEMPT/S  HELD/S LENT/S\n"
 }
 
 fn format_line(interval: &SchedulerStatistics, seconds: f64) -> String {
@@ -76,7 +76,7 @@ fn format_line(interval: &SchedulerStatistics, seconds: f64) -> String {
     let rate = |count: u64| count as f64 / seconds;
     let (preemptions, held) = (rate(preemptions), rate(counters.guarantee_hits));
     let lent = rate(counters.lent);
-    let _ = writeln!(text, "{preemptions:9.0}  {held:6.0}  {lent:6.0}");
+    let _ = writeln!(text, "{preemptions:9.0}  {held:6.0} {lent:6.0}");
     text
 }
 
