@@ -72,6 +72,8 @@ static int on_aging_timer(void *map, int *key, struct aging_timer *timer)
 	__u64 now_ns = scx_bpf_now();
 	__u32 index;
 
+	/* Until the next time it is less than a thousandth of that off. */
+	follow_observer_clock();
 	for (index = 0; index < MAX_LLCS && index < settings.llcs; index++)
 		age_rank_queues(LLC_QUEUE(index), now_ns);
 	for (index = 0; index < MAX_CPUS && index < settings.cpus; index++)
@@ -89,6 +91,7 @@ static __s32 start_aging(void)
 		return -22; /* EINVAL */
 	bpf_timer_init(&timer->timer, &aging_timers, CLOCK_MONOTONIC);
 	bpf_timer_set_callback(&timer->timer, on_aging_timer);
+	follow_observer_clock();
 	return bpf_timer_start(&timer->timer, LEAD_NS / 2, 0);
 }
 

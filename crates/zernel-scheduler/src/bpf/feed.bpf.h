@@ -9,7 +9,7 @@
 
 #include "siblings.bpf.h"
 #include "state.bpf.h"
-#include "task_maps.h"
+#include "observer_clock.bpf.h"
 
 /* Whether the current task loads data for a process. */
 static bool is_woken_by_loader(__u32 process)
@@ -49,7 +49,7 @@ static bool waits_for_data(__u32 pid, __u64 now_ns)
 		return false;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
 	if (state)
-		word = zernel_class_word_at(state, now_ns);
+		word = class_word_at(state, now_ns);
 	bpf_task_release(p);
 	return word & ZERNEL_CLASS_BLOCKED && zernel_word_reason(word) == ZERNEL_REASON_DATA;
 }

@@ -10,7 +10,7 @@
 
 #include "globals.bpf.h"
 #include "statistics.bpf.h"
-#include "task_maps.h"
+#include "observer_clock.bpf.h"
 
 /* CPUs of a node that are looked at to find one that a task may use. */
 #define NODE_CANDIDATES 8
@@ -27,7 +27,7 @@ static __u32 node_of_gpu(struct task_struct *p)
 	__u32 gpu;
 
 	if (settings.nodes < 2 || !(settings.policies & POLICY_GPU_NODE) ||
-	    !zernel_is_observed(scx_bpf_now()))
+	    !is_observed(scx_bpf_now()))
 		return MAX_NODES;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
 	gpu = state ? state->gpu_id : ZERNEL_NO_GPU;

@@ -9,7 +9,7 @@
 #define ZERNEL_SCHED_HANDOFF_H
 
 #include "state.bpf.h"
-#include "task_maps.h"
+#include "observer_clock.bpf.h"
 
 /* Threads of a process that may inherit at once. */
 #define MAX_HEIRS 2
@@ -58,7 +58,7 @@ static void hand_off(struct task_struct *p, struct task *task, struct task_struc
 	}
 	state = bpf_task_storage_get(&zernel_tasks, waker, 0, 0);
 	if (state)
-		make_heir(p, task, donor, state->class_until_ns);
+		make_heir(p, task, donor, class_until_ns(state));
 }
 
 #endif

@@ -52,7 +52,7 @@ static void look_in(__u32 number, __u64 ns)
 static __u64 word_of_trainer(struct task_struct *p, __u64 now_ns)
 {
 	const struct zernel_task_state *state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
-	__u64 word = state ? zernel_class_word_at(state, now_ns) : 0;
+	__u64 word = state ? class_word_at(state, now_ns) : 0;
 
 	return zernel_word_role(word) == ZERNEL_ROLE_TRAINER ? word : 0;
 }

@@ -11,7 +11,7 @@
 #include "guarantee.bpf.h"
 #include "handoff.bpf.h"
 #include "siblings.bpf.h"
-#include "task_maps.h"
+#include "observer_clock.bpf.h"
 
 /* CPUs that are looked at to find one that runs something of a lower rank. */
 #define RANK_CANDIDATES 4
@@ -39,13 +39,13 @@ static enum rank rank_of(struct task_struct *p, const struct task *task, __u64 n
 	enum rank rank = ORDINARY;
 
 	if (settings.privilege == PRIVILEGE_NOBODY || !is_privileged(p, task) ||
-	    !zernel_is_observed(now_ns))
+	    !is_observed(now_ns))
 		return ORDINARY;
 	if (is_heir(p, task, now_ns))
 		return CRITICAL;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
 	if (state)
-		rank = rank_of_class(zernel_class_word_at(state, now_ns));
+		rank = rank_of_class(class_word_at(state, now_ns));
 	return rank == ORDINARY && is_waited_for(p) ? FEED : rank;
 }
 
@@ -116,7 +116,7 @@ static enum rank rank_of_waking(struct task_struct *p, struct task *task, __u64 
 		return ORDINARY;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
 	if (state)
-		note_training_thread(p, zernel_class_word_at(state, now_ns), now_ns);
+		note_training_thread(p, class_word_at(state, now_ns), now_ns);
 	rank = rank_of(p, task, now_ns);
 	return inherits(p, task, rank, now_ns) ? CRITICAL : rank;
 }

@@ -9,7 +9,7 @@
 #define ZERNEL_SCHED_SIBLINGS_H
 
 #include "state.bpf.h"
-#include "task_maps.h"
+#include "observer_clock.bpf.h"
 
 /* Tasks of a queue that are looked at when a critical thread blocks, and how many of them may rise. */
 #define SIBLING_CANDIDATES 32
@@ -47,7 +47,7 @@ static void note_block(struct task_struct *p, struct task *task, __u64 now_ns)
 	if (!(settings.policies & POLICY_SIBLINGS) || p->flags & PF_EXITING)
 		return;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
-	if (state && !(zernel_class_word_at(state, now_ns) & ZERNEL_CLASS_IN_SYNC))
+	if (state && !(class_word_at(state, now_ns) & ZERNEL_CLASS_IN_SYNC))
 		set_waiting(p, task, true);
 }
 

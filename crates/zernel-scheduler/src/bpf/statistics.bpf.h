@@ -4,7 +4,7 @@
 #define ZERNEL_SCHED_STATISTICS_H
 
 #include "globals.bpf.h"
-#include "task_maps.h"
+#include "observer_clock.bpf.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -24,10 +24,10 @@ static __u8 class_of(struct task_struct *p, __u64 when_ns)
 {
 	const struct zernel_task_state *state;
 
-	if (!zernel_is_observed(when_ns))
+	if (!is_observed(when_ns))
 		return ZERNEL_CLASS_OTHER;
 	state = bpf_task_storage_get(&zernel_tasks, p, 0, 0);
-	return state ? zernel_word_class(zernel_class_word_at(state, when_ns)) : ZERNEL_CLASS_OTHER;
+	return state ? zernel_word_class(class_word_at(state, when_ns)) : ZERNEL_CLASS_OTHER;
 }
 
 static __u32 wait_bucket(__u64 ns)

@@ -5,6 +5,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use rustix::process::Signal;
 use zernel_phase::shared::{HEARTBEAT_PIN, PIN_DIRECTORY};
@@ -152,12 +154,39 @@ pub(super) fn jobs_are_compared_and_privileged() {
         text.contains(&privilege) && !text.contains("\"critical\":{\"runs\":0,")
     });
     assert_eq!(sched_ext_state(), "enabled");
+    privilege_outlives_drifting_clocks();
     assert_pins_outlive(&mut observer);
     let status = end_by_signal(&mut run, Signal::INT);
     wait_for_text(&printed, "critical threads: preempting");
     wait_for_text(&printed, "the scheduler is unloaded");
     assert_eq!(status.code(), Some(7), "{}", printed.lock().unwrap());
     assert_eq!(sched_ext_state(), "disabled");
+}
+
+/// The clock of the observer's heart is adjusted, and that of the scheduler is not, so they drift apart: here by a tenth. When
+/// they are further apart than a dead heart is noticed, critical threads still run as such.
+fn privilege_outlives_drifting_clocks() {
+    let critical_runs = || {
+        let text = fs::read_to_string(STATISTICS_PATH).unwrap_or_default();
+        let (_, runs) = text.split_once("\"critical\":{\"runs\":")?;
+        runs.split_once(',')?.0.parse::<u64>().ok()
+    };
+    set_clock_tick(9000);
+    thread::sleep(Duration::from_secs(15));
+    set_clock_tick(10000);
+    let before = critical_runs();
+    assert!(before.is_some());
+    eventually_within(END_TIMEOUT, "critical threads run", || {
+        critical_runs() > before
+    });
+}
+
+/// Sets by how many microseconds the clocks of programs advance per hundredth of a second.
+fn set_clock_tick(tick: u32) {
+    let status = Command::new(BUSYBOX_PATH)
+        .args(["adjtimex", "-q", "-t", &tick.to_string()])
+        .status();
+    assert!(status.unwrap().success());
 }
 
 /// Two pairs of blocks.

@@ -438,8 +438,8 @@ pub(super) fn critical_threads_take_turns() {
 /// Ranks that spin until the GPU is done, and loaders that lack CPUs.
 const SPINNING_RANKS_SCENARIO: &str = r#"
 about = "Two ranks that spin while they wait for the GPU, and eight loaders."
-warmup_ms = 2000
-duration_ms = 1000
+warmup_ms = 3000
+duration_ms = 2000
 observe = true
 training = ["training"]
 
@@ -537,7 +537,11 @@ pub(super) fn spinning_ranks_lend_their_cpus() {
         let figures = result.figures.as_ref().expect("the machine ran");
         figures.groups[0].steps_ns.len()
     };
-    assert!(steps(lending) > steps(without), "{lending}\n{without}");
+    let (more, fewer) = (steps(lending), steps(without));
+    assert!(
+        more > fewer,
+        "{more} and {fewer} steps\n{lending}\n{without}"
+    );
 }
 
 /// The sum of the numbers that the scheduler printed after a label when it ended.
