@@ -199,24 +199,24 @@ impl ProcessReport {
         names.into_iter().any(|name| name == TORCH)
     }
 
+    /// Whether the process uses a framework that announces no steps.
+    fn uses_silent_framework(&self) -> bool {
+        let names = self.frameworks.iter().flatten();
+        names
+            .into_iter()
+            .any(|name| SILENT_FRAMEWORKS.contains(&name.as_str()))
+    }
+
     /// Whether the process is known to use another framework than `PyTorch`.
     pub(crate) fn lacks_torch(&self) -> bool {
-        let is_known = self
-            .frameworks
-            .as_ref()
-            .is_some_and(|names| !names.is_empty());
-        is_known && !self.maps_torch()
+        self.uses_silent_framework() && !self.maps_torch()
     }
 
     /// Whether other processes may send it requests: it does not train, and announces no batches, as a loop with a
     /// `DataLoader` does. Training with another framework than `PyTorch` announces nothing.
     pub(crate) fn may_serve_requests(&self) -> bool {
-        let names = self.frameworks.iter().flatten();
-        let may_train = names
-            .into_iter()
-            .any(|name| SILENT_FRAMEWORKS.contains(&name.as_str()));
         let announces = self.announcements != Some(0);
-        self.only_infers() && self.maps_torch() && !may_train && !announces
+        self.only_infers() && self.maps_torch() && !self.uses_silent_framework() && !announces
     }
 
     /// Time in which it worked as a loader: on CPUs, fetching, or runnable without a CPU.
@@ -323,6 +323,15 @@ mod tests {
         // The steps of other frameworks are not seen, so such a process may train.
         assert!(!process_that_launches(&["JAX"]).may_serve_requests());
         assert!(!process_that_launches(&["JAX", "PyTorch"]).may_serve_requests());
+    }
+
+    /// Libraries that several frameworks use show none of them.
+    #[test]
+    fn a_process_lacks_torch_if_it_uses_another_framework() {
+        assert!(process_that_launches(&["JAX", "NCCL"]).lacks_torch());
+        for names in [&["JAX", "PyTorch"][..], &["NCCL"], &[]] {
+            assert!(!process_that_launches(names).lacks_torch(), "{names:?}");
+        }
     }
 
     /// A process of `torch.compile` forks workers and waits for them. It is no rank beside the one that trains.
