@@ -326,9 +326,9 @@ static inline void zernel_begin_update(const struct zernel_tracker_config *confi
 }
 
 /* Clearing gradients is part of the update, if its end will be seen. Inside of a step it is a closure
- * that clears them, before its forward pass or between that and the backward pass. Between preparing a batch and copying it, that does not end the preparation. If
- * ends are not seen, gradients are cleared at the end of an optimizer step, or before a forward pass:
- * then it takes little time. */
+ * that clears them, before its forward pass or between that and the backward pass. Between preparing a
+ * batch and copying it, that does not end the preparation. If ends are not seen, gradients are cleared at
+ * the end of an optimizer step, or before a forward pass: then it takes little time. */
 static inline void zernel_zero_gradients(const struct zernel_tracker_config *config,
 					 struct zernel_task_state *task)
 {

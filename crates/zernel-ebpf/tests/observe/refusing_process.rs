@@ -171,7 +171,7 @@ pub(crate) fn a_library_whose_windows_are_refused_keeps_its_other_probes() {
 /// Launches of each step of the target `eager`.
 const LAUNCHES_PER_STEP: f64 = 300.0;
 
-/// A process whose launches have no probes in a window has no such window: its steps do not seem to launch less.
+/// A window in which the launches of a process have no probes is not counted for it, so its launches per step stay right.
 pub(crate) fn a_refused_window_does_not_count_as_one_without_calls() {
     let stage = Stage::with_machine_alone(Prologue::Push);
     let (shared, _library) = share_library(&stage);

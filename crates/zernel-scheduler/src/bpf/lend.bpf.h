@@ -247,7 +247,7 @@ static void begin_turn(struct task_struct *p, struct task *task, __u32 number, e
 	look_in(number, is_poll ? POLL_NS : next_look_ns(task));
 }
 
-/* A task stops running: a borrower, whose turn is counted, or a training thread. */
+/* A task stops running. Counts the turn of a borrower, and notes the GPU wait of a training thread. */
 static void end_turn(struct task_struct *p, struct task *task, const struct cpu *cpu, __u64 now_ns)
 {
 	__u64 word;
