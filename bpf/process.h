@@ -139,9 +139,9 @@ static __always_inline struct zernel_process *zernel_clear_record(__u32 index)
 	return bpf_map_lookup_elem(&processes, &index);
 }
 
-/* Gives a process a handle; 0 if none is free for its tenant. Global, so that the verifier checks
- * it once. */
-__noinline __u32 zernel_admit(__u64 start_ns, __u32 pid, __u32 uid, __u32 tenant)
+/* Gives a process a handle; 0 if none is free for its tenant. Its first event is at `first_ns`. Global, so that the
+ * verifier checks it once. */
+__noinline __u32 zernel_admit(__u64 start_ns, __u64 first_ns, __u32 pid, __u32 uid, __u32 tenant)
 {
 	struct zernel_process_key key = { .start_ns = start_ns, .pid = pid };
 	__u32 handle = 0;
@@ -157,7 +157,7 @@ __noinline __u32 zernel_admit(__u64 start_ns, __u32 pid, __u32 uid, __u32 tenant
 	if (!process)
 		return 0;
 	process->start_ns = start_ns;
-	process->first_ns = bpf_ktime_get_ns();
+	process->first_ns = first_ns;
 	process->device = ZERNEL_NO_GPU;
 	process->uid = uid;
 	process->tenant = tenant;
@@ -190,12 +190,13 @@ static __always_inline __u32 zernel_known_process(struct task_struct *task)
 	return handle ? *handle : 0;
 }
 
-/* Gives the process of a task a handle and its name. */
-static __noinline __u32 zernel_admit_process(struct task_struct *task)
+/* Gives the process of a task, which has its first event at `now_ns`, a handle and its name. */
+static __noinline __u32 zernel_admit_process(struct task_struct *task, __u64 now_ns)
 {
 	struct zernel_process_key key = zernel_key_of(task);
 	__u32 uid = BPF_CORE_READ(task, group_leader, cred, euid.val);
-	__u32 handle = zernel_admit(key.start_ns, key.pid, uid, zernel_tenant_of(task));
+	__u32 tenant = zernel_tenant_of(task);
+	__u32 handle = zernel_admit(key.start_ns, now_ns, key.pid, uid, tenant);
 	struct zernel_process *process = zernel_process(handle);
 
 	if (!process || process->pid)
@@ -207,12 +208,12 @@ static __noinline __u32 zernel_admit_process(struct task_struct *task)
 	return handle;
 }
 
-/* The handle of a task's process, which gets one if it has none. */
-static __always_inline __u32 zernel_process_handle(struct task_struct *task)
+/* The handle of a task's process, which gets one if it has none: it has an event at `now_ns`. */
+static __always_inline __u32 zernel_process_handle(struct task_struct *task, __u64 now_ns)
 {
 	__u32 handle = zernel_known_process(task);
 
-	return handle ? handle : zernel_admit_process(task);
+	return handle ? handle : zernel_admit_process(task, now_ns);
 }
 
 /* Whether a process uses a GPU. Which one is not known if it opened its device before its calls

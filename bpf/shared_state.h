@@ -8,6 +8,7 @@
 #include "decisions.h"
 #include "hints.h"
 #include "phase_tracker.h"
+#include "preemption.h"
 #include "settings.h"
 #include "storage.h"
 #include "task_maps.h"
@@ -42,6 +43,10 @@ __noinline int zernel_observe_event(__u64 now_ns, __u32 event, __u64 burst_ns, _
 
 	if (!state || !set)
 		return 0;
+	zernel_begin_decisions(task);
+	/* If the thread were preempted within an update of its state, the switch would update a state that is half
+	 * changed. */
+	zernel_disable_preemption();
 	state->cpu_burst_ns = burst_ns;
 	state->flags &= ~ZERNEL_TASK_IS_SAMPLED;
 	zernel_track(&set->tracker, state, now_ns, event);
@@ -53,11 +58,10 @@ __noinline int zernel_observe_event(__u64 now_ns, __u32 event, __u64 burst_ns, _
 		state->flags |= ZERNEL_TASK_NCCL_ACTIVE;
 	else if (event == ZERNEL_COLLECTIVE_LEAVE)
 		state->flags &= ~ZERNEL_TASK_NCCL_ACTIVE;
-	zernel_write_hint(task, state, true);
-	if (zernel_counts_decisions) {
-		zernel_begin_decisions(task);
+	if (zernel_counts_decisions)
 		zernel_count_run(task, process, state->class_word, now_ns, true);
-	}
+	zernel_enable_preemption();
+	zernel_write_hint(task, state, true);
 	return 0;
 }
 

@@ -9,19 +9,15 @@
 
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
-
-extern void bpf_preempt_disable(void) __weak __ksym;
-extern void bpf_preempt_enable(void) __weak __ksym;
+#include "preemption.h"
 
 #define zernel_task_storage(map, task, create)                                              \
 	({                                                                                  \
 		void *kept;                                                                 \
-		if (bpf_ksym_exists(bpf_preempt_disable))                                   \
-			bpf_preempt_disable();                                              \
+		zernel_disable_preemption();                                                \
 		kept = bpf_task_storage_get(map, task, 0,                                   \
 					    (create) ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0); \
-		if (bpf_ksym_exists(bpf_preempt_enable))                                    \
-			bpf_preempt_enable();                                               \
+		zernel_enable_preemption();                                                 \
 		kept;                                                                       \
 	})
 

@@ -57,7 +57,7 @@ static __always_inline struct zernel_thread *zernel_current_thread(__u64 now_ns)
 		return NULL;
 	}
 	if (!thread->process) {
-		thread->process = zernel_process_handle(task);
+		thread->process = zernel_process_handle(task, now_ns);
 		zernel_task(task, now_ns);
 	}
 	return thread;

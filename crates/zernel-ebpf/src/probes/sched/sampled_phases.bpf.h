@@ -124,7 +124,7 @@ int admit_tasks(struct bpf_iter__task *ctx)
 	thread = zernel_task_storage(&threads, task, false);
 	if (thread && thread->process)
 		return 0;
-	handle = zernel_process_handle(task);
+	handle = zernel_process_handle(task, bpf_ktime_get_ns());
 	if (handle)
 		give_storage(task, handle);
 	/* The process may have exited before it had a handle. */

@@ -409,7 +409,7 @@ int sched_switch(__u64 *ctx)
 static __always_inline __u32 admit_loader(struct task_struct *task, __u32 forked_by)
 {
 	struct zernel_process *parent = zernel_process(forked_by), *trainer, *process;
-	__u32 handle = zernel_process_handle(task);
+	__u32 handle = zernel_process_handle(task, bpf_ktime_get_ns());
 
 	process = zernel_process(handle);
 	if (!parent || !process)
