@@ -182,6 +182,9 @@ pub(super) struct WindowTotals {
     pub(super) probe_seconds: f64,
 }
 
+/// The launches of the last step may all have been made although the step is not over.
+const LAST_STEP_ERROR: f64 = 1.0;
+
 /// Estimates the calls of a function, or of all functions of one kind, while it was sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct CallEstimator {
@@ -194,8 +197,9 @@ pub(super) struct CallEstimator {
     /// after that moment counts.
     seconds: f64,
     steps: f64,
-    /// Number of times sampling began.
-    sampling_starts: u32,
+    /// Upper bound of the error of `steps`: by how much of a step the launches at the begin and at the end of sampling
+    /// may be off.
+    steps_error: f64,
     /// The estimated calls of earlier series, which ended when steps were counted anew from another boundary.
     earlier_series: CallEstimate,
 }
@@ -208,9 +212,14 @@ impl CallEstimator {
         }
     }
 
-    /// Begins sampling, after this share of a step: the calls of that share were counted.
+    /// Begins sampling, after this share of a step: the calls of that share were counted. After a share of the step's time,
+    /// any share of its launches may have been made.
     pub(super) fn begin_sampling(&mut self, begun_share: f64) {
-        self.sampling_starts += 1;
+        let begin_error = match begun_share > 0.0 {
+            true => begun_share.max(1.0 - begun_share),
+            false => 0.0,
+        };
+        self.steps_error += begin_error + LAST_STEP_ERROR;
         self.steps -= begun_share;
     }
 
@@ -238,7 +247,7 @@ impl CallEstimator {
         };
         *self = Self {
             are_all_launches: self.are_all_launches,
-            sampling_starts: 1,
+            steps_error: LAST_STEP_ERROR,
             earlier_series: earlier,
             ..Self::default()
         };
@@ -279,7 +288,7 @@ impl CallEstimator {
         let relative = per_step.relative_error().zip(per_launch.half_width);
         let half_width = relative.map(|(of_step, of_launch)| {
             let of_launch = of_launch * per_step.mean * steps;
-            (of_step * calls).hypot(of_launch) + calls_per_step * f64::from(self.sampling_starts)
+            (of_step * calls).hypot(of_launch) + calls_per_step * self.steps_error
         });
         CallEstimate { calls, half_width }
     }
