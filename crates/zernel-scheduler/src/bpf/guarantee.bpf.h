@@ -98,11 +98,16 @@ static void promise(struct clock *clock, __u64 now_ns, __s64 weight)
 		clock->promised = clock->now;
 }
 
-/* The tasks that are pinned to a CPU have lost nothing: none of them is ordinary. */
-static void promise_kept(struct clock *clock, __u64 now_ns)
+/* The tasks that are pinned to a CPU have lost nothing: none of them is ordinary. Their clock stood still while they
+ * went first, so it is not behind the shared one. */
+static void promise_kept(struct cpu *cpu, __u64 now_ns)
 {
+	struct clock *clock = &cpu->clock;
+
 	clock->promised_up_to_ns = now_ns;
 	clock->promised = clock->now;
+	if (is_before(clock->now + cpu->offset, shared_clock.now))
+		cpu->offset = shared_clock.now - clock->now;
 }
 
 /* The loss, in virtual time of a task with nice 0, that tasks pinned to a CPU must bear. */
@@ -129,7 +134,7 @@ static bool pinned_lost_too_much(__u32 number, __u64 now_ns)
 	bool runs_ordinary = cpu->runs_pinned && cpu->rank == ORDINARY;
 
 	if (!runs_ordinary && !scx_bpf_dsq_nr_queued(CPU_QUEUE(number))) {
-		promise_kept(&cpu->clock, now_ns);
+		promise_kept(cpu, now_ns);
 		return false;
 	}
 	promise(&cpu->clock, now_ns, here > everywhere ? here : everywhere);
