@@ -33,8 +33,8 @@ pub fn judge_again(report: &Value) -> Result<Value, serde_json::Error> {
 fn restore_launches(rank: &mut ProcessReport) {
     rank.times.launches = rank.launches as f64;
     if let (Some(training), Some(steps)) = (&mut rank.training, &rank.steps) {
-        let later = steps.count.saturating_sub(steps.warm_up as u64) as f64;
-        training.times.launches = rank.launches_per_step.unwrap_or(0.0) * later;
+        let steps_after_warm_up = steps.count_after_warm_up() as f64;
+        training.times.launches = rank.launches_per_step.unwrap_or(0.0) * steps_after_warm_up;
     }
 }
 

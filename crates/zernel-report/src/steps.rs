@@ -63,6 +63,18 @@ pub(crate) struct Interruption {
     pub(crate) seconds: f64,
 }
 
+impl StepReport {
+    /// Number of steps after the warm-up.
+    pub(crate) fn count_after_warm_up(&self) -> u64 {
+        self.count.saturating_sub(self.warm_up as u64)
+    }
+
+    /// Whether the steps after the warm-up are too few to count as training.
+    pub(crate) fn has_few_steps_after_warm_up(&self) -> bool {
+        self.count_after_warm_up() < MIN_TRAINING_STEPS as u64
+    }
+}
+
 impl StepLog {
     /// Steps from now on, of a process that was attached to. They have no warm-up. If no step was observed before, the
     /// first one does not count, because the probes were attached during it.

@@ -9,6 +9,7 @@ use zernel_model::snapshot::{self, DataWaits};
 
 use super::phases::PhaseSeconds;
 use super::process::ProcessReport;
+use super::steps::StepReport;
 
 /// Shortest lifetime of a loader that counts, as a share of its rank's time.
 const MIN_LOADER_LIFETIME_SHARE: f64 = 0.2;
@@ -150,6 +151,8 @@ pub(crate) struct RankTimes {
     pub(crate) not_observed: f64,
     /// Warm-up: the first steps of the rank, which are not part of `wall`.
     pub(crate) warm_up: f64,
+    /// Whether it made too few steps after the warm-up to judge them.
+    pub(crate) has_few_steps_after_warm_up: bool,
     /// The part of `wall` in which it compiled after the warm-up. It is unknown time, which no share counts.
     pub(crate) compile: f64,
     /// In phase NcclCollective, or in waits for peers if those are longer.
@@ -231,6 +234,7 @@ impl RankTimes {
             wall: times.wall_seconds,
             not_observed: times.not_observed_seconds.min(times.wall_seconds),
             warm_up: steps.map_or(0.0, |steps| steps.warm_up_seconds),
+            has_few_steps_after_warm_up: steps.is_some_and(StepReport::has_few_steps_after_warm_up),
             compile: times.awaited_compile_seconds(),
             communication: times.communication_seconds(),
             gpu_waits: times.gpu_wait_seconds,

@@ -79,12 +79,14 @@ fn is_cause_of_straggler(known_verdicts: &KnownVerdicts, pid: u32, cause: &str) 
         && peers.all(|(_, verdict)| verdict.as_deref() == Some("communication"))
 }
 
-/// A job that compiles, or that is no machine learning, must get no verdict. Inference may be bound by anything, but must
+/// A job that is no machine learning must get no verdict. A job that compiles most of the time must get none either, or the
+/// evidence says that its verdict leaves out the warm-up. Inference may be bound by anything, but must
 /// not be taken for training.
 fn is_right_verdict(known: &str, bound: &str, evidence: &str) -> bool {
     match known {
         "host" => ["host", "cpu-scheduler"].contains(&bound),
-        "compile" | "none" => bound == "cannot-tell",
+        "none" => bound == "cannot-tell",
+        "compile" => bound == "cannot-tell" || evidence.contains("the warm-up took"),
         "inference" => bound == "cannot-tell" || evidence.contains("nothing shows training"),
         _ => bound == known,
     }
@@ -115,6 +117,14 @@ mod tests {
         assert_eq!(verdict_is_right("host", "cpu-scheduler", ""), Some(true));
         assert_eq!(verdict_is_right("compile", "host", ""), Some(false));
         assert_eq!(verdict_is_right("compile", "cannot-tell", ""), Some(true));
+        assert_eq!(
+            verdict_is_right(
+                "compile",
+                "gpu",
+                "; the warm-up took 16.0 s and is left out"
+            ),
+            Some(true)
+        );
         assert_eq!(
             verdict_is_right("inference", "host", "; nothing shows training: …"),
             Some(true)

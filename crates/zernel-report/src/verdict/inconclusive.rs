@@ -32,9 +32,8 @@ pub(crate) enum Inconclusive {
         not_observed_seconds: f64,
         total: TotalTime,
     },
-    /// The first steps, which are slow because a model is compiled, say, took longer than all others.
+    /// The first steps, which are slow because a model is compiled, say, took longer than all others, and those are few.
     WarmingUp {
-        warm_up_seconds: f64,
         total: TotalTime,
     },
     /// Compilations after the first steps took longer than all the rest.
@@ -94,7 +93,7 @@ impl OtherWork {
 /// Rule: one of these holds.
 ///
 /// - There are no ranks, or nothing shows that they do machine learning.
-/// - They compiled for most of their time, or have not done much more than to warm up.
+/// - They compiled for most of their time, or made only a few steps after a long warm-up.
 /// - They ran for less than [`MIN_OBSERVED_SECONDS`].
 /// - More than [`MAX_UNKNOWN_SHARE`] of their time is unknown or was not observed.
 pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
@@ -128,12 +127,12 @@ pub(super) fn too_little_evidence(job: &JobTimes) -> Option<Verdict> {
             total,
         }));
     }
-    let warm_up_seconds = sum(|rank| rank.warm_up);
-    if warm_up_seconds > total.wall_seconds {
-        return Some(Verdict::CannotTell(Inconclusive::WarmingUp {
-            warm_up_seconds,
-            total,
-        }));
+    let has_few_steps = job
+        .ranks
+        .iter()
+        .any(|rank| rank.has_few_steps_after_warm_up);
+    if has_few_steps && total.warm_up_seconds > total.wall_seconds {
+        return Some(Verdict::CannotTell(Inconclusive::WarmingUp { total }));
     }
     let known: f64 = job.parts.iter().map(RankTimeParts::total_seconds).sum();
     let unknown_seconds = total.wall_seconds - known;
@@ -196,13 +195,10 @@ impl Inconclusive {
                 "calls were not observed for {}; the report shows why",
                 total.share_text(*not_observed_seconds)
             ),
-            Self::WarmingUp {
-                warm_up_seconds,
-                total,
-            } => format!(
-                "the first steps took {warm_up_seconds:.1} s, as when a model is compiled, and all later ones {:.1} s; \
+            Self::WarmingUp { total } => format!(
+                "the first steps took {:.1} s, as when a model is compiled, and all later ones {:.1} s; \
                  observe for longer",
-                total.wall_seconds
+                total.warm_up_seconds, total.wall_seconds
             ),
             Self::MostlyCompiling {
                 compile_seconds,
@@ -213,10 +209,11 @@ impl Inconclusive {
                 total.wall_seconds
             ),
             Self::NothingDominates { shares, total } => format!(
-                "no resource took {:.0} % of {:.1} s: {}",
+                "no resource took {:.0} % of {:.1} s: {}{}",
                 100.0 * DOMINANT_SHARE,
                 total.wall_seconds,
-                list_times(shares)
+                list_times(shares),
+                total.warm_up_text()
             ),
         }
     }
@@ -224,11 +221,17 @@ impl Inconclusive {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use std::time::Duration;
 
+    use serde_json::json;
+    use zernel_model::snapshot::ProcessSnapshot;
+    use zernel_phase::steps::{Mark, Step};
+
+    use crate::record::ProcessRecord;
+    use crate::report::{Observation, Report};
     use crate::times::RankTimes;
-    use crate::verdict::judge_ranks;
     use crate::verdict::tests::{assert_bound, assert_json, bound_of, gpu_rank};
+    use crate::verdict::{VerdictDescription, judge_ranks};
 
     #[test]
     fn little_or_mixed_evidence_gives_no_cause() {
@@ -353,12 +356,114 @@ mod tests {
         assert_eq!(verdict.describe().at_most_seconds, Some(80.0));
     }
 
+    /// A run, part by part.
+    #[derive(Clone, Copy)]
+    enum RunPart {
+        /// Time before the first step.
+        StartUp { seconds: f64 },
+        /// Steps that wait for the GPU.
+        Steps { count: u64, seconds: f64 },
+        /// A step that compiles, in which nothing waits for the GPU.
+        Compiling { seconds: f64 },
+        /// A step with an evaluation, which waits for the GPU too.
+        Evaluation { seconds: f64 },
+    }
+
+    /// The verdict on a process that does this, observed from its start on.
+    fn judge_run(run: &[RunPart]) -> VerdictDescription {
+        let mut process = ProcessSnapshot {
+            first_seen_ns: 1,
+            ..ProcessSnapshot::default()
+        };
+        process.probes.cuda_trace.launches = 1000;
+        process.steps.boundary = Some(Mark::Optimizer);
+        let mut record = ProcessRecord::for_new_process(&process, 0);
+        for part in run {
+            let (count, seconds, copies, waits) = match *part {
+                RunPart::StartUp { seconds } => (0, seconds, 0, 0.0),
+                RunPart::Steps { count, seconds } => (count, seconds, 1, 0.9),
+                RunPart::Compiling { seconds } => (1, seconds, 1, 0.0),
+                RunPart::Evaluation { seconds } => (1, seconds, 100, 0.9),
+            };
+            for _ in 0..count {
+                let end_seconds = process.observed_seconds + seconds;
+                process.steps.recent.push(Step {
+                    begin_ns: (1e9 * process.observed_seconds) as u64,
+                    end_ns: (1e9 * end_seconds) as u64,
+                    launches: None,
+                    marks: [1, 1, 0, 0, copies, 0, 0],
+                    lacks_marks: false,
+                });
+                process.steps.count += 1;
+                process.observed_seconds = end_seconds;
+            }
+            if count == 0 {
+                process.observed_seconds += seconds;
+            }
+            process.probes.cuda_trace.gpu_wait_seconds += waits * count as f64 * seconds;
+            record.add_sample(&process, (1e9 * process.observed_seconds) as u64);
+        }
+        let observation = Observation {
+            processes: vec![record.into_report()],
+            ..Observation::default()
+        };
+        let wall = Duration::from_secs_f64(process.observed_seconds);
+        Report::new(Vec::new(), wall, None, Ok(observation))
+            .verdict
+            .describe()
+    }
+
+    const STEPS_OF_5_SECONDS: RunPart = RunPart::Steps {
+        count: 100,
+        seconds: 0.05,
+    };
+
+    #[test]
+    fn steps_are_judged_after_a_longer_warm_up() {
+        let description = judge_run(&[RunPart::Compiling { seconds: 16.0 }, STEPS_OF_5_SECONDS]);
+        assert_eq!(description.bound, "gpu", "{description:?}");
+        let evidence = description.evidence;
+        assert!(evidence.contains("4.5 s of 5.0 s"), "{evidence}");
+        assert!(
+            evidence.ends_with("; the warm-up took 16.0 s and is left out"),
+            "{evidence}"
+        );
+    }
+
+    #[test]
+    fn few_steps_after_a_warm_up_are_not_judged() {
+        for (seconds, reason) in [(0.05, "longer than 0.15 s"), (3.0, "all later ones 6.0 s")] {
+            let count = if seconds < 1.0 { 3 } else { 2 };
+            let steps = RunPart::Steps { count, seconds };
+            let description = judge_run(&[RunPart::Compiling { seconds: 16.0 }, steps]);
+            assert_eq!(description.bound, "cannot-tell", "{description:?}");
+            let evidence = description.evidence;
+            assert!(evidence.contains(reason), "{evidence}");
+        }
+    }
+
+    #[test]
+    fn an_evaluation_or_start_up_longer_than_the_steps_hides_no_verdict() {
+        let evaluation = [
+            STEPS_OF_5_SECONDS,
+            RunPart::Evaluation { seconds: 16.0 },
+            STEPS_OF_5_SECONDS,
+        ];
+        let start_up = [RunPart::StartUp { seconds: 16.0 }, STEPS_OF_5_SECONDS];
+        for run in [&evaluation[..], &start_up] {
+            let description = judge_run(run);
+            assert_eq!(description.bound, "gpu", "{description:?}");
+            assert!(!description.evidence.contains("warm-up"));
+        }
+    }
+
     #[test]
     fn a_job_that_compiles_has_no_verdict_yet() {
         let compiling = RankTimes {
             cpu: 90.0,
             gpu_waits: 5.0,
             warm_up: 130.0,
+            has_few_steps_after_warm_up: true,
             ..gpu_rank()
         };
         let description = judge_ranks(&[compiling]).describe();

@@ -28,6 +28,7 @@ impl<'a> JobTimes<'a> {
         let total = TotalTime {
             ranks: ranks.len(),
             wall_seconds: ranks.iter().map(RankTimes::counted_wall).sum(),
+            warm_up_seconds: ranks.iter().map(|rank| rank.warm_up).sum(),
         };
         Self {
             ranks,
@@ -53,9 +54,22 @@ fn charge_waits_for_slowest(parts: &mut [RankTimeParts], slowest: SlowestRank) {
 pub(crate) struct TotalTime {
     pub(super) ranks: usize,
     pub(super) wall_seconds: f64,
+    /// The warm-up of all ranks, which is not part of it.
+    pub(super) warm_up_seconds: f64,
 }
 
 impl TotalTime {
+    /// The end of the evidence of a verdict: the warm-up, if it took longer than this time.
+    pub(super) fn warm_up_text(&self) -> String {
+        match self.warm_up_seconds > self.wall_seconds {
+            true => format!(
+                "; the warm-up took {:.1} s and is left out",
+                self.warm_up_seconds
+            ),
+            false => String::new(),
+        }
+    }
+
     /// A time of all ranks as part of this one.
     pub(super) fn share_text(&self, seconds: f64) -> String {
         let wall = self.wall_seconds;

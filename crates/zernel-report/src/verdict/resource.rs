@@ -159,7 +159,7 @@ impl ResourceTime {
             bound: resource.key,
             cause: Some(cause),
             straggler: None,
-            evidence: evidence + &others,
+            evidence: evidence + &others + &self.total.warm_up_text(),
             helps: Some(helps),
             next_steps: self.next_steps.clone(),
             share: Some(self.seconds / self.total.wall_seconds),

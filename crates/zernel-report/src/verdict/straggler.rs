@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use super::job::{BOUNDING_WAIT_SHARE, JobTimes};
+use super::job::{BOUNDING_WAIT_SHARE, JobTimes, TotalTime};
 use super::resource::Resource;
 use super::slowest::{SlowestRank, all_ranks_except};
 use super::{Verdict, VerdictDescription, input};
@@ -19,7 +19,9 @@ pub(crate) struct Straggler {
     waited_seconds: f64,
     /// Wall time of a peer, on average.
     peer_wall_seconds: f64,
-    /// Share of the time of all ranks that the peers wait.
+    /// Time of all ranks.
+    total: TotalTime,
+    /// Share of `total` that the peers wait.
     share: f64,
     remedy: &'static str,
 }
@@ -63,6 +65,7 @@ pub(super) fn one_rank_is_slow(job: &JobTimes) -> Option<Verdict> {
         slowest,
         waited_seconds: gain,
         peer_wall_seconds,
+        total: job.total_time,
         share: gain * count / job.total_time.wall_seconds,
         remedy: straggler_remedy(slowest.reason, slow),
     }))
@@ -86,12 +89,13 @@ fn straggler_remedy(reason: Option<TimePart>, slow: &RankTimeParts) -> &'static 
 impl Straggler {
     pub(super) fn describe(&self) -> VerdictDescription {
         let evidence = format!(
-            "its peers waited for it for {:.1} s of {:.1} s ({:.0} %, mean); it spent {:.1} s more {} than they did",
+            "its peers waited for it for {:.1} s of {:.1} s ({:.0} %, mean); it spent {:.1} s more {} than they did{}",
             self.waited_seconds,
             self.peer_wall_seconds,
             100.0 * self.waited_seconds / self.peer_wall_seconds,
             self.slowest.more_seconds,
-            self.slowest.excess_text()
+            self.slowest.excess_text(),
+            self.total.warm_up_text()
         );
         VerdictDescription {
             title: "straggler-bound",

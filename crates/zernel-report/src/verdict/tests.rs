@@ -57,6 +57,7 @@ pub(crate) fn no_communication() -> Verdict {
         total: TotalTime {
             ranks: 2,
             wall_seconds: 1.0,
+            warm_up_seconds: 0.0,
         },
         others: Vec::new(),
         at_most_seconds: 0.0,
