@@ -32,6 +32,8 @@ pub struct ProcessReport {
     pub(crate) layer_calls: Option<u64>,
     /// Parts of its loop that it announced by name through `PyTorch`, such as batches. `None`: unknown.
     pub(crate) announcements: Option<u64>,
+    /// Whether it maps `PyTorch`, but its training steps, batches and layers could not be observed.
+    pub(crate) lacks_torch_probes: bool,
     /// Whether the process loads data for another process.
     pub(crate) is_loader: bool,
     /// Pid of the process that it loads data for.
@@ -84,15 +86,19 @@ pub(crate) struct TrainingTime {
 
 impl ProcessReport {
     pub(crate) fn new(process: &snapshot::ProcessSnapshot) -> Self {
+        let identity = process.identity.as_ref();
+        let frameworks = identity.and_then(|identity| identity.frameworks.clone());
+        let torch = &process.probes.torch;
+        let lacks_torch_probes = torch.lacks_probes && contain_torch(frameworks.as_deref());
         Self {
             pid: process.pid,
             comm: process.comm().to_owned(),
             job: process.job().map(str::to_owned),
             rank: process.rank(),
-            frameworks: (process.identity.as_ref())
-                .and_then(|identity| identity.frameworks.clone()),
-            layer_calls: layer_calls(process),
-            announcements: Some(process.probes.torch.announcements),
+            frameworks,
+            layer_calls: layer_calls(process).filter(|_| !lacks_torch_probes),
+            announcements: (!lacks_torch_probes).then_some(torch.announcements),
+            lacks_torch_probes,
             is_loader: process.role == Role::Loader,
             loads_for: process.loads_for,
             complete: (process.complete || calls_cuda(process)).then_some(process.complete),
@@ -176,11 +182,12 @@ impl ProcessReport {
     }
 
     /// Whether the process uses a GPU, and nothing shows that it trains: no backward pass, no optimizer step, no
-    /// reduction of gradients.
+    /// reduction of gradients. If these could not be observed, it may train.
     pub(crate) fn only_infers(&self) -> bool {
         let separated_by = self.steps.as_ref().and_then(|steps| steps.separated_by);
         let trains = separated_by.is_some_and(|mark| mark.class() == MarkClass::Training);
-        self.launches > 0 && !trains && self.times.phases.optimizer_step == 0.0
+        let shows_none = !trains && self.times.phases.optimizer_step == 0.0;
+        self.launches > 0 && shows_none && !self.lacks_torch_probes
     }
 
     /// Whether the process uses a GPU, and nothing shows machine learning: no training, no collective, no framework. `PyTorch`
@@ -195,8 +202,7 @@ impl ProcessReport {
 
     /// Whether the process maps `PyTorch`.
     pub(crate) fn maps_torch(&self) -> bool {
-        let names = self.frameworks.iter().flatten();
-        names.into_iter().any(|name| name == TORCH)
+        contain_torch(self.frameworks.as_deref())
     }
 
     /// Whether the process uses a framework that announces no steps.
@@ -239,10 +245,15 @@ impl ProcessReport {
     }
 }
 
+/// Whether these frameworks are known, and `PyTorch` is among them.
+fn contain_torch(frameworks: Option<&[String]>) -> bool {
+    frameworks.is_some_and(|names| names.iter().any(|name| name == TORCH))
+}
+
 /// Whether a process maps `PyTorch`, and otherwise only libraries that `PyTorch` maps itself.
 fn maps_only_torch(frameworks: &[String]) -> bool {
     let own = |name: &String| [TORCH, "cuDNN", "NCCL", "cuBLAS"].contains(&name.as_str());
-    frameworks.iter().any(|name| name == TORCH) && frameworks.iter().all(own)
+    contain_torch(Some(frameworks)) && frameworks.iter().all(own)
 }
 
 /// Calls of layers. None are seen of a model that was compiled, or captured in a graph, before it was observed.
@@ -257,6 +268,8 @@ fn calls_cuda(process: &snapshot::ProcessSnapshot) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use zernel_model::identity::Identity;
+
     use super::*;
     use crate::phases::PhaseSeconds;
 
@@ -293,6 +306,32 @@ mod tests {
             assert!(!process_that_launches(other).uses_gpu_for_other_work());
         }
         assert!(process_that_launches(&[]).uses_gpu_for_other_work());
+    }
+
+    /// Without probes on `PyTorch` nothing shows whether a process trains, loads or calls layers.
+    #[test]
+    fn calls_of_torch_without_probes_are_unknown() {
+        let report = |framework: &str| {
+            let mut process = snapshot::ProcessSnapshot {
+                complete: true,
+                identity: Some(Identity {
+                    frameworks: Some(vec![framework.to_owned()]),
+                    ..Identity::default()
+                }),
+                ..snapshot::ProcessSnapshot::default()
+            };
+            process.probes.cuda_trace.launches = 1000;
+            process.probes.torch.lacks_probes = true;
+            ProcessReport::new(&process)
+        };
+        let torch = report("PyTorch");
+        assert_eq!((torch.layer_calls, torch.announcements), (None, None));
+        assert!(!torch.only_infers() && !torch.uses_gpu_for_other_work());
+        assert!(!torch.may_serve_requests());
+        // Other programs have no such functions.
+        let other = report("cuDNN");
+        assert_eq!((other.layer_calls, other.announcements), (Some(0), Some(0)));
+        assert!(other.only_infers());
     }
 
     /// A model that was compiled earlier calls no layers.

@@ -106,7 +106,7 @@ impl Report {
             Err(reason) => (None, Some(reason)),
         };
         let observing = observation.as_ref().map(ObservationReport::new);
-        let (processes, problems) = observation
+        let (processes, mut problems) = observation
             .map(|observation| (observation.processes, observation.problems))
             .unwrap_or_default();
         let loaders = processes.iter().filter(|process| process.is_loader).count();
@@ -116,6 +116,14 @@ impl Report {
             .cloned()
             .collect();
         ranks.sort_by_key(|process| (process.rank.is_none(), process.rank, process.pid));
+        let unobserved = ranks.iter().filter(|rank| rank.lacks_torch_probes);
+        problems.extend(unobserved.map(|rank| {
+            format!(
+                "pid {} maps PyTorch, but not all functions that show training steps, batches and layers have probes, so \
+                 these were not observed; zernel observe --ledger prints why",
+                rank.pid
+            )
+        }));
         let times: Vec<RankTimes> = ranks
             .iter()
             .map(|rank| RankTimes::new(rank, &ranks, &processes))

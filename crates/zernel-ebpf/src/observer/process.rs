@@ -107,6 +107,8 @@ pub struct ObservedProcess {
     /// Whether the process maps a library file whose sampled functions have no probes in the last sampling window. Then it
     /// has no such window.
     pub(super) misses_window: bool,
+    /// Whether functions that show a training loop of `PyTorch` had probes at some time.
+    pub(crate) has_torch_probes: bool,
     /// The sampling windows of the process.
     pub(super) window_spans: WindowSpans,
     /// Probed calls so far.
@@ -144,6 +146,7 @@ impl ObservedProcess {
             not_observed_since_ns: None,
             awaits_probes: false,
             misses_window: false,
+            has_torch_probes: false,
             window_spans: WindowSpans::default(),
             hits: 0,
             last_mark_ns: raw.first_ns,

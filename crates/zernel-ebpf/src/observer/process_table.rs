@@ -8,6 +8,7 @@ use zernel_model::gpu::{GpuFacts, ProcessMemory};
 use zernel_model::snapshot::ExitedRankTimes;
 
 use super::attachment::LibraryAttachments;
+use super::found_functions::AttachMode;
 use super::governor::{Governor, set_misses_window};
 use super::identity_reader::{self, IdentityReader};
 use super::kernel::Kernel;
@@ -18,7 +19,7 @@ use super::tenants::TenantId;
 use crate::discovery::ProcessKey;
 use crate::probes::gpu_mem::ProcessGpus;
 use crate::probes::nccl::ExitedRanks;
-use crate::probes::{self, layout};
+use crate::probes::{self, SYMBOLS, layout, torch};
 
 /// Number of rounds within which the identities of all processes are read anew: 20 s at two rounds per second.
 const ROUNDS_PER_IDENTITY_REFRESH: usize = 40;
@@ -103,6 +104,10 @@ impl ProcessTable {
             kernel.adopt_existing_tasks()?;
         }
         self.identify_processes(context);
+        for process in self.running.values_mut() {
+            let key = process.discovery_key();
+            process.has_torch_probes |= has_torch_probes(context.attachment, key);
+        }
         self.read_step_marks(context)?;
         let now_ns = monotonic_ns();
         for process in self.running.values_mut() {
@@ -334,4 +339,14 @@ impl ProcessTable {
     pub(super) fn exited_rank_times(&self) -> Vec<ExitedRankTimes> {
         self.past_durations.snapshot()
     }
+}
+
+/// Whether functions that show a training loop of `PyTorch` have probes in files that a process maps.
+fn has_torch_probes(attachment: &LibraryAttachments, process: ProcessKey) -> bool {
+    let mapped = attachment.files_of(process);
+    let files = attachment.files.iter();
+    let files = files.filter(|file| mapped.contains(&file.file_number));
+    let functions = files.flat_map(|file| &file.functions);
+    let probed = functions.filter(|function| !matches!(function.mode, AttachMode::NotAttached(_)));
+    torch::show_training_loop(probed.map(|function| &SYMBOLS[function.symbol]))
 }

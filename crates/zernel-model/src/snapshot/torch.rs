@@ -12,4 +12,7 @@ pub struct TorchSnapshot {
     pub layer_calls: u64,
     /// Parts of its loop that the process announced by name, such as batches.
     pub announcements: u64,
+    /// Whether functions that show a training loop or its layers have no probes in any file that the process maps. If it
+    /// uses `PyTorch`, the calls above are unknown then.
+    pub lacks_probes: bool,
 }

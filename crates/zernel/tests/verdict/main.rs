@@ -74,10 +74,14 @@ fn report_on(prepare: impl FnOnce(&mut Command), command: &[&str]) -> (Value, Ou
 
 /// Runs a job alone on the machine.
 fn report_on_job(job: &Job) -> (Value, String) {
+    report_on_job_with_probes(job, &["libcuda.so.1", "libnccl.so.2", "libtorch_cpu.so"])
+}
+
+/// Runs a job alone on the machine. These libraries are probed before the job starts, because the tests are about the verdict.
+fn report_on_job_with_probes(job: &Job, libraries: &[&str]) -> (Value, String) {
     let program = std::env::current_exe().unwrap();
-    // The libraries are probed before the job starts, because these tests are about the verdict.
     let attach = |run: &mut Command| {
-        for library in ["libcuda.so.1", "libnccl.so.2", "libtorch_cpu.so"] {
+        for library in libraries {
             run.arg("--library").arg(job.library_path(library));
         }
         job.set_job_environment_with_priority(run);

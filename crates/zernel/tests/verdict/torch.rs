@@ -1,5 +1,7 @@
 //! Compares phases and verdicts of PyTorch loops with what the loops announce.
 
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::process::{Child, Command, Stdio};
 use std::sync::PoisonError;
 use std::thread;
@@ -10,12 +12,12 @@ use serde_json::Value;
 use zernel_testjob::{Bottleneck, Job, JobPart, JobPlan, LoadMethod};
 use zernel_testkit::{Need, trial};
 
-use crate::{MACHINE_LOCK, report_on_job};
+use crate::{MACHINE_LOCK, report_on_job, report_on_job_with_probes};
 
 /// By how many points a share of the time may be off.
 const MAX_SHARE_ERROR_POINTS: f64 = 3.0;
 
-pub(crate) fn torch_trials(needs: &[Need]) -> [Trial; 9] {
+pub(crate) fn torch_trials(needs: &[Need]) -> [Trial; 10] {
     [
         trial("announced_phases_are_the_jobs_own", needs, || {
             drop(assert_phases_are_as_planned(announcing_plan(1)));
@@ -56,6 +58,11 @@ pub(crate) fn torch_trials(needs: &[Need]) -> [Trial; 9] {
             "tensors_without_layers_have_no_verdict",
             needs,
             tensors_without_layers_have_no_verdict,
+        ),
+        trial(
+            "torch_without_probes_is_not_taken_for_other_work",
+            needs,
+            torch_without_probes_is_not_taken_for_other_work,
         ),
         trial(
             "reductions_through_the_cpu_are_communication",
@@ -185,6 +192,26 @@ fn tensors_without_layers_have_no_verdict() {
     for part in ["no layer of a model", "host work", "100 launches"] {
         assert!(evidence.contains(part), "{printed}");
     }
+}
+
+/// A monolithic build of `PyTorch` is one library under another name. Its functions have no probes.
+fn torch_without_probes_is_not_taken_for_other_work() {
+    let job = Job::new(announcing_plan(1)).unwrap();
+    let library = job.library_path("libtorch_cpu.so");
+    let monolithic = job.library_path("libtorch.so");
+    fs::rename(&library, &monolithic).unwrap();
+    symlink(&monolithic, &library).unwrap();
+    let (report, printed) = report_on_job_with_probes(&job, &["libcuda.so.1", "libnccl.so.2"]);
+    assert_ne!(report["verdict"]["bound"], "cannot-tell", "{printed}");
+    let evidence = report["verdict"]["evidence"].as_str().unwrap();
+    assert!(!evidence.contains("nothing shows"), "{printed}");
+    let rank = only_rank(&report);
+    for unknown in ["layer_calls", "announcements"] {
+        assert_eq!(rank[unknown], Value::Null, "{printed}");
+    }
+    let problems = report["problems"].as_array().unwrap();
+    let is_reported = |problem: &Value| problem.as_str().unwrap().contains("were not observed");
+    assert!(problems.iter().any(is_reported), "{printed}");
 }
 
 fn reductions_through_the_cpu_are_communication() {

@@ -3,6 +3,8 @@
 pub(crate) mod metrics;
 mod state;
 
+use std::collections::BTreeSet;
+
 pub use state::Compilations;
 #[cfg(test)]
 pub(super) use state::MIRRORS;
@@ -15,6 +17,13 @@ use zernel_phase::tracker::ThreadEvent::{BackwardBegin, OptimizerMarker, OtherWo
 
 use super::{Probe, ProbedFunction};
 use zernel_elf::LibraryKind::{self, C10, TorchCpu, TorchPython};
+
+/// Whether these functions show a training loop, with its announcements, backward passes and layers.
+pub(crate) fn show_training_loop<'a>(functions: impl Iterator<Item = &'a ProbedFunction>) -> bool {
+    let own = functions.filter(|function| function.probe == Probe::Torch);
+    let roles: BTreeSet<u8> = own.map(|function| function.role).collect();
+    roles.is_superset(&BTreeSet::from([RECORD_FUNCTION, BACKWARD_THREAD, LAYER]))
+}
 
 const fn torch_function(
     role: u8,

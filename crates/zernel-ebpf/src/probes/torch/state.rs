@@ -64,6 +64,7 @@ impl ProbeState for Compilations {
             compile_seconds: seconds(self.compile_ns_at(now_ns)),
             layer_calls: calls_of(LAYER),
             announcements: calls_of(RECORD_FUNCTION),
+            lacks_probes: !process.has_torch_probes,
         }
     }
 }
