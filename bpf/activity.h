@@ -74,6 +74,27 @@ static inline int zernel_in_call(const struct zernel_tracker *tracker)
 	return tracker->flags & (ZERNEL_IN_SYNC | ZERNEL_IN_COLLECTIVE);
 }
 
+/* Whether the thread copies to the host. It may wait for the GPU meanwhile. */
+static inline int zernel_in_copy_to_host(const struct zernel_tracker *tracker)
+{
+	return tracker->flags & ZERNEL_IN_SYNC && tracker->copies_to_host;
+}
+
+/* The phase of a sync. */
+static inline __u8 zernel_sync_phase(const struct zernel_tracker *tracker)
+{
+	return tracker->flags & ZERNEL_COLLECTIVE_QUEUED ? ZERNEL_NCCL_COLLECTIVE :
+							   ZERNEL_GPU_COMPUTE;
+}
+
+/* Whether the thread still does what is no part of a step. It may launch, copy and sync meanwhile,
+ * and run backward passes without data. */
+static inline int zernel_does_other_work(const struct zernel_tracker *tracker)
+{
+	return !zernel_is_part_of_step(tracker->activity) &&
+	       tracker->now_ns < tracker->activity_until_ns;
+}
+
 /* Whether the optimizer works, and its end will be seen. A wait for the GPU does not end that. */
 static inline int zernel_is_updating(const struct zernel_tracker *tracker)
 {

@@ -19,14 +19,6 @@ static inline void zernel_count(__u32 *fault)
 		(*fault)++;
 }
 
-/* Whether the thread still does what is no part of a step. It may launch, copy and sync meanwhile,
- * and run backward passes without data. */
-static inline int zernel_does_other_work(const struct zernel_tracker *tracker)
-{
-	return !zernel_is_part_of_step(tracker->activity) &&
-	       tracker->now_ns < tracker->activity_until_ns;
-}
-
 /* A wait that no copy follows was not for data. */
 static inline void zernel_end_loading(struct zernel_tracker *tracker)
 {
@@ -65,6 +57,8 @@ static inline int zernel_ends_open_call(const struct zernel_tracker *tracker, __
 {
 	if (event == ZERNEL_GPU_SYNC_LEAVE)
 		return tracker->flags & ZERNEL_IN_SYNC && tracker->sync_since_ns <= at_ns;
+	if (event == ZERNEL_COPY_TO_HOST_LEAVE)
+		return zernel_in_copy_to_host(tracker) && tracker->sync_since_ns <= at_ns;
 	if (event == ZERNEL_COLLECTIVE_LEAVE)
 		return tracker->flags & ZERNEL_IN_COLLECTIVE &&
 		       tracker->collective_since_ns <= at_ns;
@@ -134,6 +128,7 @@ static inline void zernel_enter_sync(const struct zernel_tracker_config *config,
 	tracker->sync_since_ns = tracker->now_ns;
 	if (!(tracker->flags & ZERNEL_IN_COLLECTIVE))
 		tracker->call_shown_ns = tracker->now_ns;
+	tracker->copies_to_host = 0;
 	tracker->flags |= ZERNEL_IN_SYNC | ZERNEL_TRAINING_THREAD | ZERNEL_USES_GPU;
 	/* A sync right after the optimizer step reads the loss. Before a later one the thread may have
 	 * launched, whether that was observed or not. */
@@ -165,6 +160,41 @@ static inline void zernel_leave_sync(const struct zernel_tracker_config *config,
 	/* Time blocked on the GPU is no optimizer step. */
 	if (tracker->flags & ZERNEL_MAY_UPDATE)
 		tracker->undecided_since_ns = tracker->now_ns;
+}
+
+/* The length of the copy will show whether it waits for the GPU. */
+static inline void zernel_enter_copy_to_host(struct zernel_tracker *tracker)
+{
+	if (tracker->flags & ZERNEL_IN_COLLECTIVE)
+		return;
+	zernel_end_unseen(tracker, ZERNEL_IN_SYNC);
+	tracker->sync_since_ns = tracker->now_ns;
+	tracker->call_shown_ns = tracker->now_ns;
+	tracker->copies_to_host = 1;
+	tracker->flags |= ZERNEL_IN_SYNC;
+}
+
+/* A long copy was a sync. The next sync waits for a collective that was queued before, too. */
+static inline void zernel_leave_copy_to_host(const struct zernel_tracker_config *config,
+					     struct zernel_task_state *task)
+{
+	struct zernel_tracker *tracker = &task->tracker;
+	__u16 queued = tracker->flags & ZERNEL_COLLECTIVE_QUEUED;
+	__u8 phase = zernel_sync_phase(tracker);
+	__u64 now_ns = tracker->now_ns;
+
+	if (!zernel_in_copy_to_host(tracker))
+		return;
+	tracker->flags &= ~ZERNEL_IN_SYNC;
+	if (now_ns - tracker->sync_since_ns < config->short_wait_max_ns)
+		return;
+	if (phase != zernel_word_phase(task->phase_word))
+		zernel_transition(task, phase, tracker->sync_since_ns);
+	tracker->now_ns = tracker->sync_since_ns;
+	zernel_enter_sync(config, tracker);
+	tracker->now_ns = now_ns;
+	zernel_leave_sync(config, tracker);
+	tracker->flags |= queued;
 }
 
 static inline void zernel_enter_collective(struct zernel_tracker *tracker)
@@ -460,6 +490,12 @@ static inline void zernel_apply(const struct zernel_tracker_config *config,
 	case ZERNEL_GPU_SYNC_LEAVE:
 		zernel_leave_sync(config, tracker);
 		break;
+	case ZERNEL_COPY_TO_HOST_ENTER:
+		zernel_enter_copy_to_host(tracker);
+		break;
+	case ZERNEL_COPY_TO_HOST_LEAVE:
+		zernel_leave_copy_to_host(config, task);
+		break;
 	case ZERNEL_COLLECTIVE_ENTER:
 		zernel_enter_collective(tracker);
 		break;
@@ -509,8 +545,8 @@ static inline void zernel_settle(const struct zernel_tracker_config *config,
 		tracker->deadline_ns =
 			zernel_add_saturating(tracker->call_shown_ns, config->collective_max_ns);
 	} else if (tracker->flags & ZERNEL_IN_SYNC) {
-		phase = tracker->flags & ZERNEL_COLLECTIVE_QUEUED ? ZERNEL_NCCL_COLLECTIVE :
-								    ZERNEL_GPU_COMPUTE;
+		phase = zernel_in_copy_to_host(tracker) ? zernel_word_phase(task->phase_word) :
+							  zernel_sync_phase(tracker);
 		tracker->deadline_ns =
 			zernel_add_saturating(tracker->call_shown_ns, config->sync_max_ns);
 	} else {

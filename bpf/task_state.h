@@ -91,7 +91,8 @@ struct zernel_tracker {
 	__u8 activity; /* enum zernel_activity */
 	__u8 wait_activity; /* the activity before it blocked */
 	__u8 sees_update_ends; /* the ends of its optimizer steps are seen */
-	__u8 reserved[3];
+	__u8 copies_to_host; /* the sync it is in is a copy to the host, which may not wait */
+	__u8 reserved[2];
 };
 
 struct zernel_task_state {

@@ -38,6 +38,8 @@ enum zernel_event {
 	ZERNEL_AWAITED_COMPILE, /* it waited for another thread, which compiled, and still waits */
 	ZERNEL_AWAITED_COLLECTIVE, /* the same: the other thread was in a collective */
 	ZERNEL_AWAITED_DATA, /* the same: the other thread loads data for it */
+	ZERNEL_COPY_TO_HOST_ENTER, /* of a copy that may wait for the GPU: to pageable memory, it does */
+	ZERNEL_COPY_TO_HOST_LEAVE,
 };
 
 struct zernel_tracker_config {

@@ -78,7 +78,8 @@ crate::mirrors! {
             activity: u8,
             wait_activity: u8,
             sees_update_ends: u8,
-            reserved: [u8; 3],
+            copies_to_host: u8,
+            reserved: [u8; 2],
         }
 
         /// `struct zernel_task_state`.
@@ -167,6 +168,8 @@ crate::mirrors! {
         impl RawTracker: u16 = "zernel_tracker_flags", "ZERNEL_" {
             /// Flag: the thread is in a GPU sync.
             IN_SYNC = 1 << 0,
+            /// Flag: nothing but a collective was enqueued since the last sync.
+            COLLECTIVE_QUEUED = 1 << 2,
             /// Flag: the thread is blocked.
             WAITING = 1 << 5,
             /// Flag: if the thread copies next, it got data since a time before.
@@ -381,6 +384,8 @@ number_events! {
     ThreadEvent::AwaitedCompile => "ZERNEL_AWAITED_COMPILE" = 28,
     ThreadEvent::AwaitedCollective => "ZERNEL_AWAITED_COLLECTIVE" = 29,
     ThreadEvent::AwaitedData => "ZERNEL_AWAITED_DATA" = 30,
+    ThreadEvent::CopyToHostEnter => "ZERNEL_COPY_TO_HOST_ENTER" = 31,
+    ThreadEvent::CopyToHostLeave => "ZERNEL_COPY_TO_HOST_LEAVE" = 32,
 }
 
 impl From<&ZernelTaskState> for RawPhaseSample {

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | is in a collective, or in a sync when only a collective was enqueued since the last sync | `NcclCollective` |
 //! | is in any other GPU sync | `GpuCompute` |
+//! | copied to the host for at least 1 ms: since the begin of the copy | as in a GPU sync |
 //! | announced that it gets a batch; until it copies, launches, syncs or announces something else | `DataLoading` |
 //! | forked a process and announces a batch next: since it last called or woke up before the fork | `DataLoading` |
 //! | announced an optimizer step; until that ends. If ends are not seen: until it syncs or announces anything but that it clears gradients | `OptimizerStep` |
@@ -48,6 +49,7 @@
 
 mod activity;
 mod config;
+mod copy_to_host;
 mod event;
 mod faults;
 mod update;
@@ -93,6 +95,8 @@ pub struct PhaseTracker {
     /// Time of entry into the sync that the thread is in. `collective_since_ns` is the same for a
     /// collective.
     sync_since_ns: Option<u64>,
+    /// Whether that sync is a copy to the host, which may not wait for the GPU.
+    copies_to_host: bool,
     collective_since_ns: Option<u64>,
     /// Time of the last evidence for the call that the thread is in.
     call_shown_ns: u64,
@@ -146,6 +150,7 @@ impl PhaseTracker {
             activity: Activity::Idle,
             activity_until_ns: u64::MAX,
             sync_since_ns: None,
+            copies_to_host: false,
             collective_since_ns: None,
             call_shown_ns: 0,
             wait: None,
@@ -231,6 +236,7 @@ impl PhaseTracker {
     fn closes_open_call(&self, at_ns: u64, event: ThreadEvent) -> bool {
         let since_ns = match event {
             ThreadEvent::GpuSyncLeave => self.sync_since_ns,
+            ThreadEvent::CopyToHostLeave => self.copy_to_host_since_ns(),
             ThreadEvent::CollectiveLeave => self.collective_since_ns,
             _ => None,
         };
@@ -277,6 +283,8 @@ impl PhaseTracker {
         match event {
             ThreadEvent::GpuSyncEnter => self.enter_sync(),
             ThreadEvent::GpuSyncLeave => self.leave_sync(),
+            ThreadEvent::CopyToHostEnter => self.enter_copy_to_host(),
+            ThreadEvent::CopyToHostLeave => self.leave_copy_to_host(closed),
             ThreadEvent::CollectiveEnter => self.enter_collective(),
             ThreadEvent::CollectiveLeave => self.leave_collective(),
             ThreadEvent::Launch => self.launch(),
@@ -317,6 +325,7 @@ impl PhaseTracker {
     fn enter_sync(&mut self) {
         self.end_sync_without_leave();
         self.sync_since_ns = Some(self.now_ns);
+        self.copies_to_host = false;
         if self.collective_since_ns.is_none() {
             self.call_shown_ns = self.now_ns;
         }
@@ -346,6 +355,14 @@ impl PhaseTracker {
         self.compute();
         // Time blocked on the GPU is no optimizer step.
         self.update_since_ns = self.update_since_ns.map(|_| self.now_ns);
+    }
+
+    /// The phase of a sync.
+    fn sync_phase(&self) -> WorkloadPhase {
+        match self.collective_queued {
+            true => WorkloadPhase::NcclCollective,
+            false => WorkloadPhase::GpuCompute,
+        }
     }
 
     fn enter_collective(&mut self) {
@@ -499,13 +516,11 @@ impl PhaseTracker {
                 self.call_shown_ns,
                 self.config.collective_max_ns,
             ),
-            (None, Some(_)) if self.collective_queued => (
-                WorkloadPhase::NcclCollective,
-                self.call_shown_ns,
-                self.config.sync_max_ns,
-            ),
             (None, Some(_)) => (
-                WorkloadPhase::GpuCompute,
+                match self.copies_to_host {
+                    true => self.phase,
+                    false => self.sync_phase(),
+                },
                 self.call_shown_ns,
                 self.config.sync_max_ns,
             ),
@@ -571,6 +586,8 @@ impl PhaseTracker {
 mod collective_tests;
 #[cfg(test)]
 mod compile_tests;
+#[cfg(test)]
+mod copy_to_host_tests;
 #[cfg(test)]
 mod loop_tests;
 #[cfg(test)]

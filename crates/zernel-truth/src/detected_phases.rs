@@ -20,7 +20,7 @@ use crate::trace::{
 };
 
 /// All events that a tracker can receive.
-const TRACKER_EVENTS: [ThreadEvent; 31] = [
+const TRACKER_EVENTS: [ThreadEvent; 33] = [
     ThreadEvent::GpuSyncEnter,
     ThreadEvent::GpuSyncLeave,
     ThreadEvent::CollectiveEnter,
@@ -52,6 +52,8 @@ const TRACKER_EVENTS: [ThreadEvent; 31] = [
     ThreadEvent::AwaitedCompile,
     ThreadEvent::AwaitedCollective,
     ThreadEvent::AwaitedData,
+    ThreadEvent::CopyToHostEnter,
+    ThreadEvent::CopyToHostLeave,
 ];
 
 /// Where phases come from.
@@ -259,6 +261,7 @@ struct PhaseTimelines {
 struct Corrections {
     previous_ns: u64,
     blocked_ns: u64,
+    copy_to_host_ns: u64,
     /// When a time began that later events may turn into loading, or into an optimizer step.
     undecided_ns: u64,
     update_ns: u64,
@@ -275,6 +278,13 @@ impl Corrections {
             }
             ThreadEvent::UpdateEnd if has(RawTracker::MAY_UPDATE) => {
                 Some((self.update_ns, WorkloadPhase::OptimizerStep))
+            }
+            ThreadEvent::CopyToHostLeave => {
+                let phase = match has(RawTracker::COLLECTIVE_QUEUED) {
+                    true => WorkloadPhase::NcclCollective,
+                    false => WorkloadPhase::GpuCompute,
+                };
+                Some((self.copy_to_host_ns, phase))
             }
             ThreadEvent::AwaitedCompile => Some((self.previous_ns, WorkloadPhase::Unknown)),
             ThreadEvent::AwaitedCollective => {
@@ -298,6 +308,9 @@ impl Corrections {
         }
         if matches!(kind, Some(ThreadEvent::Block(_))) {
             self.blocked_ns = event.at_ns;
+        }
+        if kind == Some(ThreadEvent::CopyToHostEnter) {
+            self.copy_to_host_ns = event.at_ns;
         }
         self.flags = event.tracker_flags;
         if !matches!(kind, Some(ThreadEvent::Preempt | ThreadEvent::Resume)) {
@@ -416,7 +429,9 @@ fn detected_thread(
             block_reasons.set_from(event.at_ns, Some(BlockReason::Poll));
         }
         match events_by_number.event_of_number(event.event_number) {
-            Some(ThreadEvent::GpuSyncEnter) => is_in_gpu_sync.set_from(event.at_ns, true),
+            Some(ThreadEvent::GpuSyncEnter | ThreadEvent::CopyToHostEnter) => {
+                is_in_gpu_sync.set_from(event.at_ns, true);
+            }
             Some(ThreadEvent::Block(reason)) => block_reasons.set_from(event.at_ns, Some(reason)),
             Some(ThreadEvent::Unblock | ThreadEvent::UnblockAfterLaunches) => {
                 block_reasons.set_from(event.at_ns, None);

@@ -72,10 +72,13 @@ static __always_inline bool is_counted(const struct zernel_symbol *symbol)
 	return set && *(volatile __u32 *)&set->window_open;
 }
 
-/* Ends the open waits of a thread that makes a probed call. */
+/* Ends the open waits of a thread that makes a probed call. A copy to the host may not be a wait for the GPU, and the sync
+ * that follows it ends them. */
 static __always_inline void end_waits(struct zernel_thread *thread, struct zernel_process *process,
 				      __u32 event, __u64 now_ns)
 {
+	if (event == ZERNEL_COPY_TO_HOST_ENTER)
+		return;
 	if (thread->dataload.since_ns)
 		data_used(thread, process, event, now_ns);
 	if (thread->dist_sync.armed_ns)
@@ -127,7 +130,8 @@ static __always_inline bool note_end_of_step(struct zernel_thread *thread,
 {
 	struct zernel_task_state *state;
 
-	if (event != ZERNEL_UPDATE_END && event != ZERNEL_GPU_SYNC_LEAVE)
+	if (event != ZERNEL_UPDATE_END && event != ZERNEL_GPU_SYNC_LEAVE &&
+	    event != ZERNEL_COPY_TO_HOST_LEAVE)
 		return false;
 	state = zernel_task(bpf_get_current_task_btf(), now_ns);
 	if (!state || !awaits_batch(&state->tracker, now_ns))

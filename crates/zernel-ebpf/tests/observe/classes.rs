@@ -11,14 +11,16 @@ use zernel_phase::shared::RawTaskState;
 use zernel_softgpu::install::Prologue;
 use zernel_testkit::eventually;
 use zernel_testkit::target::{
-    Driver, Stage, Target, TargetRole, end_part_and_wait, stage_directory,
+    Driver, Stage, Target, TargetRole, call, end_part_and_wait, out_pointer, stage_directory,
 };
 
 use crate::bpffs::{MountedBpffs, open_pinned_map, set_value_of_task, value_of_task};
 use crate::harness::{options_that_count_everything, start_observer};
 
-pub(crate) const CLASS_ROLES: &[(&str, TargetRole)] =
-    &[("trains_with_a_loader", train_with_a_loader)];
+pub(crate) const CLASS_ROLES: &[(&str, TargetRole)] = &[
+    ("trains_with_a_loader", train_with_a_loader),
+    ("reads_its_loss", read_loss),
+];
 
 /// How long each part of the target's work takes.
 const PART_TIME: Duration = Duration::from_millis(1_500);
@@ -42,6 +44,32 @@ fn train_with_a_loader(driver: &Driver, _rounds: u64) {
         while Instant::now() < next {
             std::hint::spin_loop();
         }
+    }
+}
+
+/// Time of the kernels of a step that ends with reading its loss.
+const STEP_TIME: Duration = Duration::from_millis(5);
+
+/// Steps whose loss is read into pageable memory, as `item()` does: the copy returns when the GPU is done.
+fn read_loss(driver: &Driver, steps: u64) {
+    driver.open_first_device();
+    let device = driver.allocate_memory(4096);
+    let kernel = driver.load_kernel("step", STEP_TIME);
+    let mut loss = 0_u32;
+    end_part_and_wait();
+    for _ in 0..steps {
+        driver.launch_kernel(kernel);
+        let copied = out_pointer(&mut loss);
+        let bytes = size_of_val(&loss);
+        call!(
+            driver.cuda(),
+            "cuMemcpyDtoHAsync_v2",
+            copied,
+            device,
+            bytes,
+            0
+        );
+        driver.synchronize();
     }
 }
 
@@ -245,4 +273,26 @@ pub(crate) fn decisions_are_counted() {
     assert_eq!(loader.trainer, target.pid());
     // The loader wakes up ten times a second.
     assert!(loader.classes[&TaskClass::Feed].wakeups >= 10, "{loader:?}");
+}
+
+pub(crate) fn reading_the_loss_is_a_gpu_wait() {
+    let stage = Stage::with_machine_alone(Prologue::Push);
+    let mut observer = start_observer(&ObserverOptions {
+        counts_decisions: true,
+        ..options_that_count_everything(&stage)
+    });
+    let steps = 200;
+    let mut target = stage.start_target("reads_its_loss", steps);
+    target.run_part();
+    target.run_part();
+    observer.read_counts().expect("maps can be read");
+    let read = observer.decisions();
+    let process = read.iter().find(|process| process.pid == target.pid());
+    let waits = process.expect("it was observed").classes[&TaskClass::GpuWait];
+    let seconds = Duration::from_nanos(waits.run_ns + waits.delay_ns).as_secs_f64();
+    // On a busy machine the thread waits longer, for a CPU.
+    assert!(
+        seconds > 0.9 * steps as f64 * STEP_TIME.as_secs_f64(),
+        "{waits:?}"
+    );
 }

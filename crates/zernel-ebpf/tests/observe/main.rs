@@ -367,6 +367,10 @@ fn main() -> ExitCode {
         ),
         ("decisions_are_counted", classes::decisions_are_counted),
         (
+            "reading_the_loss_is_a_gpu_wait",
+            classes::reading_the_loss_is_a_gpu_wait,
+        ),
+        (
             "a_process_that_cannot_be_probed_is_sampled",
             sampled_phases::a_process_that_cannot_be_probed_is_sampled,
         ),

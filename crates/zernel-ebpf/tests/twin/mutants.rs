@@ -6,7 +6,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 /// Small mistakes in the C headers: header, its text, the mutated text.
-pub(crate) const MUTANTS: [(&str, &str, &str); 160] = [
+pub(crate) const MUTANTS: [(&str, &str, &str); 168] = [
     ("phase_rule.h", "gpu_idle = gpu <", "gpu_idle = gpu <="),
     ("phase_rule.h", "gpu_active = gpu >", "gpu_active = gpu >="),
     (
@@ -85,7 +85,7 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 160] = [
         "case ZERNEL_OTHER_WORK:\n\t\treturn config->loading_max_ns;",
     ),
     (
-        "phase_tracker.h",
+        "activity.h",
         "tracker->now_ns < tracker->activity_until_ns;",
         "1;",
     ),
@@ -211,8 +211,8 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 160] = [
     ),
     (
         "phase_tracker.h",
-        "tracker->sync_since_ns <= at_ns",
-        "tracker->sync_since_ns < at_ns",
+        "tracker->flags & ZERNEL_IN_SYNC && tracker->sync_since_ns <= at_ns",
+        "tracker->flags & ZERNEL_IN_SYNC && tracker->sync_since_ns < at_ns",
     ),
     (
         "phase_tracker.h",
@@ -702,6 +702,38 @@ pub(crate) const MUTANTS: [(&str, &str, &str); 160] = [
         "awaited.h",
         "if (tracker->flags & ZERNEL_ANNOUNCES_UPDATES)\n\t\ttracker->flags |= ZERNEL_AWAITS",
         "tracker->flags |= ZERNEL_AWAITS",
+    ),
+    (
+        "phase_tracker.h",
+        "now_ns - tracker->sync_since_ns < config->short_wait_max_ns",
+        "now_ns - tracker->sync_since_ns <= config->short_wait_max_ns",
+    ),
+    ("phase_tracker.h", "\ttracker->flags |= queued;\n", ""),
+    (
+        "phase_tracker.h",
+        "\tif (tracker->flags & ZERNEL_IN_COLLECTIVE)\n\t\treturn;\n\tzernel_end_unseen(tracker, ZERNEL_IN_SYNC);\n\ttracker->sync_since_ns = tracker->now_ns;\n\ttracker->call_shown_ns",
+        "\tzernel_end_unseen(tracker, ZERNEL_IN_SYNC);\n\ttracker->sync_since_ns = tracker->now_ns;\n\ttracker->call_shown_ns",
+    ),
+    (
+        "phase_tracker.h",
+        "zernel_transition(task, phase, tracker->sync_since_ns);",
+        "zernel_transition(task, phase, tracker->now_ns);",
+    ),
+    (
+        "phase_tracker.h",
+        "phase = zernel_in_copy_to_host(tracker) ? zernel_word_phase(task->phase_word) :",
+        "phase = 0 ? zernel_word_phase(task->phase_word) :",
+    ),
+    ("phase_tracker.h", "\ttracker->copies_to_host = 0;\n", ""),
+    (
+        "phase_tracker.h",
+        "return zernel_in_copy_to_host(tracker) && tracker->sync_since_ns <= at_ns;",
+        "return 0;",
+    ),
+    (
+        "phase_tracker.h",
+        "\ttracker->now_ns = tracker->sync_since_ns;\n",
+        "",
     ),
 ];
 

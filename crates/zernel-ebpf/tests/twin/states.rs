@@ -26,6 +26,7 @@ pub(crate) struct ThreadKind {
     announces_data: bool,
     repeats_closure: bool,
     reads_loss: bool,
+    copies_to_host: bool,
 }
 
 impl ThreadKind {
@@ -37,6 +38,7 @@ impl ThreadKind {
             announces_data: !index.is_multiple_of(4),
             repeats_closure: index.is_multiple_of(8),
             reads_loss: index % 16 == 12,
+            copies_to_host: index % 16 == 7 || index % 32 == 28,
         }
     }
 }
@@ -49,11 +51,25 @@ pub(crate) fn any_event(rng: &mut Rng, kind: ThreadKind) -> ThreadEvent {
         true => event_of_loop_without_loader(rng),
         false => event_of_any_thread(rng),
     };
+    // In place of other events, because one more random number would change all events that follow.
+    let event = match event {
+        ThreadEvent::GpuSyncEnter if kind.copies_to_host && kind.reads_loss => {
+            ThreadEvent::CopyToHostEnter
+        }
+        ThreadEvent::GpuSyncLeave if kind.copies_to_host && kind.reads_loss => {
+            ThreadEvent::CopyToHostLeave
+        }
+        ThreadEvent::OtherWorkBegin if kind.copies_to_host => ThreadEvent::CopyToHostEnter,
+        ThreadEvent::CompileBegin if kind.copies_to_host => ThreadEvent::CopyToHostLeave,
+        event => event,
+    };
     match event {
         ThreadEvent::GpuSyncEnter
         | ThreadEvent::GpuSyncLeave
         | ThreadEvent::Launch
         | ThreadEvent::CopyToDevice
+        | ThreadEvent::CopyToHostEnter
+        | ThreadEvent::CopyToHostLeave
             if !kind.uses_gpu =>
         {
             ThreadEvent::Unblock

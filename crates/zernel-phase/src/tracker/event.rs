@@ -59,6 +59,10 @@ pub enum ThreadEvent {
     AwaitedCollective,
     /// Has waited for a thread that loads data, and still waits.
     AwaitedData,
+    /// Entered a copy to the host that may wait for the GPU: a copy to pageable memory does.
+    CopyToHostEnter,
+    /// Left such a copy.
+    CopyToHostLeave,
 }
 
 /// The reason why a thread is blocked.

@@ -35,6 +35,8 @@ fn any_event() -> impl Strategy<Value = ThreadEvent> {
         CompileEnd,
         Fork,
         AwaitedCompile,
+        CopyToHostEnter,
+        CopyToHostLeave,
     ])
 }
 

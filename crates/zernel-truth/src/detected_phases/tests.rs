@@ -142,6 +142,9 @@ fn recorded_corrections_are_found_again() {
             trained,
         ),
         entry(60, ThreadEvent::AwaitedCompile, gpu, 6, 60, trained),
+        entry(70, ThreadEvent::OptimizerBegin, update, 7, 70, trained),
+        entry(72, ThreadEvent::CopyToHostEnter, update, 7, 70, trained),
+        entry(78, ThreadEvent::CopyToHostLeave, update, 9, 78, trained),
     ]);
     let phases = detect_phases(&trace, PhaseSource::Recorded)[&7].threads[&7]
         .phases
@@ -153,6 +156,9 @@ fn recorded_corrections_are_found_again() {
         (30, gpu),
         (40, WorkloadPhase::Unknown),
         (60, gpu),
+        (71, update),
+        (72, gpu),
+        (78, update),
     ] {
         assert_eq!(phases.value_at(ms(at_ms)), Some(phase), "{at_ms} ms");
     }

@@ -13,7 +13,9 @@ use layout::{
     STREAM_WAITS_FOR_EVENT,
 };
 use zernel_phase::steps::Mark;
-use zernel_phase::tracker::ThreadEvent::{CopyToDevice, GpuSyncEnter, GpuSyncLeave, Launch};
+use zernel_phase::tracker::ThreadEvent::{
+    CopyToDevice, CopyToHostEnter, CopyToHostLeave, GpuSyncEnter, GpuSyncLeave, Launch,
+};
 
 use super::{CallKind, Direction, DurationKind, Probe, ProbedFunction, SamplingGroup};
 use zernel_elf::LibraryKind::Cuda;
@@ -110,7 +112,8 @@ pub(super) const SYMBOLS: &[ProbedFunction] = &[
         Direction::DeviceToHost,
         &["cuMemcpyDtoHAsync_v2", "cuMemcpyDtoHAsync_v2_ptsz"],
     )
-    .duration(DurationKind::CopyWait),
+    .duration(DurationKind::CopyWait)
+    .events(CopyToHostEnter, CopyToHostLeave),
     copies(
         Direction::DeviceToDevice,
         &["cuMemcpyDtoD_v2", "cuMemcpyDtoD_v2_ptds"],
