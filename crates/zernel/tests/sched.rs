@@ -78,6 +78,11 @@ fn main() -> ExitCode {
             scenarios::critical_threads_take_turns,
         ),
         trial(
+            "the_observer_does_not_starve",
+            &[vm::newest_kernel_need()],
+            scenarios::the_observer_does_not_starve,
+        ),
+        trial(
             "spinning_ranks_lend_their_cpus",
             &[vm::newest_kernel_need()],
             scenarios::spinning_ranks_lend_their_cpus,

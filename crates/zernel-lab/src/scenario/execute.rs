@@ -42,7 +42,7 @@ const GPU_PHASE: &str = "GpuCompute";
 pub fn execute_plan(plan: &GuestPlan, program: &Path) -> Result<RunFigures, String> {
     outrank_all_threads().map_err(|error| format!("cannot use SCHED_FIFO: {error}"))?;
     let hints = plan.scheduler.hint_map_path();
-    let observer = match plan.scenario.observe || hints.is_some() {
+    let mut observer = match plan.scenario.observe || hints.is_some() {
         true => Some(ObserverProcess::start(program, hints)?),
         false => None,
     };
@@ -52,10 +52,11 @@ pub fn execute_plan(plan: &GuestPlan, program: &Path) -> Result<RunFigures, Stri
         .extend(observer.iter().map(ObserverProcess::name_and_cgroup));
     let mut scheduler = RunningScheduler::start(&plan.scheduler, program)?;
     execution.start_groups(plan);
-    execution.run_steps_and_sample();
+    execution.run_steps_and_sample(&mut observer);
     scheduler.record_whether_loaded();
     let mut figures = execution.stop_and_compute_figures();
     figures.scheduler = scheduler.stop();
+    figures.observer_longest_wait_ns = observer.as_ref().map(ObserverProcess::longest_wait_ns);
     drop(observer);
     Ok(figures)
 }
@@ -337,7 +338,7 @@ impl<'a> ScenarioExecution<'a> {
     }
 
     /// Runs the steps at their moments, and samples the tasks in between.
-    fn run_steps_and_sample(&mut self) {
+    fn run_steps_and_sample(&mut self, observer: &mut Option<ObserverProcess>) {
         let begin_ms = self.scenario.warmup_ms;
         let end_ms = begin_ms + self.scenario.duration_ms;
         let mut steps: Vec<&TimedAction> = self.scenario.steps.iter().collect();
@@ -366,6 +367,7 @@ impl<'a> ScenarioExecution<'a> {
                 return self.end_window();
             } else {
                 self.groups.iter_mut().for_each(RunningGroup::sample_tasks);
+                observer.iter_mut().for_each(ObserverProcess::sample_tasks);
                 sample_ms += SAMPLE_INTERVAL_MS;
             }
         }

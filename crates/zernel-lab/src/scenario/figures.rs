@@ -17,6 +17,10 @@ pub struct RunFigures {
     pub scheduler: SchedulerFigures,
     /// The figures of each group, in the scenario's order.
     pub groups: Vec<GroupFigures>,
+    /// The longest time, in nanoseconds, for which a thread of the observer was seen runnable and not running; `None`
+    /// without an observer.
+    #[serde(default)]
+    pub observer_longest_wait_ns: Option<u64>,
     /// Where the CPU time of the run went; `None` if it could not be read.
     pub account: Option<CpuTimeFigures>,
     /// What went wrong in the guest, such as a step that the kernel refused.

@@ -53,6 +53,15 @@ struct SampledTask {
 impl TaskSampler {
     /// Takes a sample of the threads of these processes and of their descendants.
     pub(super) fn sample_processes(&mut self, pids: &[i32], now_ns: u64) {
+        self.sample(pids, true, now_ns);
+    }
+
+    /// Takes a sample of the threads of a process, without its descendants.
+    pub(super) fn sample_threads(&mut self, pid: i32, now_ns: u64) {
+        self.sample(&[pid], false, now_ns);
+    }
+
+    fn sample(&mut self, pids: &[i32], includes_descendants: bool, now_ns: u64) {
         let mut sampled_tasks = BTreeMap::new();
         let mut processes = pids.to_vec();
         while let Some(process) = processes.pop() {
@@ -65,7 +74,9 @@ impl TaskSampler {
                         self.update_task(task, times, is_runnable(folder), now_ns),
                     );
                 }
-                processes.extend(child_pids(folder));
+                if includes_descendants {
+                    processes.extend(child_pids(folder));
+                }
             }
         }
         for (task, sampled) in std::mem::replace(&mut self.tasks, sampled_tasks) {

@@ -5,7 +5,8 @@
  * it a little would wait for minutes. The kernel's watchdog ejects a scheduler that lets a task wait.
  * So a timer looks at the waiting tasks. One that has waited for longer than LEAD_NS goes to
  * the front of its queue. Weights are not exact then. Critical threads wait in the order in which they
- * came, so nothing is moved there: see critical_vtime.
+ * came, so nothing is moved there: see critical_vtime. A thread of the observer goes to the front after
+ * LONG_WAIT_NS: its heart beats five times a second, and without a beat for a second nobody has a rank.
  */
 #ifndef ZERNEL_SCHED_AGING_H
 #define ZERNEL_SCHED_AGING_H
@@ -26,7 +27,8 @@ struct {
 /* Whether a task has waited for too long and is not at the front yet. */
 static bool must_age(const struct task_struct *p, const struct task *task, __u64 front, __u64 now_ns)
 {
-	return has_waited(task, LEAD_NS, now_ns) && is_before(front, p->scx.dsq_vtime);
+	return has_waited(task, is_observer(p) ? LONG_WAIT_NS : LEAD_NS, now_ns) &&
+	       is_before(front, p->scx.dsq_vtime);
 }
 
 /* Moves the tasks of a queue that have waited for too long to its front. */
@@ -47,7 +49,8 @@ __attribute__((noinline)) int age_queue(__u64 queue, __u64 now_ns)
 			task = task_of(p);
 			if (!task)
 				continue;
-			front = front_vtime(task, 0);
+			/* Where a clock is slow, tasks may be further behind it than its front. */
+			front = front_vtime(task, is_observer(p) ? LEAD_NS : 0);
 			if (!must_age(p, task, front, now_ns))
 				continue;
 			scx_bpf_dsq_move_set_vtime(&it, front);
@@ -78,7 +81,7 @@ static int on_aging_timer(void *map, int *key, struct aging_timer *timer)
 		age_rank_queues(LLC_QUEUE(index), now_ns);
 	for (index = 0; index < MAX_CPUS && index < settings.cpus; index++)
 		age_rank_queues(CPU_QUEUE(index), now_ns);
-	bpf_timer_start(&timer->timer, LEAD_NS / 2, 0);
+	bpf_timer_start(&timer->timer, LONG_WAIT_NS / 2, 0);
 	return 0;
 }
 
@@ -92,7 +95,7 @@ static __s32 start_aging(void)
 	bpf_timer_init(&timer->timer, &aging_timers, CLOCK_MONOTONIC);
 	bpf_timer_set_callback(&timer->timer, on_aging_timer);
 	follow_observer_clock();
-	return bpf_timer_start(&timer->timer, LEAD_NS / 2, 0);
+	return bpf_timer_start(&timer->timer, LONG_WAIT_NS / 2, 0);
 }
 
 #endif

@@ -22,15 +22,13 @@
  *
  * A task that other CPUs do not serve could wait for long, and so could loaders, which no guarantee
  * protects. So a CPU also serves all of its queues by virtual time when the first ordinary task or
- * the first loader has waited for too long. Critical threads are then charged like ordinary tasks.
+ * the first loader has waited for too long. Critical threads are then charged like ordinary tasks. Any
+ * long wait of the observer is too long, because without its heartbeat nobody has a rank.
  */
 #ifndef ZERNEL_SCHED_GUARANTEE_H
 #define ZERNEL_SCHED_GUARANTEE_H
 
 #include "queue.bpf.h"
-
-/* A shorter wait is never too long. */
-#define LONG_WAIT_NS (SECOND_NS / 10)
 
 /* Adds the CPU time that the guarantee gives to ordinary tasks, and subtracts what they got. What
  * they got beyond the promise is no credit. More than a slice per CPU is forgotten: it is time that
@@ -169,7 +167,7 @@ static bool has_waited_too_long(const struct first_task *first, __u64 queue, __u
 	__s64 waited_ns = now_ns - first->runnable_ns;
 
 	return waited_ns > (__s64)LONG_WAIT_NS &&
-	       waited_ns > (__s64)longest_wait_ns(queue, cpus);
+	       (first->is_observer || waited_ns > (__s64)longest_wait_ns(queue, cpus));
 }
 
 /* Whether the first task of this rank in a queue has waited for too long. */

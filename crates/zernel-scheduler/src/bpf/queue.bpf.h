@@ -23,6 +23,8 @@
  * are at the front of their queue after half of it: many critical threads that take turns, each of which waits
  * for long, must not take the CPUs that pay the guarantee. */
 #define LONGEST_CRITICAL_WAIT_NS (2 * LEAD_NS)
+/* A shorter wait is never too long. */
+#define LONG_WAIT_NS (SECOND_NS / 10)
 
 static __u32 llc_of(__u64 cpu)
 {
@@ -138,10 +140,20 @@ static __u64 critical_vtime(const struct task_struct *p, const struct task *task
 	return front_vtime(task, now_ns - task->runnable_ns - LEAD_NS);
 }
 
+/* Whether a task is a thread of the observer. Also true if the heartbeat is late: the task may be why. */
+static bool is_observer(const struct task_struct *p)
+{
+	__u32 observer = ZERNEL_HEART_OBSERVER;
+	const struct zernel_heartbeat *heart = bpf_map_lookup_elem(&zernel_heartbeats, &observer);
+
+	return heart && heart->owner == p->tgid;
+}
+
 /* The first task in a queue that may run on a CPU. */
 struct first_task {
 	__u64 vtime;
 	__u64 runnable_ns; /* when it woke up or stopped running */
+	bool is_observer;
 };
 
 /* The verifier checks a global function once, not at every call: loading would take minutes. */
@@ -168,6 +180,7 @@ __attribute__((noinline)) bool find_first(__u64 queue, __u32 cpu, struct first_t
 			/* Only the guarantee asks how long it waits. */
 			task = settings.may_privilege ? task_of(p) : NULL;
 			first->runnable_ns = task ? task->runnable_ns : 0;
+			first->is_observer = task && is_observer(p);
 			if (task && queue >= RANK_QUEUE(0, CRITICAL))
 				first->vtime = critical_vtime(p, task);
 		}

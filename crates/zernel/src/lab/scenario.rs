@@ -204,6 +204,10 @@ fn group_table(figures: &RunFigures) -> String {
     for group in &figures.groups {
         text += &group_row(group, figures.window_ns);
     }
+    if let Some(wait_ns) = figures.observer_longest_wait_ns {
+        let wait_ms = wait_ns as f64 / 1e6;
+        text += &format!("the observer waited for a CPU for {wait_ms:.1} ms at most\n");
+    }
     if let Some(account) = &figures.account {
         text += &format!("{account}\n");
     }

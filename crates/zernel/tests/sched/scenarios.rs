@@ -435,6 +435,50 @@ pub(super) fn critical_threads_take_turns() {
     assert!(cpus > 0.3, "{cpus:.3} CPUs: {result}");
 }
 
+/// Critical threads that never sleep leave a tenth of the CPUs to all others, and the observer is one of them.
+const BUSY_OBSERVER_SCENARIO: &str = r#"
+about = "A critical thread per CPU that never sleeps, spinners and the observer."
+topology = "2"
+warmup_ms = 2500
+duration_ms = 2500
+observe = true
+training = ["critical"]
+noise = ["noise"]
+
+[[group]]
+name = "critical"
+workers = 2
+work.inference = { gpu = { driver = "/softgpu/libcuda.so.1" }, period_us = 1, copy_kib = 1, launches = 50, launch_us = 20, gpu_us = 1, gpu_wait = "spin" }
+
+[[group]]
+name = "noise"
+workers = 6
+work = "spin_wait"
+
+[[assert]]
+starvation = { at_most_ms = 1000 }
+"#;
+/// The time between two beats of the observer's heart. Without a beat for five times as long it counts as dead.
+const LONGEST_OBSERVER_WAIT_NS: u64 = 200_000_000;
+
+/// The observer runs often enough for its heart to beat in time, and critical threads keep their CPUs.
+pub(super) fn the_observer_does_not_starve() {
+    let scenario = Scenario::parse(BUSY_OBSERVER_SCENARIO, "busy-observer.toml").unwrap();
+    let arguments = ["--privilege", "all", "--guarantee", "0.1"].map(str::to_owned);
+    let result = run_alone(&(scenario, SchedulerChoice::Zernel(arguments.to_vec())));
+    assert_eq!(result.verdict(), Verdict::Pass, "{result}");
+    let figures = result.figures.as_ref().expect("the machine ran");
+    let wait_ns = figures.observer_longest_wait_ns.expect("an observer ran");
+    assert!(
+        wait_ns <= LONGEST_OBSERVER_WAIT_NS,
+        "{wait_ns} ns: {result}"
+    );
+    let output = &figures.scheduler.output;
+    assert!(!output.contains("no observer runs"), "{output}");
+    let cpus = cpus_of(&result, "critical");
+    assert!(cpus > 1.7, "{cpus:.3} CPUs: {result}");
+}
+
 /// Ranks that spin until the GPU is done, and loaders that lack CPUs.
 const SPINNING_RANKS_SCENARIO: &str = r#"
 about = "Two ranks that spin while they wait for the GPU, and eight loaders."

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::now_ns;
 use crate::scenario::cgroup;
 use crate::scenario::figures::SchedulerFigures;
 use crate::scenario::plan::{SCHEDULER_PROGRAM_PATH, SchedulerCommand};
+use crate::scenario::task_sampler::TaskSampler;
 
 const SCHED_EXT_STATE_PATH: &str = "/sys/kernel/sched_ext/state";
 const LOADED_SCHEDULER_PATH: &str = "/sys/kernel/sched_ext/root/ops";
@@ -105,7 +107,9 @@ impl RunningScheduler {
 /// `zernel observe`, running in a cgroup of its own.
 pub(super) struct ObserverProcess {
     child: Child,
+    pid: i32,
     leaf_cgroup: PathBuf,
+    sampler: TaskSampler,
 }
 
 impl ObserverProcess {
@@ -121,7 +125,12 @@ impl ObserverProcess {
         let leaf_cgroup = cgroup::move_to_leaf_cgroup(None, OBSERVER_NAME, &[pid])
             .map_err(|error| error.to_string())?;
         match wait_until_ready(&mut child, || Path::new(HEARTBEAT_PATH).exists()) {
-            true => Ok(Self { child, leaf_cgroup }),
+            true => Ok(Self {
+                child,
+                pid,
+                leaf_cgroup,
+                sampler: TaskSampler::default(),
+            }),
             false => {
                 stop_process(&mut child);
                 Err(format!(
@@ -135,6 +144,15 @@ impl ObserverProcess {
     /// The name of the observer in an account of CPU time, and its cgroup.
     pub(super) fn name_and_cgroup(&self) -> (String, PathBuf) {
         (OBSERVER_NAME.to_owned(), self.leaf_cgroup.clone())
+    }
+
+    pub(super) fn sample_tasks(&mut self) {
+        self.sampler.sample_threads(self.pid, now_ns());
+    }
+
+    /// The longest time for which one of its threads was runnable at every sample and did not run.
+    pub(super) fn longest_wait_ns(&self) -> u64 {
+        self.sampler.longest_wait_ns()
     }
 }
 
