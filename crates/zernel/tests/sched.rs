@@ -87,6 +87,11 @@ fn main() -> ExitCode {
             &[vm::newest_kernel_need()],
             scenarios::spinning_ranks_lend_their_cpus,
         ),
+        trial(
+            "lent_turns_may_be_disturbed",
+            &[vm::newest_kernel_need()],
+            scenarios::lent_turns_may_be_disturbed,
+        ),
     ];
     zernel_testkit::main(others.into_iter().chain(there))
 }

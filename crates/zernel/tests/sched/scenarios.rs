@@ -90,6 +90,16 @@ for plan in /lab/plan-*.json; do
     /bin/busybox find /sys/fs/cgroup -mindepth 1 -depth -type d -exec /bin/busybox rmdir {} \;
 done
 "#;
+/// Runs the only plan, and kills its observer three seconds after the scheduler is loaded.
+const KILL_OBSERVER_SCRIPT: &str = r#"
+/lab/zernel lab guest /lab/plan-0.json &
+until [ "$(/bin/busybox cat /sys/kernel/sched_ext/state)" = enabled ]; do
+    /bin/busybox sleep 0.1
+done
+/bin/busybox sleep 3
+echo 1 >/sys/fs/cgroup/group-observer/cgroup.kill
+wait
+"#;
 const SCENARIO_SEED: u64 = 1;
 /// What the guarantee leaves to the noise of the trainers: half of the share of one cgroup in four, the observer's included,
 /// of four CPUs.
@@ -113,7 +123,7 @@ fn shipped_scenario(name: &str) -> PlannedRun {
 
 /// Boots once and runs all. A run that the emulator disturbed is repeated in a boot of its own.
 fn run_together(runs: &[PlannedRun]) -> Vec<RunResult> {
-    let Some(results) = boot_and_run(runs) else {
+    let Some(results) = boot_and_run(runs, RUN_PLANS_SCRIPT, SCENARIO_SEED) else {
         return runs.iter().map(run_alone).collect();
     };
     let results = runs
@@ -134,13 +144,13 @@ fn run_alone((scenario, scheduler): &PlannedRun) -> RunResult {
 }
 
 /// The judged answers of one boot. `None`: the machine did not complete the script.
-fn boot_and_run(runs: &[PlannedRun]) -> Option<Vec<RunResult>> {
+fn boot_and_run(runs: &[PlannedRun], script: &str, seed: u64) -> Option<Vec<RunResult>> {
     let mut files = Initramfs::new();
     files
         .add_program_at(stripped_copy(ZERNEL_PATH.as_ref()), GUEST_PROGRAM_PATH)
         .unwrap();
     for (index, (scenario, scheduler)) in runs.iter().enumerate() {
-        let plan = GuestPlan::new(scenario, scheduler, SCENARIO_SEED).unwrap();
+        let plan = GuestPlan::new(scenario, scheduler, seed).unwrap();
         let plan = serde_json::to_vec(&plan).unwrap();
         files
             .add_file_with_content(format!("/lab/plan-{index}.json"), plan, 0o644)
@@ -154,9 +164,9 @@ fn boot_and_run(runs: &[PlannedRun]) -> Option<Vec<RunResult>> {
         .command_timeout(Duration::from_secs(900))
         .boot_timeout(Duration::from_secs(900))
         .deterministic(
-            DeterministicSettings::new(SCENARIO_SEED).virtual_time_limit(Duration::from_secs(100)),
+            DeterministicSettings::new(seed).virtual_time_limit(Duration::from_secs(100)),
         )
-        .run("/bin/busybox", ["sh", "-c", RUN_PLANS_SCRIPT])
+        .run("/bin/busybox", ["sh", "-c", script])
         .ok()?;
     let output = String::from_utf8_lossy(&outcome.stdout);
     let warning = first_kernel_warning(&outcome.console_log);
@@ -181,7 +191,7 @@ fn boot_and_run(runs: &[PlannedRun]) -> Option<Vec<RunResult>> {
             RunResult {
                 scenario: scenario.name.clone(),
                 scheduler: scheduler.name(),
-                seed: SCENARIO_SEED,
+                seed,
                 figures,
                 findings,
                 kernel_warning: warning.clone(),
@@ -578,6 +588,54 @@ pub(super) fn spinning_ranks_lend_their_cpus() {
             .output;
         assert!(!output.contains("lent "), "{output}");
     }
+}
+
+/// The same ranks while their turns are disturbed: by real-time tasks, by spinners that can run on one CPU only, and by
+/// the end of the observer.
+const DISTURBED_TURNS_SCENARIO: &str = r#"
+about = "Two ranks that spin while they wait for the GPU, and eight loaders, beside real-time tasks and pinned spinners."
+warmup_ms = 1000
+duration_ms = 4000
+observe = true
+training = ["training"]
+noise = ["pinned"]
+
+[[group]]
+name = "training"
+workers = 2
+work.ml_training = { gpu = { driver = "/softgpu/libcuda.so.1" }, ranks = 2, loaders = 4, forked_loaders = true, decode_us = 8000, gpu_us = 4000, gpu_wait = "spin" }
+
+[[group]]
+name = "pinned"
+workers = 4
+affinity = { per_worker = [[0], [1], [2], [3]] }
+work = "spin_wait"
+
+[[group]]
+name = "realtime"
+workers = 4
+affinity = { per_worker = [[0], [1], [2], [3]] }
+policy = { fifo = { priority = 1 } }
+work.timer_deadline = { period_us = 3700, compute_us = 400 }
+"#;
+
+/// Whatever ends a turn on a lent CPU, the thread that lends it runs again, and no task starves.
+pub(super) fn lent_turns_may_be_disturbed() {
+    let scenario = Scenario::parse(DISTURBED_TURNS_SCENARIO, "disturbed-turns.toml").unwrap();
+    let arguments = ["--privilege", "all", "--lend"].map(str::to_owned).to_vec();
+    let run = [(scenario, SchedulerChoice::Zernel(arguments))];
+    let boot = |seed| {
+        let results = boot_and_run(&run, KILL_OBSERVER_SCRIPT, seed)?;
+        results.into_iter().next()
+    };
+    let result = boot(SCENARIO_SEED).filter(|first| first.verdict() != Verdict::Inconclusive);
+    let result = result.or_else(|| boot(SCENARIO_SEED + 1));
+    let result = result.expect("the machine ran");
+    assert_eq!(result.verdict(), Verdict::Pass, "{result}");
+    assert!(sum_printed_after(&result, "lent ") > 0, "{result}");
+    let figures = result.figures.as_ref().expect("the machine ran");
+    let output = &figures.scheduler.output;
+    assert!(output.contains("no observer runs"), "{output}");
 }
 
 /// The sum of the numbers that the scheduler printed after a label when it ended.
