@@ -247,7 +247,8 @@ static void begin_turn(struct task_struct *p, struct task *task, __u32 number, e
 	look_in(number, is_poll ? POLL_NS : next_look_ns(task));
 }
 
-/* A task stops running. Counts the turn of a borrower, and notes the GPU wait of a training thread. */
+/* A task stops running. Counts the turn of a borrower, and notes the end of a training thread's GPU wait. A wait
+ * that has begun unnoticed is noticed when the thread runs again. */
 static void end_turn(struct task_struct *p, struct task *task, const struct cpu *cpu, __u64 now_ns)
 {
 	__u64 word;
@@ -256,6 +257,8 @@ static void end_turn(struct task_struct *p, struct task *task, const struct cpu 
 		__sync_fetch_and_add(&lent_ns, now_ns - cpu->since_ns);
 		return;
 	}
+	if (!task->gpu_wait_since_ns)
+		return;
 	word = word_of_trainer(p, now_ns);
 	if (word)
 		note_gpu_wait(task, word);
