@@ -58,7 +58,7 @@ struct zernel_entry {
 	__u64 arguments[3];
 	__u32 event; /* enum zernel_event, or ZERNEL_NONE */
 	__u16 mark; /* enum zernel_mark */
-	__u16 is_other; /* the call means nothing */
+	__u16 is_other; /* the call gives no event and no step mark */
 };
 
 static __always_inline struct zernel_open_call *zernel_top_call(struct zernel_thread *thread)

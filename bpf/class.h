@@ -64,7 +64,7 @@ enum zernel_class_flags {
 	ZERNEL_CLASS_IN_SYNC = 1 << 12, /* in a call that waits for the GPU */
 	ZERNEL_CLASS_DRIVES_STEPS = 1 << 13, /* a trainer with a known phase */
 	ZERNEL_CLASS_BLOCKED = 1 << 14, /* it was blocked when it left its CPU */
-	ZERNEL_CLASS_SAMPLED = 1 << 15, /* by the sampled rule: its calls are not probed */
+	ZERNEL_CLASS_SAMPLED = 1 << 15, /* the sampled rule decided the class: the calls of the thread are not probed */
 };
 
 #define ZERNEL_CLASS_HOLDS (~0ULL) /* class_until_ns: no deadline */

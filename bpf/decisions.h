@@ -23,7 +23,7 @@ const volatile __u32 zernel_counts_decisions SEC(".rodata.decisions");
 /* A shorter delay is that of a switch or of an idle CPU, which no scheduler avoids. */
 #define ZERNEL_DELAY_NS 50000ULL
 
-/* Of all threads of a process while they are in one class. */
+/* Counts of one class of a process, summed over its threads while they are in that class. */
 struct zernel_decisions {
 	__u64 process; /* handle; another one: the row belongs to an earlier process */
 	__u64 run_ns; /* on a CPU */
@@ -31,7 +31,7 @@ struct zernel_decisions {
 	__u64 wakeups;
 	__u64 preempts; /* wake-ups that waited for a CPU, and would have preempted */
 	__u64 keeps; /* preemptions of a thread that would have been kept on its CPU */
-	__u64 saved_ns; /* the delays after these two */
+	__u64 saved_ns; /* run delays after these wake-ups and preemptions, which a scheduler would have saved */
 	__u64 lends; /* spinning waits that would have lent their CPU */
 };
 ZERNEL_IN_BTF(struct, zernel_decisions);
@@ -121,7 +121,7 @@ static __noinline int zernel_count_delay(__u32 process, __u64 class_word, __u64 
 	return 0;
 }
 
-/* Lets a thread be counted. A context switch must not allocate storage. */
+/* Creates the storage for counting decisions about a thread: a context switch must not allocate any. */
 static __always_inline void zernel_begin_decisions(struct task_struct *task)
 {
 	if (zernel_counts_decisions)

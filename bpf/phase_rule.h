@@ -46,7 +46,7 @@ static inline int zernel_f32_is_nan(__u32 bits)
 	return (bits & 0x7fffffff) > 0x7f800000;
 }
 
-/* a > b */
+/* Whether a > b, by the bit patterns of two f32 values; false if one is NaN. */
 static inline int zernel_f32_greater(__u32 a, __u32 b)
 {
 	return !zernel_f32_is_nan(a) && !zernel_f32_is_nan(b) &&

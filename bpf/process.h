@@ -48,7 +48,7 @@ struct zernel_process {
 	__u32 device; /* CUDA's number of the first device it opened, or ZERNEL_NO_GPU */
 	__u32 trainer; /* handle of the process it loads data for, or 0 */
 	__u32 handle; /* 0: the index is free */
-	__u32 parent; /* pid of its parent when it was admitted, like the next two */
+	__u32 parent; /* pid of its parent; this and the next two are those at its first event */
 	__u32 uid; /* effective user */
 	__u32 tenant; /* index of the tenant that its entries count for */
 	__u32 announcer; /* the thread that announces its steps, or 0 */

@@ -16,7 +16,7 @@ enum zernel_tenant_limits {
 	ZERNEL_TENANT_PARENTS = 256,
 	ZERNEL_TENANT_DEPTH = 8, /* no cgroup of a pod or job is deeper */
 	ZERNEL_NAMESPACE_DEPTH = 33, /* the kernel allows no deeper user namespace */
-	ZERNEL_UID_RANGES = 5, /* that the kernel stores in a user namespace itself */
+	ZERNEL_UID_RANGES = 5, /* of a user namespace, which the kernel stores in it; more are stored elsewhere */
 	ZERNEL_SUBORDINATE_RANGES = 1 << 12, /* a power of two */
 };
 ZERNEL_IN_BTF(enum, zernel_tenant_limits);

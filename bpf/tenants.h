@@ -79,7 +79,7 @@ struct {
 	__type(value, struct zernel_tenant);
 } tenants SEC(".maps");
 
-/* Userspace deletes those without entries. */
+/* Map from a tenant to its index. Userspace deletes tenants without entries. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, ZERNEL_TENANTS);

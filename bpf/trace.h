@@ -21,7 +21,7 @@ enum zernel_trace_event {
 	ZERNEL_TRACE_CALL = 0xf0, /* the thread enters a probed function without tracker event */
 	ZERNEL_TRACE_EXIT = 0xf1, /* the thread exits or calls exec */
 	ZERNEL_TRACE_LOADS = 0xf2, /* the thread loads data for its own process, from here on */
-	ZERNEL_TRACE_LOADS_END = 0xf3, /* it does so no more */
+	ZERNEL_TRACE_LOADS_END = 0xf3, /* the thread no longer loads data for its own process */
 };
 ZERNEL_IN_BTF(enum, zernel_trace_event);
 

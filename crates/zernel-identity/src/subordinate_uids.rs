@@ -13,9 +13,9 @@ const MAX_FILE_BYTES: u64 = 4 << 20;
 /// A range of uids that a user may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SubordinateRange {
-    /// The first of them.
+    /// First uid of the range.
     pub first: u32,
-    /// The last of them.
+    /// Last uid of the range.
     pub last: u32,
     /// The user. If its name is unknown to `/etc/passwd`, the first uid of the range stands for it.
     pub user: u32,

@@ -202,7 +202,7 @@ const MAX_WINDOW_STEPS: usize = 256;
 struct BoundaryTrack {
     /// The interval since the last boundary, if there was one.
     open: Option<Step>,
-    /// Launches in it, if all of them were counted, always or in a window.
+    /// Launches in the open interval; `None` if some of them were not counted.
     exact_launches: Option<u32>,
     /// Number of boundaries.
     boundaries: u64,

@@ -29,7 +29,7 @@ pub fn judge_again(report: &Value) -> Result<Value, serde_json::Error> {
     serde_json::to_value(verdict::judge_ranks(&times))
 }
 
-/// A report has the launches of the whole process, and those of its training per step.
+/// Sets the launches of the process and of its training from a report, which has a total and a mean per step.
 fn restore_launches(rank: &mut ProcessReport) {
     rank.times.launches = rank.launches as f64;
     if let (Some(training), Some(steps)) = (&mut rank.training, &rank.steps) {

@@ -34,7 +34,7 @@ impl PhaseSeconds {
         phases
     }
 
-    /// Combines two of them number by number with `combine_one`. The phases add up to `wall` again.
+    /// Combines each phase of `self` and `other` with `combine_one`, then makes the phases add up to `wall`.
     pub(crate) fn combine_with(
         &self,
         other: &Self,

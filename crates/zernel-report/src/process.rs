@@ -131,7 +131,7 @@ impl ProcessReport {
         }
     }
 
-    /// Subtracts what was observed before.
+    /// Subtracts the totals of `before`, which were counted before the process was attached to.
     pub(crate) fn subtract_baseline(mut self, before: &Self) -> Self {
         let difference = |now: f64, before: f64| (now - before).max(0.0);
         self.complete = Some(false);

@@ -71,7 +71,7 @@ impl ProcessRecord {
         }
     }
 
-    /// Notes for how long the CPU limit of its cgroup has made threads wait since the cgroup was created.
+    /// Sets for how many seconds the CPU limit of the cgroup has throttled threads since the cgroup was created.
     pub fn set_throttled_seconds(&mut self, seconds: f64) {
         let (_, begin) = self.throttled_seconds.unwrap_or((seconds, seconds));
         self.throttled_seconds = Some((seconds, begin));

@@ -206,7 +206,7 @@ pub(crate) struct RankTimes {
 }
 
 impl RankTimes {
-    /// Its time without compilations, of which shares are.
+    /// Wall time of the rank without compilations. All shares are shares of this time.
     pub(crate) fn counted_wall(&self) -> f64 {
         self.wall - self.compile
     }

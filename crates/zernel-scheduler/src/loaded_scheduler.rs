@@ -58,7 +58,7 @@ impl<'a> LoadedScheduler<'a> {
         self.loaded_since_ns
     }
 
-    /// The slice that it works with.
+    /// The slice of the loaded scheduler.
     #[must_use]
     pub fn slice(&self) -> Duration {
         Duration::from_nanos(self.bss().settings.slice_ns)
@@ -82,7 +82,7 @@ impl<'a> LoadedScheduler<'a> {
         is_observer_alive(&self.skel.maps.zernel_heartbeats)
     }
 
-    /// How often it decided what.
+    /// How often the scheduler made each kind of decision.
     #[must_use]
     pub fn counters(&self) -> SchedCounters {
         macro_rules! convert {

@@ -47,7 +47,7 @@ const LIMIT_CALLBACK: &str = "cgroup_set_bandwidth";
 /// The tasks with critical threads that go first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Privilege {
-    /// Nobody's.
+    /// No tasks.
     Nobody,
     /// All tasks.
     All,
@@ -72,7 +72,7 @@ impl Privilege {
     }
 }
 
-/// Numbers that the scheduler works with.
+/// Settings of the scheduler: slice, privilege, guarantee, lending, watchdog and NUMA nodes of GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchedSettings {
     /// Time that a task runs before others get their turn. Slices end at the kernel's ticks.

@@ -72,7 +72,7 @@ impl TaskStatePins {
     }
 }
 
-/// Pins a map unless it is pinned there. Returns whether it was not.
+/// Pins a map at `path` unless a map is pinned there. Returns whether it pinned the map.
 ///
 /// # Errors
 /// Among others: an observer has pinned another map since the scheduler was loaded.

@@ -17,7 +17,7 @@ use crate::source_queries::TextQuery;
 /// The most texts of one kind that may exist for one owner.
 pub(crate) const MAX_TEXTS_OF_OWNER: u32 = 8;
 
-/// Counts the texts that exist.
+/// Counts, by kind and owner, the answers that are being built or that clients have not read yet.
 #[derive(Clone, Default)]
 pub(crate) struct LiveTexts(Arc<Mutex<HashMap<(TextQuery, ConnectionOwner), u32>>>);
 

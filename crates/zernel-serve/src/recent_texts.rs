@@ -15,7 +15,7 @@ const MAX_REUSED_TEXT_AGE: Duration = Duration::from_millis(100);
 /// The most texts that are kept for reuse.
 const MAX_KEPT_TEXTS: usize = 32;
 
-/// The texts of the newest version of the source.
+/// Answers to recent queries, from the newest version of the source.
 #[derive(Default)]
 pub(crate) struct RecentTexts(Mutex<HashMap<(TextQuery, Scope), RecentText>>);
 

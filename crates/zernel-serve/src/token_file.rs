@@ -133,7 +133,7 @@ fn parent_folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Checks a directory without links in its path, and every directory above it.
+/// Checks that no other user can replace files in `folder` or above it. The path must contain no symbolic link.
 fn check_folders(file: &Path, folder: &Path) -> Result<(), SecretError> {
     for folder in folder.ancestors() {
         let metadata = fs::symlink_metadata(folder).map_err(|source| SecretError::Unreadable {

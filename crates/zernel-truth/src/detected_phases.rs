@@ -269,7 +269,7 @@ struct Corrections {
 }
 
 impl Corrections {
-    /// The phase that the thread turns out to have been in, and since when.
+    /// The start of the time that this event corrects, and the phase that the thread was in since then.
     fn correction(&self, event: Option<ThreadEvent>) -> Option<(u64, WorkloadPhase)> {
         let has = |flag: u16| self.flags & flag != 0;
         match event? {

@@ -166,7 +166,7 @@ pub trait TimeCategory: Copy + Ord + 'static {
     fn name(self) -> &'static str;
 }
 
-/// A phase that can be sorted.
+/// A [`WorkloadPhase`] as a [`TimeCategory`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)] // the names are those of the phases
 pub enum PhaseCategory {

@@ -17,7 +17,7 @@ pub struct ReportedVerdict {
     pub evidence: String,
     /// Whether the reported verdict is right; `None` if the right one is not known.
     pub is_right: Option<bool>,
-    /// Whether the job would need negative time after the most that the report promises.
+    /// Whether the gain that the report promises at most is longer than the wall time of the run.
     pub overstates: bool,
 }
 

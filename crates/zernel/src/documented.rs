@@ -42,7 +42,7 @@ const ONLY_PARSED_SUBCOMMANDS: &[&str] = &[
     "sched explain",
 ];
 
-/// What placeholders stand for where the parser wants a number, a time or a name that exists.
+/// Placeholders in documented commands, each with a value that the parser accepts.
 const PLACEHOLDER_VALUES: &[(&str, &str)] = &[
     ("PID", "4711"),
     ("N", "1"),

@@ -48,7 +48,7 @@ pub(super) struct LibraryAttachments {
     exited_identities: BTreeMap<ProcessKey, Identity>,
     /// Processes that mapped the CUDA driver when observing began.
     found_running: BTreeSet<ProcessKey>,
-    /// Reads them.
+    /// Reads identities of processes.
     identity_reader: IdentityReader,
     /// Files that the next scan tries again.
     retries: BTreeSet<FileRetry>,

@@ -25,7 +25,7 @@ use crate::overlay_layers;
 use crate::probe_link::ProbeLink;
 use crate::quarantine::FileInHand;
 
-/// How long a file system may take to deliver what is read of a library: a slow one, not a dead one.
+/// How long a file system may take to deliver what is read of a library. A slow file system needs less.
 const MAX_READ_TIME: Duration = Duration::from_secs(10);
 
 /// Why no probe can be attached to a file.

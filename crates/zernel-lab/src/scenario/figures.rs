@@ -105,7 +105,7 @@ impl From<CpuTimeAccount> for CpuTimeFigures {
     }
 }
 
-/// What became of the scheduler in a run.
+/// Whether the scheduler under test was loaded in a run, and what its program printed.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SchedulerFigures {
     /// Whether the run was to use a sched_ext scheduler.

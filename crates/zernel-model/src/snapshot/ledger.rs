@@ -170,7 +170,7 @@ impl RefusedFiles {
         self.newest.iter().position(|file| file.tenant == largest)
     }
 
-    /// The newest entries, oldest first.
+    /// The refused files that are kept, from the oldest to the newest.
     pub fn newest_first(&self) -> impl Iterator<Item = &RefusedFile> {
         self.newest.iter()
     }

@@ -5,11 +5,11 @@ use super::{MAX_RUN, Mark, Step};
 /// The backward passes of a process before its first update of the model.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct BeforeUpdate {
-    /// Start of the first one.
+    /// Start of the first backward pass.
     begin_ns: Option<u64>,
-    /// Their number.
+    /// Number of these backward passes.
     passes: u32,
-    /// The first update.
+    /// Time of the first update.
     end_ns: Option<u64>,
 }
 

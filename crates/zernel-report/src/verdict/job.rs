@@ -3,7 +3,7 @@
 use super::slowest::{SlowestRank, find_slowest_rank};
 use crate::times::{RankTimeParts, RankTimes, TimePart};
 
-/// Share of the time that a wait must take to bound a job that nothing else can speed up.
+/// Share of the time that ranks must wait for saturated loaders or for a straggler, so that this wait bounds the job.
 pub(super) const BOUNDING_WAIT_SHARE: f64 = 0.15;
 
 /// The job that the rules judge.
@@ -13,7 +13,7 @@ pub(super) struct JobTimes<'a> {
     pub(super) slowest: Option<SlowestRank>,
     /// The parts of each rank's time.
     pub(super) parts: Vec<RankTimeParts>,
-    /// The same, but waits for the slowest rank count as the part that makes it slow.
+    /// Like `parts`, but the time that peers wait for the slowest rank is moved to the part that makes that rank slow.
     pub(super) parts_with_explained_waits: Vec<RankTimeParts>,
 }
 

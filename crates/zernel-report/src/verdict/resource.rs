@@ -24,7 +24,7 @@ pub(super) struct Resource {
     pub(super) parts: &'static [(TimePart, &'static str)],
     /// What makes a part of these ranks' time shorter.
     pub(super) remedy: fn(TimePart, &[RankTimeParts]) -> &'static str,
-    /// The most that a rank can save of its time, if something else than that time limits it.
+    /// Upper limit of the seconds that a rank can save, besides the time that the resource takes; infinite for no limit.
     pub(super) most: fn(&RankTimeParts) -> f64,
     /// Things to try, from the parts of the ranks.
     pub(super) next_steps: fn(&ResourceTime, &[RankTimeParts]) -> Vec<NextStep>,
@@ -56,7 +56,7 @@ impl Resource {
         parts.map(|(part, _)| sum_of_part(ranks, *part)).sum()
     }
 
-    /// The verdict that it bounds the job.
+    /// The verdict that this resource bounds the job, with the possible gain and the next steps.
     pub(super) fn bounding_verdict(&self, job: &JobTimes) -> Verdict {
         let ranks = &job.parts_with_explained_waits;
         let of_rank = |rank: &RankTimeParts| {

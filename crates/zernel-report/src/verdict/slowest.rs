@@ -19,7 +19,7 @@ pub(crate) struct SlowestRank {
     pub(crate) reason: Option<TimePart>,
     /// Seconds that the slowest rank spent more in `reason` than its peers on average; 0 if there is no such part.
     pub(crate) more_seconds: f64,
-    /// Whether most of them were spent on compiling, which is no part.
+    /// Whether the slowest rank compiled for most of these seconds. Compiling is no [`TimePart`].
     #[serde(skip)]
     pub(crate) compiled_more: bool,
 }

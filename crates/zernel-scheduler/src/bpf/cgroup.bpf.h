@@ -78,7 +78,7 @@ static __u32 find_node(__u64 cgroup_id)
 	return index ? *index : ROOT;
 }
 
-/* Changes what a cgroup counts at its parent, and returns the difference. */
+/* Updates the weight that a cgroup adds to its parent's sum, and returns the change. */
 static __s64 recount(struct node *node, __s64 added)
 {
 	__s64 counted, difference;

@@ -54,7 +54,7 @@ static void promise_time(__u64 now_ns)
 	promised_ns = wanted_ns < largest_ns ? wanted_ns : largest_ns;
 }
 
-/* Nobody has lost anything: there is no ordinary task, or a CPU is idle. */
+/* Sets the promised CPU time to 0: there is no ordinary task, or a CPU is idle. */
 static void promise_no_time(__u64 now_ns)
 {
 	if (!settings.may_privilege)
@@ -63,7 +63,7 @@ static void promise_no_time(__u64 now_ns)
 	promised_ns = 0;
 }
 
-/* Nobody loses anything while no ordinary task waits. */
+/* Updates whether an ordinary task waits. While none waits, no ordinary task loses CPU time. */
 static void note_waiting(__u64 now_ns)
 {
 	bool waits = ordinary_waits();

@@ -88,7 +88,7 @@ struct class_counters {
 	__u64 runs; /* times that a thread was chosen to run */
 	__u64 run_ns;
 	__u64 wakeups; /* wake-ups after which it has run; forks too */
-	__u64 wait_ns; /* time between these and running */
+	__u64 wait_ns; /* sum of the times from a wake-up to running */
 	__u64 wait_buckets[WAIT_BUCKETS];
 };
 

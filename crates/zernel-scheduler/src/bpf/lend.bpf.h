@@ -97,7 +97,7 @@ static void note_gpu_wait(struct task *task, __u64 word)
 static __u64 turn_ns(const struct task *task)
 {
 	__u64 lent_ns = expected_ns(&task->gpu_waits) * LENT_PERCENT / 100;
-	/* By the observer's clock. That of the scheduler is another one. */
+	/* By CLOCK_MONOTONIC, the clock of the observer, not by the clock of the scheduler. */
 	__s64 left_ns = task->gpu_wait_since_ns + lent_ns - bpf_ktime_get_ns();
 
 	/* A turn is longer than the poll after it. */

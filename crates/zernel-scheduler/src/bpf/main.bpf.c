@@ -161,7 +161,7 @@ void CALLBACK(zernel_enqueue, struct task_struct *p, __u64 enq_flags)
 	scx_bpf_kick_cpu(refuge, is_idle ? SCX_KICK_IDLE : SCX_KICK_PREEMPT);
 }
 
-/* The task that runs on a CPU, if it may go on: charged up to now. */
+/* Charges the running task up to now. Returns it, or NULL if it may not go on. */
 static struct task *continuing(struct task_struct *prev, __s32 cpu, __u64 now_ns)
 {
 	struct task *task;
@@ -328,7 +328,7 @@ void CALLBACK(zernel_stopping, struct task_struct *p, bool runnable)
 	}
 	cpu->weight = 0;
 	cpu->runs_pinned = false;
-	/* Else dispatch has noted what runs next. */
+	/* If the task stays runnable, zernel_dispatch has already set the rank of the next task. */
 	if (!runnable)
 		set_running_rank(cpu, ORDINARY, false, scx_bpf_now());
 }
@@ -426,7 +426,7 @@ void CALLBACK(zernel_enable, struct task_struct *p)
 	if (!task)
 		return;
 	task->clock = SHARED_CLOCK;
-	/* In another scheduling class it did not wait here. */
+	/* Time in another scheduling class does not count as waiting. */
 	task->runnable_ns = 0;
 	task->woken_ns = 0;
 }

@@ -6,7 +6,7 @@
 #include "queue.bpf.h"
 
 /* A running task must be ahead of the waking one by this much virtual time to be preempted: a
- * switch for less costs more than it brings. */
+ * context switch for a smaller lead costs more than it gains. */
 #define PREEMPT_LEAD 500000ULL
 
 /* How far a CPU's running task is ahead of this one; negative if it is behind, 0 if it cannot be

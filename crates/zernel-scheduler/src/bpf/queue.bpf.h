@@ -68,7 +68,7 @@ static void change_clock(struct task_struct *p, struct task *task, __u32 clock)
 	set_vtime(p, clock_of(task)->now - lag);
 }
 
-/* The first pinned task after a while starts where the shared clock is. */
+/* Before the first pinned task becomes runnable on a CPU, sets its clock equal to the shared clock. */
 static void begin_pinned(__u32 number)
 {
 	struct cpu *cpu = cpu_at(number);
@@ -189,7 +189,7 @@ __attribute__((noinline)) bool find_first(__u64 queue, __u32 cpu, struct first_t
 	return found;
 }
 
-/* What a CPU should run next. */
+/* The queue from which a CPU should take its next task. */
 struct choice {
 	bool found;
 	bool changes_cache; /* the queue is that of another last-level cache */

@@ -63,7 +63,7 @@ struct task {
 	__u32 donor; /* the thread that it inherits from */
 	__u32 handoff; /* number of the hand-off in its process */
 	__u64 heir_until_ns; /* 0: it does not inherit */
-	/* About its process; only in that of its main thread. */
+	/* State of the whole process. Only the struct of its main thread uses these fields. */
 	__u32 handoffs;
 	__u32 trainer; /* the training thread that was last seen */
 	__s32 waiting_threads; /* its critical threads that wait for another thread */

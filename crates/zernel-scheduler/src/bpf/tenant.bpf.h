@@ -63,7 +63,7 @@ static __u64 promised_per_ms(__s64 weight)
 	return 1000000ULL * settings.cpus * settings.guarantee_percent / (weight > 0 ? weight : 1);
 }
 
-/* Notes that a task took time beyond its share while others waited. */
+/* Adds time that a task took beyond its share, while others waited, to its tenant's debt. */
 static void owe(__u32 index, __u64 ns)
 {
 	struct node *tenant = tenant_of(index);

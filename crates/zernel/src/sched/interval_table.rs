@@ -23,7 +23,7 @@ pub(super) struct IntervalTable {
 }
 
 impl IntervalTable {
-    /// Whether the last line, or the begin of the first interval, is of these statistics.
+    /// Whether these statistics already ended the last line or began the first interval.
     pub(super) fn has_added(&self, statistics: &SchedulerStatistics) -> bool {
         let last = self.last_statistics.as_ref();
         last.is_some_and(|last| last.taken_ns == statistics.taken_ns)

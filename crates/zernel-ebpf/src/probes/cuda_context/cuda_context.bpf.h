@@ -18,7 +18,7 @@
 enum cuda_context_role {
 	CONTEXT_INIT,
 	CONTEXT_OPEN, /* arguments: where the context is stored, the device */
-	CONTEXT_CREATE, /* the same; the context becomes current */
+	CONTEXT_CREATE, /* arguments: those of CONTEXT_OPEN; the context becomes current */
 	CONTEXT_SET, /* argument: the context that replaces the current one; 0 pops the current one */
 	CONTEXT_PUSH, /* argument: the context that becomes current until it is popped */
 	CONTEXT_POP,

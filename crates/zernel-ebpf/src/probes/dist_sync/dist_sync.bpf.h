@@ -90,7 +90,7 @@ static __always_inline bool peer_block(struct zernel_thread *thread)
 
 	if (!wait->armed_ns)
 		return false;
-	/* A wait for Python's lock is part of neither. */
+	/* A wait for Python's lock neither belongs to a collective nor ends it. */
 	if (thread->sched.lock == SCHED_PYTHON_LOCK)
 		return false;
 	if ((__s64)wait->cpu_ns > (__s64)WAIT_MERGE_GAP_NS ||
